@@ -1,6 +1,7 @@
 """hooked_lm: transformer language models in which every intermediate value has a name.
 
-`HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both. `run_with_cache` reads what
+`HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both; `HookedVisionEncoder` reads images,
+`HookedVisionLanguage` images and text. `run_with_cache` reads what
 happened inside, `run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used,
 so that importing the package costs little more than importing torch.
 """
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
     from hooked_lm.models.config.flat import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
     from hooked_lm.models.config.flat import HookedTransformerConfig as HookedTransformerConfig
+    from hooked_lm.models.config.flat import HookedVisionConfig as HookedVisionConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
+    from hooked_lm.models.vision_inputs import VisionInputs as VisionInputs
     from hooked_lm.pretrained import HookedEncoder as HookedEncoder
     from hooked_lm.pretrained import HookedEncoderDecoder as HookedEncoderDecoder
     from hooked_lm.pretrained import HookedTransformer as HookedTransformer
+    from hooked_lm.pretrained import HookedVisionEncoder as HookedVisionEncoder
+    from hooked_lm.pretrained import HookedVisionLanguage as HookedVisionLanguage
+    from hooked_lm.pretrained import HookedVLM as HookedVLM
 
 _HOMES = {
     "ActivationCache": "hooked_lm.models.caches.activation_cache",
@@ -35,6 +41,11 @@ _HOMES = {
     "HookedRootModule": "hooked_lm.hooks",
     "HookedTransformer": "hooked_lm.pretrained",
     "HookedTransformerConfig": "hooked_lm.models.config.flat",
+    "HookedVLM": "hooked_lm.pretrained",
+    "HookedVisionConfig": "hooked_lm.models.config.flat",
+    "HookedVisionEncoder": "hooked_lm.pretrained",
+    "HookedVisionLanguage": "hooked_lm.pretrained",
+    "VisionInputs": "hooked_lm.models.vision_inputs",
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")

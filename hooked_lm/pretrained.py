@@ -16,16 +16,27 @@ from hooked_lm import hub
 from hooked_lm.hub import datasets
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+    VisionLanguageConfig,
+)
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision_encoder import VisionEncoder
+from hooked_lm.models.vision_language import VisionLanguage
 from hooked_lm.models.weights.fold import process_weights
 
 __all__ = [
     "HookedEncoder",
     "HookedEncoderDecoder",
     "HookedTransformer",
+    "HookedVLM",
+    "HookedVisionEncoder",
+    "HookedVisionLanguage",
     "from_pretrained",
     "from_pretrained_no_processing",
 ]
@@ -145,11 +156,41 @@ class HookedEncoderDecoder(PretrainedModel, EncoderDecoder):
     """
 
 
+class HookedVisionEncoder(PretrainedModel, VisionEncoder):
+    """A vision tower (ViT, the tower of CLIP, and similar) in which every intermediate value has a name.
+
+    `HookedVisionEncoder.from_pretrained(name)` loads a checkpoint with its heads; `HookedVisionEncoder(cfg)` builds a new ViT
+    from a `HookedVisionConfig` (or a dict of its flat names). `batch` are images; `pos` are class tokens, then patches row by
+    row. Heads that the model lacks are None: `pooler`, `projection`, `classifier`.
+
+    >>> import torch
+    >>> from hooked_lm import HookedVisionEncoder
+    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu", n_classes=3)
+    >>> model = HookedVisionEncoder(cfg)
+    >>> logits, cache = model.run_with_cache(torch.zeros(1, 3, 8, 8))
+    >>> logits.shape, cache["pattern", 1].shape
+    (torch.Size([1, 3]), torch.Size([1, 2, 5, 5]))
+    """
+
+
+class HookedVisionLanguage(HookedTransformer, VisionLanguage):
+    """A vision-language model in which every intermediate value has a name: a HookedTransformer that reads images too.
+
+    `HookedVisionLanguage.from_pretrained(name)` loads a checkpoint. Sites of the decoder have their usual names; those of the
+    tower begin with "vision.".
+    """
+
+
+HookedVLM = HookedVisionLanguage
+
 CLASSES: dict[type, Any] = {
     DecoderConfig: HookedTransformer,
     EncoderConfig: HookedEncoder,
     EncoderDecoderConfig: HookedEncoderDecoder,
+    VisionConfig: HookedVisionEncoder,
+    VisionLanguageConfig: HookedVisionLanguage,
 }
+READ_IMAGES = (HookedVisionLanguage, HookedVisionEncoder)
 
 
 def class_of(tree: Tree, cls: type | None = None, model_name: str | os.PathLike[str] = "this checkpoint") -> Any:
@@ -238,6 +279,7 @@ def from_pretrained(
         default_prepend_bos=default_prepend_bos,
         default_padding_side=default_padding_side,
         mmap=mmap,
+        reads_images=next((known.__name__ for known in READ_IMAGES if cls and issubclass(cls, known)), None),
     )
     model = hub.load(model_name, options, lambda tree: class_of(tree, cls, model_name))
     if isinstance(model, Decoder):

@@ -16,45 +16,57 @@ from pathlib import Path
 from types import ModuleType
 
 # folder -> model class in `hooked_lm.pretrained`
-CLASSES = {
+OF_TEXT = {
     "decoders": "HookedTransformer",
     "encoders": "HookedEncoder",
     "encoder_decoders": "HookedEncoderDecoder",
 }
+VISION_ENCODERS, VISION_LANGUAGES = (
+    {"vision_encoders": "HookedVisionEncoder"},
+    {"vision_languages": "HookedVisionLanguage"},
+)
+CLASSES = OF_TEXT | VISION_ENCODERS | VISION_LANGUAGES
 
 
-def supported() -> list[str]:
-    """The model types that can be loaded."""
-    return list(_folders())
+def supported(*classes: str) -> list[str]:
+    """The model types that can be loaded as one of these classes; by default those of text alone.
+
+    >>> "llama" in supported(), "vit" in supported(), "vit" in supported("HookedVisionEncoder")
+    (True, False, True)
+    """
+    return list(_folders(classes or tuple(OF_TEXT.values())))
 
 
 def model_class(model_type: str) -> str:
-    """The name of the model class of a family, without importing torch or the family.
+    """The name of the model class of a family of text, without importing torch or the family.
 
     >>> model_class("gpt2")
     'HookedTransformer'
     """
-    return CLASSES[_folders()[model_type]]
+    return CLASSES[_folders(tuple(OF_TEXT.values()))[model_type]]
 
 
-def family(model_type: str) -> ModuleType:
-    """The module of a model type. Raises ValueError, listing the supported types, for an unknown one.
+def family(model_type: str, *classes: str) -> ModuleType:
+    """The module of a model type that can be loaded as one of these classes, by default one of text alone.
+
+    Raises ValueError, listing the supported types, for an unknown one.
 
     >>> family("gpt2").PREFIX
     'transformer.'
     """
-    folder = _folders().get(model_type)
+    folder = _folders(classes or tuple(OF_TEXT.values())).get(model_type)
     if folder is None:
+        as_class = f" as a {' or '.join(classes)}" if classes else ""
         raise ValueError(
-            f"model_type {model_type!r} is not supported; supported are {', '.join(supported())}. To hook a model "
-            "by the names of its modules, without conversion, use hooked_lm.hooks.wrap(model)"
+            f"model_type {model_type!r} is not supported{as_class}; supported are {', '.join(supported(*classes))}. To hook a "
+            "model by the names of its modules, without conversion, use hooked_lm.hooks.wrap(model)"
         )
     return import_module(f"{__name__}.{folder}.{model_type}")
 
 
 @cache
-def _folders() -> dict[str, str]:
-    """Model type -> its folder."""
-    here = Path(__path__[0])
-    found = {module.name: folder for folder in CLASSES for module in pkgutil.iter_modules([str(here / folder)])}
+def _folders(classes: tuple[str, ...]) -> dict[str, str]:
+    """Model type -> its folder, of the families of these classes."""
+    here, folders = Path(__path__[0]), [folder for folder, name in CLASSES.items() if name in classes]
+    found = {module.name: folder for folder in folders for module in pkgutil.iter_modules([str(here / folder)])}
     return dict(sorted(found.items()))

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import uuid4
 
 import torch
 
-from hooked_lm.families import family
+from hooked_lm.families import VISION_ENCODERS, VISION_LANGUAGES, family
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
@@ -21,6 +22,8 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision_encoder import VisionEncoder
+from hooked_lm.models.vision_language import VisionLanguage
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned
@@ -125,27 +128,46 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
-    config.dtype, module, tree = model.cfg.dtype, family(config.model_type), model.cfg.tree
+    config.dtype, module, tree = model.cfg.dtype, _family(model, config), model.cfg.tree
     assert tree is not None
-    if isinstance(model, Decoder):
+    if isinstance(model, VisionLanguage):
+        _check_layers(model, config)
+    elif isinstance(model, Decoder):
         tree = _current_tree(model, config)
     elif isinstance(model, EncoderDecoder):  # the class with an unembedding, whichever the checkpoint named
         config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
     parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.target in parameters]
-    if isinstance(model, Encoder) and _is_bare(model, config):
+    if isinstance(model, (Encoder, VisionEncoder)) and _is_bare(model, config):
         rows = unprefixed(rows, module.PREFIX)
     return config, plan_export(model, rows)
 
 
-def _is_bare(model: Encoder, config: Any) -> bool:
+def _family(model: Model, config: Any) -> ModuleType:
+    """The family that the model was loaded by."""
+    if isinstance(model, VisionLanguage):
+        return family(config.model_type, *VISION_LANGUAGES.values())
+    if isinstance(model, VisionEncoder):
+        return family(config.model_type, *VISION_ENCODERS.values())
+    return family(config.model_type)
+
+
+def _check_layers(model: VisionLanguage, config: Any) -> None:
+    """Raises ValueError for a vision-language model without its last layers."""
+    if (n_layers := config.get_text_config().num_hidden_layers) != len(model.blocks):
+        raise ValueError(
+            f"this model has {len(model.blocks)} of the {n_layers} layers of its checkpoint: it cannot be written back"
+        )
+
+
+def _is_bare(model: Encoder | VisionEncoder, config: Any) -> bool:
     """Whether the encoder's transformers class has no heads; its tensor names then have no prefix.
 
     Adds a class that fits the heads to a config that names none.
     """
     from transformers import AutoModel, AutoModelForMaskedLM
 
-    auto = AutoModel if model.unembed is None else AutoModelForMaskedLM
+    auto = AutoModel if isinstance(model, VisionEncoder) or model.unembed is None else AutoModelForMaskedLM
     config.architectures = config.architectures or [auto._model_mapping[type(config)].__name__]
     return bool(config.architectures[0] == AutoModel._model_mapping[type(config)].__name__)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.families import family, supported
+from hooked_lm.families import VISION_ENCODERS, family, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
@@ -113,7 +113,7 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
     """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    config, module, whole = _parts(_hf_config(folder, options.overrides))
+    config, module, whole = _parts(_hf_config(folder, options.overrides), options)
     if whole is not None and options.overrides:
         raise ValueError(
             f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
@@ -141,7 +141,7 @@ def from_model(source: Source, options: Options) -> HFCheckpoint:
         raise ValueError(f"{', '.join(options.overrides)} cannot be given with hf_model: it has a config already")
     hf_model = _merged(options.hf_model)
     generation = getattr(hf_model, "generation_config", None)
-    config, module, whole = _parts(hf_model.config)
+    config, module, whole = _parts(hf_model.config, options)
     return HFCheckpoint(
         config,
         module,
@@ -195,10 +195,16 @@ def _read_json(file: Path) -> dict[str, Any]:
     return config
 
 
-def _parts(config: Any) -> tuple[Any, ModuleType, Any]:
+def _parts(config: Any, options: Options) -> tuple[Any, ModuleType, Any]:
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
-    if config.model_type not in supported() and (text := composite.text_config(config)) is not None:
+    if options.reads_images is not None:
+        return config, family(config.model_type, options.reads_images), None
+    if config.model_type in supported():
+        return config, family(config.model_type), None
+    if (text := composite.text_config(config)) is not None:
         return text, composite.text_family(config, text), config
+    if config.model_type in supported(*VISION_ENCODERS.values()):
+        return config, family(config.model_type, *VISION_ENCODERS.values()), None
     return config, family(config.model_type), None
 
 
@@ -245,7 +251,7 @@ def read_config(
     Raises ValueError for fields that differ from their default and that the family does not read.
     """
     values, names = config.to_dict() | {"architectures": list(architectures)}, set(tensors)
-    defaults, name = type(config)().to_dict(), f"this {config.model_type} config"
+    defaults, name = _defaults(config), f"this {config.model_type} config"
     check_values(values, name)
     check_kinds(values, defaults, name)
     hf = HFConfig(values, defaults, {name.removeprefix(module.PREFIX) for name in names})
@@ -256,3 +262,11 @@ def read_config(
             + ", ".join(f"{field}={value!r}" for field, value in unread.items())
         )
     return tree
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """The default of each field; in a config of a part, those of the kind that the part has."""
+    from transformers import PreTrainedConfig
+
+    parts = {name: _defaults(part) for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
+    return type(config)().to_dict() | parts

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
-from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
 
-Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
 
@@ -20,7 +20,8 @@ DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 class Options:
     """The arguments of `from_pretrained` that control the loading of a checkpoint.
 
-    `hf_kwargs` are download options and config fields to override. Raises ValueError for `trust_remote_code`.
+    `hf_kwargs` are download options and config fields to override. `reads_images` is the model class to load a checkpoint as, if
+    that class reads images; None: of a composite, only the language model is loaded. Raises ValueError for `trust_remote_code`.
     """
 
     hf_model: Any = None
@@ -37,6 +38,7 @@ class Options:
     default_prepend_bos: bool | None = None
     default_padding_side: str | None = None
     mmap: bool = True
+    reads_images: str | None = None
 
     def __post_init__(self) -> None:
         if self.hf_kwargs.get("trust_remote_code"):
@@ -99,8 +101,8 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             raise ValueError(f"first_n_layers={first_n_layers}: the checkpoint has {len(tree.blocks)} layers")
         tree = replace(tree, blocks=tree.blocks[:first_n_layers])
     if n_ctx is not None:
-        if isinstance(tree, EncoderDecoderConfig):
-            raise ValueError("n_ctx is for decoders and encoders, not for encoder-decoders")
+        if isinstance(tree, (EncoderDecoderConfig, VisionConfig)):
+            raise ValueError("n_ctx is for decoders and encoders of text, not for encoder-decoders and vision encoders")
         positions = tree.embed.pos_embed or tree.rotary if isinstance(tree, EncoderConfig) else tree.pos_embed
         learned = positions.n_ctx if isinstance(positions, (PosEmbed.Config, RotaryTable.Config)) else None
         if n_ctx < 1 or (learned is not None and n_ctx > learned):

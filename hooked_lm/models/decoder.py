@@ -16,8 +16,9 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
+from hooked_lm.models.vision_inputs import VisionInputs
 
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
 
 
 class Output(NamedTuple):
@@ -42,6 +43,7 @@ class Decoder(DecoderMethods):
     config_class = HookedTransformerConfig
     stack = Stack()
     stacks = (stack,)
+    context_class = Context  # of its runs
 
     def __init__(
         self,
@@ -53,16 +55,19 @@ class Decoder(DecoderMethods):
         super().__init__()
         self._set_config(HookedTransformerConfig.unwrap(cfg), tokenizer, default_padding_side)
         with self._initial_device(move_to_device):
-            tree = self.tree
-            self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
-            self.embed = tree.embed.build()
-            self.hook_embed = HookPoint("batch", "pos", "d_model")
-            self.stack.build_positions(self, tree.pos_embed)
-            if tree.per_layer is not None:
-                self.per_layer = tree.per_layer.build()
-            self.stack.build_blocks(self, tree.blocks, tree.ln_final)
-            self.unembed = tree.unembed.build(self.embed)
+            self.make_embedding(self.tree)
+            self.stack.build_positions(self, self.tree.pos_embed)
+            if self.tree.per_layer is not None:
+                self.per_layer = self.tree.per_layer.build()
+            self.stack.build_blocks(self, self.tree.blocks, self.tree.ln_final)
+            self.unembed = self.tree.unembed.build(self.embed)
         self._finish()
+
+    def make_embedding(self, tree: DecoderConfig) -> None:
+        """Adds the token embedding and its sites."""
+        self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
+        self.embed = tree.embed.build()
+        self.hook_embed = HookPoint("batch", "pos", "d_model")
 
     @property
     def tree(self) -> DecoderConfig:
@@ -175,7 +180,7 @@ class Decoder(DecoderMethods):
         if new.numel() == 0 or n_past + new.shape[1] > self.cfg.n_ctx:
             checks.check_length(new, n_past, self.cfg.n_ctx)
         follow_flags(self)
-        return Context(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
+        return self.context_class(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
 
     def _with_positions(self, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:
         """The stream; what a shortformer adds to queries and keys goes into the context instead."""

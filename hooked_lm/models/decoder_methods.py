@@ -42,7 +42,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
     def run_with_cache(  # type: ignore[override]
         self,
-        input: Any,
+        input: Any = None,
         return_type: str | None = "logits",
         *model_args: Any,
         names_filter: NamesFilter = None,

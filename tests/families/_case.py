@@ -99,7 +99,8 @@ def built(case: Case) -> Any:
         return composite(case.composite, {**fields, "model_type": case.family}, case.attention)
     config = transformers.CONFIG_MAPPING[case.family](**fields)
     config._attn_implementation, config._experts_implementation = case.attention, "eager"
-    return getattr(transformers, case.auto).from_config(config)
+    model_class = getattr(transformers, case.auto)
+    return model_class.from_config(config) if case.auto.startswith("Auto") else model_class(config)
 
 
 def drawn(model: Any, case: Case) -> nn.Module:

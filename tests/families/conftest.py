@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hooked_lm.families import family
+from hooked_lm.families import CLASSES, family
 from hooked_lm.hub.hf_checkpoint import in_present_names
 from tests.families import Case, reference
 
@@ -35,4 +35,4 @@ def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
     """The tensors of the checkpoint by the names that are written today."""
     tensors = load_file(checkpoint / "model.safetensors")
-    return dict(in_present_names(tensors, getattr(family(case.family), "RENAMED", {})))
+    return dict(in_present_names(tensors, getattr(family(case.family, *CLASSES.values()), "RENAMED", {})))

@@ -24,6 +24,7 @@ from hooked_lm.components.verification import (
     rwkv,
     ssm,
     streams,
+    vision,
 )
 from hooked_lm.components.verification.registry import (
     identities,
@@ -60,5 +61,6 @@ __all__ = [
     "rwkv",
     "ssm",
     "streams",
+    "vision",
     "weights_after_norms",
 ]

@@ -30,7 +30,7 @@ class HFConfig:
     ) -> None:
         self._values, self._defaults, self._read = dict(values), dict(defaults), set[str]()
         self._tensors = frozenset(tensors)
-        self._parts = dict[str, HFConfig]()
+        self._parts, self._quiet = dict[str, HFConfig](), tuple[str, ...]()
 
     def __getattr__(self, field: str) -> Any:
         if field.startswith("__"):
@@ -44,15 +44,17 @@ class HFConfig:
         self._read.add(field)
         return self._values.get(field, default)
 
-    def part(self, field: str) -> "HFConfig":
-        """The config that a field holds. What is unread there is unread here.
+    def part(self, field: str, no_effect: Collection[str] = ()) -> "HFConfig":
+        """The config that a field holds. What is unread there, but for globs in `no_effect`, is unread here.
 
         >>> hf = HFConfig({"encoder": {"width": 4, "twist": 2}}, {})
         >>> hf.part("encoder").width, hf.unread()
         (4, {'encoder.twist': 2})
         """
         values, defaults = self.get(field), self._defaults.get(field)
-        return self._parts.setdefault(field, HFConfig(values, defaults if isinstance(defaults, Mapping) else {}))
+        part = HFConfig(values, defaults if isinstance(defaults, Mapping) else {})
+        part._quiet = tuple(no_effect)
+        return self._parts.setdefault(field, part)
 
     def require(self, **supported: object) -> None:
         """Raises ValueError for fields with other values than these. A config may lack a field, or repeat it for each layer."""
@@ -99,7 +101,7 @@ class HFConfig:
 
     def unread(self, no_effect: Collection[str] = ()) -> dict[str, Any]:
         """Returns the fields that were not read, differ from their default and may have an effect."""
-        quiet, of_parts = (*NO_EFFECT, *no_effect), dict[str, Any]()
+        quiet, of_parts = (*NO_EFFECT, *self._quiet, *no_effect), dict[str, Any]()
         for name, part in self._parts.items():
             of_parts |= {f"{name}.{field}": value for field, value in part.unread(no_effect).items()}
         return of_parts | {

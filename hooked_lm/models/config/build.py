@@ -1,5 +1,6 @@
 """Builds config trees from flat names: decoders, BERT-like encoders, T5-like encoder-decoders."""
 
+from dataclasses import replace
 from typing import Any
 
 from hooked_lm.components.activations import XIELU
@@ -19,16 +20,19 @@ from hooked_lm.components.embeddings.rotary import Rotary, Scaling
 from hooked_lm.components.embeddings.rotary_scaling import LinearScaling, Llama3Scaling, YarnScaling
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.experts.router import SoftmaxRouter
-from hooked_lm.components.heads import MLMHead, NSPHead, Pooler
+from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import NormConfig, RMSNorm
+from hooked_lm.components.vision.heads import ClassToken
+from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     SideBlockConfig,
     StackConfig,
+    VisionConfig,
 )
 
 
@@ -108,6 +112,34 @@ def encoder(cfg: Any, is_sketch: bool = False) -> EncoderConfig:
         unembed=Unembed.Config(cfg.d_model, cfg.d_vocab, bias=True, tied=cfg.tie_word_embeddings),
         pooler=Pooler.Config(cfg.d_model),
         nsp_head=NSPHead.Config(cfg.d_model),
+    )
+
+
+def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
+    """The tree of a ViT with these flat names. Raises ValueError for towers of another kind.
+
+    With `is_sketch` it is the ViT with the sizes of a tower of any kind.
+    """
+    _check_together(cfg)
+    kind = (cfg.positional_embedding_type, cfg.normalization_type, cfg.attention_dir)
+    if not is_sketch and (kind != ("standard", "LN", "bidirectional") or cfg.gated_mlp):
+        raise ValueError(
+            "flat names build towers like ViT: positional_embedding_type='standard', normalization_type='LN', "
+            f"attention_dir='bidirectional' and plain MLPs, not {kind}; give a tree for others"
+        )
+    norm, n_rows = LayerNorm.Config(cfg.d_model, cfg.eps), (cfg.image_size or cfg.patch_size) // cfg.patch_size
+    if not n_rows:
+        raise ValueError(f"images of {cfg.image_size} pixels have no patch of {cfg.patch_size} pixels")
+    attn = replace(_attention(cfg, 0), causal=False)
+    mlp = MLP.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, cfg.act_fn or "gelu")
+    return VisionConfig(
+        n_ctx=cfg.n_ctx,
+        embed=PatchEmbed.Config(cfg.d_model, cfg.patch_size, cfg.n_channels, n_class_tokens=cfg.n_class_tokens),
+        pos_embed=ImagePosEmbed.Config(n_rows, n_rows, cfg.d_model, cfg.n_class_tokens),
+        blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * cfg.n_layers,
+        ln_final=norm,
+        pooler=ClassToken.Config(cfg.d_model) if cfg.n_class_tokens else None,
+        classifier=Classifier.Config(cfg.d_model, cfg.n_classes) if cfg.n_classes else None,
     )
 
 

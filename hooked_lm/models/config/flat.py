@@ -15,8 +15,14 @@ from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import build, defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers
-from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, fact, of_tree
-from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
+from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, OF_TEXT, VISION, fact, of_tree
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+    VisionLanguageConfig,
+)
 
 ROTARY, LLAMA3, YARN, LINEAR = (
     f"blocks.*.attn.rotary{part}"
@@ -65,7 +71,8 @@ class HookedTransformerConfig(FlatConfig):
                                 follows=lambda d_model, attn_only: None if attn_only else 4 * d_model)
     act_fn: str | None = of_tree("activation of the MLPs, such as 'gelu'", "blocks.*.mlp", default=None, read=read.act_fn,
                                  unless=("attn_only",))
-    d_vocab: int = of_tree("size of the vocabulary; -1: that of the tokenizer", "embed.d_vocab", default=-1, least=0)
+    d_vocab: int = of_tree("size of the vocabulary; -1: that of the tokenizer", "embed.d_vocab", default=-1, least=0,
+                          kinds=OF_TEXT)
     eps: float = of_tree("constant that norms add to the variance", "blocks.*.ln1.eps", "blocks.*.ln1_post.eps", "ln_final.eps",
                          default=1e-5, unless=("normalization_type",))
     use_attn_result: bool = fact("a cache without a filter has `hook_result`", False)
@@ -208,8 +215,10 @@ class HookedTransformerConfig(FlatConfig):
                                             default=None, kinds=(DECODER,),
                                             read=lambda attn: attn.n_kv if attn.n_kv != attn.n_heads else None,
                                             spelling=lambda value, c: value or c.n_heads)
-    d_vocab_out: int = of_tree("number of logits", "unembed.d_vocab", default=-1, follows=lambda d_vocab: d_vocab)
-    tie_word_embeddings: bool = of_tree("whether the unembedding is the token embedding", "", default=False, read=read.is_tied)
+    d_vocab_out: int = of_tree("number of logits", "unembed.d_vocab", default=-1, follows=lambda d_vocab: d_vocab,
+                              kinds=OF_TEXT)
+    tie_word_embeddings: bool = of_tree("whether the unembedding is the token embedding", "", default=False, read=read.is_tied,
+                                      kinds=OF_TEXT)
     decoder_start_token_id: int | None = fact("the token that a decoder's input starts with, of encoder-decoders", None)
     eos_token_id: int | list[int] | None = fact("the tokens that end a text, where the checkpoint says so", None)
     n_params: int | None = fact("entries of the layers' matrices, without biases, norms and embeddings", None, "",
@@ -305,6 +314,49 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
         unset = {f"relative_attention_{name}" for name in ("num_buckets", "max_distance")}
         values = {n: v for n, v in config.flat_values().items() if not (n in unset and v is None)}
         return cls(**values | {"attention_dir": "bidirectional"})
+
+
+@remembers
+@dataclass
+class HookedVisionConfig(HookedTransformerConfig):
+    """The config of a vision tower, as flat names.
+
+    `HookedVisionConfig(n_layers=2, d_model=64, n_heads=4, image_size=32, patch_size=8, act_fn="gelu")` describes a ViT
+    (Dosovitskiy et al. 2020, arXiv:2010.11929) to build; with `n_classes` it has a classifier.
+    """
+
+    kind: ClassVar[str] = VISION
+
+    # fmt: off
+    n_ctx: int = of_tree("longest input, in class tokens and patches", "n_ctx", default=-1, least=1, kinds=(VISION,),
+                         follows=lambda image_size, patch_size, n_class_tokens:
+                         (image_size // patch_size) ** 2 + n_class_tokens)
+    image_size: int | None = of_tree("height of images, in pixels; None: any", "", default=None, read=read.image_size,
+                                     kinds=(VISION,))
+    patch_size: int = of_tree("height and width of a patch, in pixels", "embed.patch_size", default=16, least=1,
+                              kinds=(VISION,))
+    n_channels: int = of_tree("channels of an image", "embed.n_channels", default=3, least=1, kinds=(VISION,))
+    n_class_tokens: int = of_tree("positions before those of patches", "embed.n_class_tokens", default=1, least=0,
+                                  kinds=(VISION,))
+    n_classes: int | None = of_tree("classes of images; None: there is no classifier", "classifier.n_classes", default=None,
+                                    kinds=(VISION,))
+    # fmt: on
+    attention_dir: str = "bidirectional"
+    eps: float = 1e-12
+    tree: VisionConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @staticmethod
+    def build(c: Any, is_sketch: bool = False) -> Any:
+        """The tree of a ViT; None while the size of images is unknown."""
+        return build.vision(c, is_sketch) if c.image_size is not None or is_sketch else None
+
+
+@remembers
+@dataclass
+class HookedVisionLanguageConfig(HookedTransformerConfig):
+    """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector."""
+
+    tree: VisionLanguageConfig | None = field(default=None, repr=False)
 
 
 # `dataclasses.replace` reads `origin` from the old config; the field's default had hidden the property.

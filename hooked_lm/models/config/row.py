@@ -6,8 +6,9 @@ from functools import cache, cached_property
 from inspect import signature
 from typing import Any, get_args
 
-DECODER, ENCODER, ENCODER_DECODER = "decoder", "encoder", "encoder-decoder"
-EVERY_KIND = (DECODER, ENCODER, ENCODER_DECODER)
+DECODER, ENCODER, ENCODER_DECODER, VISION = "decoder", "encoder", "encoder-decoder", "vision encoder"
+OF_TEXT = (DECODER, ENCODER, ENCODER_DECODER)
+EVERY_KIND = (*OF_TEXT, VISION)
 ABSENT: Any = object()  # the tree lacks the part that the name describes
 
 

@@ -1,6 +1,6 @@
-"""The architecture of a model as a tree of component configs: decoders, encoders, encoder-decoders."""
+"""The architecture of a model as a tree of component configs: decoders, encoders, encoder-decoders, models of images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
@@ -19,6 +19,9 @@ from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRot
 from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norms.norm import NormConfig
+from hooked_lm.components.vision.heads import ClassToken, Projection
+from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
+from hooked_lm.components.vision.pixels import PixelImages
 from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
@@ -134,3 +137,49 @@ class EncoderDecoderConfig:
     def blocks(self) -> tuple[SideBlockConfig, ...]:
         """The blocks of the encoder, then those of the decoder."""
         return self.encoder.blocks + self.decoder.blocks
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """A vision tower: patches and positions, an optional norm of their sum, blocks, an optional final norm and heads.
+
+    `n_ctx` is the largest number of class tokens and patches. `pooler` makes one vector of an image, which `projection` brings
+    into the space of texts, and which `classifier` gives a score for each class. `pixels` says how images are given.
+    """
+
+    n_ctx: int
+    embed: PatchEmbed.Config
+    blocks: tuple[Any, ...]
+    pos_embed: ImagePosEmbed.Config | None = None
+    ln_pre: NormConfig | None = None
+    ln_final: NormConfig | None = None
+    pooler: Pooler.Config | ClassToken.Config | None = None
+    projection: Projection.Config | None = None
+    classifier: Classifier.Config | None = None
+    pixels: PixelImages = field(default_factory=PixelImages)
+    layout: int = 0
+
+    def __post_init__(self) -> None:
+        check_fit(self.blocks)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """The rows and columns of patches that positions were learned for; 4 x 6 if they are computed."""
+        return (4, 6) if self.pos_embed is None else (self.pos_embed.rows, self.pos_embed.columns)
+
+
+@dataclass(frozen=True)
+class VisionLanguageConfig(DecoderConfig):
+    """A decoder that reads images: a vision tower, a projector into the decoder's stream, and the decoder itself.
+
+    The projector reads the streams of the tower after `feature_layers` blocks each, side by side, or its normalised output if
+    that is None. `image_token` is the id of the tokens that images replace. `text_type` and `vision_type` are the families of
+    both sides.
+    """
+
+    vision: VisionConfig = field(kw_only=True)
+    projector: Any = field(kw_only=True)
+    image_token: int = field(kw_only=True)
+    feature_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
+    text_type: str = field(kw_only=True)
+    vision_type: str = field(kw_only=True)

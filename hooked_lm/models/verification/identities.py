@@ -190,3 +190,59 @@ def head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -
         yield "unembed(mlm_head) == logits", logits
     if model.main_head is None:
         yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)
+
+
+# ---- vision towers ---------------------------------------------------------------------------------------------------
+
+
+def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
+    """Identities of a vision tower: of its embeddings and the stack."""
+
+    def total() -> Tensor:
+        embed = tower.embed.with_class_tokens(at("hook_patch_embed"))
+        return embed if "pos_embed" not in tower._modules else embed + at("hook_pos_embed")
+
+    yield from norm_identity(tower, "ln_pre", at, total)
+    yield (
+        "sum of embeddings, normed == resid_pre",
+        lambda: (norm_output(tower, "ln_pre", at, total), at("blocks.0.hook_resid_pre")),
+    )
+    yield from stack_identities(tower, tower.stack, at)
+
+
+def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
+    """Identities of a vision encoder: of the tower and its heads."""
+    yield from tower_identities(model, at)
+    yield from vision_head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
+
+
+def vision_head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
+    """Identities of the heads of a vision encoder."""
+    if model.pooler is None:
+        yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)
+    inputs: dict[str, LazyTensor] = {"pooler": stream, "projection": lambda: at("pooler.hook_pooler_out")}
+    for name, get_input in {**inputs, "classifier": inputs["projection"]}.items():
+        if getattr(model, name) is not None:
+            for identity, pair in component_identities(getattr(model, name), within(at, name), get_input):
+                yield f"{name}: {identity}", pair
+
+
+# ---- vision-language models ------------------------------------------------------------------------------------------
+
+
+def vision_language_identities(
+    model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]
+) -> Iterator[Identity]:
+    """Identities of a vision-language model: of the tower, of the images' tokens and of the decoder."""
+    for name, pair in tower_identities(model.vision, within(at, "vision")):
+        yield f"vision: {name}", pair
+    for name, pair in component_identities(model.projector, within(at, "projector"), lambda: at("projector.hook_in")):
+        yield f"projector: {name}", pair
+    is_image = (tokens == model.tree.image_token)[..., None]
+
+    def merged() -> tuple[Tensor, Tensor]:
+        text, both = at("hook_embed"), at("hook_embed_merged")
+        return both.masked_fill(is_image, 0.0), text.masked_fill(is_image, 0.0)
+
+    yield "embed_merged == embed of text", merged
+    yield from decoder_identities(model, at, logits, tokens)

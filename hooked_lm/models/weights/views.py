@@ -47,8 +47,10 @@ class WeightViews:
         first: dict[str, int] = {}  # the index of a block's first parameter
 
         def order(i: int) -> tuple[int, int]:
-            block, _, rest = named[i][0].rpartition("blocks.")[2].partition(".")
-            if not block.isdigit() or isinstance(self.blocks[int(block)], PostNormPart):  # norms stay after sublayers
+            first_part, block, rest = [*named[i][0].split(".", 2), "", ""][:3]
+            if first_part != "blocks" or isinstance(
+                self.blocks[int(block)], PostNormPart
+            ):  # norms stay after sublayers
                 return i, 0
             part = rest.split(".")[0]
             is_router = rest in ("mlp.W_router", "mlp.b_router")

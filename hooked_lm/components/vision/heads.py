@@ -1,0 +1,53 @@
+"""What a vision tower makes of a whole image: one vector, and its projection into the space that texts share."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.heads import Real, Stream
+from hooked_lm.hooks import HookPoint
+
+Pooled = Float[Tensor, "batch d_model"]
+
+
+class ClassToken(nn.Module):
+    """The vector at the first position, that of the class token."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+
+        def build(self) -> "ClassToken":
+            return ClassToken(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_pooler_out = HookPoint("batch", "d_model")
+
+    def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
+        return self.hook_pooler_out(resid[:, 0])
+
+
+class Projection(nn.Module):
+    """`x W` [d_model, d_out], in which images and texts are compared (CLIP, Radford et al. 2021, arXiv:2103.00020)."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_out: int
+
+        def build(self) -> "Projection":
+            return Projection(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_out))
+        self.hook_out = HookPoint("batch", "d_out")
+
+    def forward(self, pooled: Pooled) -> Float[Tensor, "batch d_out"]:
+        return self.hook_out(F.linear(pooled, self.W.T))

@@ -1,0 +1,121 @@
+"""The beginning of a vision tower: patches become vectors, class tokens stand before them, positions are added."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.vision.patches import Patches, cut
+
+Stream = Float[Tensor, "batch pos d_model"]
+Mode = Literal["bicubic", "bilinear"]
+
+
+class PatchEmbed(nn.Module):
+    """`pixels W_E + b_E` for each patch (Dosovitskiy et al. 2020, arXiv:2010.11929), with `W_E` [d_patch, d_model].
+
+    The pixels of a patch are in the order channel, row, column. `W_cls` [class, d_model] are vectors without a patch.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        patch_size: int
+        n_channels: int = 3
+        bias: bool = True
+        n_class_tokens: int = 0
+
+        def build(self) -> "PatchEmbed":
+            return PatchEmbed(self)
+
+        @property
+        def d_patch(self) -> int:
+            """The number of values of a patch."""
+            return self.n_channels * self.patch_size**2
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_E = nn.Parameter(torch.empty(cfg.d_patch, cfg.d_model))
+        self.b_E = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        if cfg.n_class_tokens:
+            self.W_cls = nn.Parameter(torch.empty(cfg.n_class_tokens, cfg.d_model))
+
+    def forward(self, vectors: Float[Tensor, "image patch d_patch"]) -> Stream:
+        return F.linear(vectors.to(self.W_E.dtype), self.W_E.T, self.b_E)
+
+    def with_class_tokens(self, embed: Stream) -> Float[Tensor, "batch all_pos d_model"]:
+        """The vectors of patches after those of the class tokens."""
+        if not self.cfg.n_class_tokens:
+            return embed
+        return torch.cat([self.W_cls.expand(len(embed), -1, -1), embed], 1)
+
+    def patches(self, pixels: Float[Tensor, "image channel height width"]) -> Patches:
+        """The images as patches. Raises ValueError for another number of channels."""
+        if pixels.ndim != 4 or pixels.shape[1] != self.cfg.n_channels:
+            raise ValueError(
+                f"pixels must be [image, channel, height, width] with {self.cfg.n_channels} channels, got "
+                f"{tuple(pixels.shape)}"
+            )
+        return cut(pixels, self.cfg.patch_size)
+
+
+class ImagePosEmbed(nn.Module):
+    """A learned vector for each class token and each cell of a grid: `W_pos` [class + row * column, d_model].
+
+    Images of another size have vectors between those of the cells, by `interpolation`; if it is None they are refused.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        rows: int
+        columns: int
+        d_model: int
+        n_class_tokens: int = 0
+        interpolation: Mode | None = None
+
+        def build(self) -> "ImagePosEmbed":
+            return ImagePosEmbed(self)
+
+        @property
+        def n_ctx(self) -> int:
+            """The number of positions of an image of this size."""
+            return self.n_class_tokens + self.rows * self.columns
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
+
+    def forward(
+        self, grid: Int[Tensor, "image 2"], n_patches: int, interpolation: Mode | None = None
+    ) -> Float[Tensor, "#image pos d_model"]:
+        """The vectors of `n_patches` patches of each image, and of the class tokens before them.
+
+        Raises ValueError for an image of another size, unless there is an interpolation.
+        """
+        sizes = {(rows, columns) for rows, columns in grid.tolist()}
+        own, interpolation = (self.cfg.rows, self.cfg.columns), interpolation or self.cfg.interpolation
+        if sizes == {own}:
+            return self.W_pos[None]
+        if interpolation is None:
+            other = next(size for size in sizes if size != own)
+            raise ValueError(
+                f"an image of {other[0]} x {other[1]} patches does not fit: this tower has positions for {own[0]} x {own[1]}; "
+                "resize it, or call the model with interpolate_pos_encoding=True"
+            )
+        classes, cells = self.W_pos.tensor_split([self.cfg.n_class_tokens])
+        table = cells.view(1, *own, -1).permute(0, 3, 1, 2)
+        resized = {size: self.resized(table, size, interpolation) for size in sizes}
+        of_images = [resized[rows, columns].flatten(2)[0].T for rows, columns in grid.tolist()]
+        padded = [F.pad(each, (0, 0, 0, n_patches - len(each))) for each in of_images]
+        return torch.stack([torch.cat([classes, each]) for each in padded])
+
+    def resized(
+        self, table: Float[Tensor, "1 d_model row column"], size: tuple[int, int], mode: Mode
+    ) -> Float[Tensor, "1 d_model rows columns"]:
+        """The vectors of the cells for a grid of another size."""
+        return F.interpolate(table, size=size, mode=mode, align_corners=False)

@@ -1,0 +1,52 @@
+"""Images as patches: the input of a vision tower."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Patches:
+    """Images cut into patches, row by row from the upper left.
+
+    `vectors` are the pixels of each patch, by channel, row and column [image, patch, d_patch]; `grid` is the number of rows
+    and columns of each image [image, 2]. Images with fewer patches than others have padding at the end.
+    """
+
+    vectors: Float[Tensor, "image patch d_patch"]
+    grid: Int[Tensor, "image 2"]
+
+    @property
+    def n_patches(self) -> Int[Tensor, " image"]:
+        """The number of patches of each image."""
+        return self.grid.prod(1)
+
+    @property
+    def real(self) -> Bool[Tensor, "image patch"]:
+        """Which patches are not padding."""
+        return torch.arange(self.vectors.shape[1], device=self.grid.device) < self.n_patches[:, None]
+
+    @property
+    def cells(self) -> Int[Tensor, "image patch 2"]:
+        """The row and column of each patch; of padding, those that it would have in a longer image."""
+        index, columns = torch.arange(self.vectors.shape[1], device=self.grid.device), self.grid[:, 1:]
+        return torch.stack([index // columns, index % columns], -1)
+
+
+def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patches:
+    """Images of one size as patches of `size` x `size` pixels; what is left at the right and below is not read.
+
+    Raises ValueError for images smaller than a patch.
+
+    >>> cut(torch.zeros(2, 3, 8, 13), 4).grid.tolist()
+    [[2, 3], [2, 3]]
+    """
+    n_images, _, height, width = pixels.shape
+    rows, columns = height // size, width // size
+    if not rows * columns:
+        raise ValueError(f"an image of {height} x {width} pixels is smaller than a patch of {size} x {size}")
+    squares = pixels[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
+    vectors = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+    return Patches(vectors, torch.tensor([[rows, columns]] * n_images, device=pixels.device))

@@ -1,0 +1,59 @@
+"""Projectors: from the stream of a vision tower to the tokens of a language model."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.patches import Patches
+from hooked_lm.hooks import HookPoint
+
+IMAGE = ("batch", "pos", "d_model")
+
+Stream = Float[Tensor, "image pos d_vision"]
+
+
+class MLPProjector(nn.Module):
+    """`act(x W_in + b_in) W_out + b_out` for each patch (LLaVA-1.5, Liu et al. 2023, arXiv:2310.03744).
+
+    `hook_in` [image, patch, d_vision] is what it reads of the tower: without class tokens, unless it `keeps_class_tokens`.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vision: int
+        d_model: int
+        act_fn: Activation = "gelu"
+        bias: bool = True
+        keeps_class_tokens: bool = False
+
+        def build(self) -> "MLPProjector":
+            return MLPProjector(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        self.W_in = nn.Parameter(torch.empty(cfg.d_vision, cfg.d_model))
+        self.b_in = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.hook_pre = HookPoint("batch", "pos", "d_model")
+        self.hook_post = HookPoint("batch", "pos", "d_model")
+        self.act_fn = activation(cfg.act_fn)
+        self.hook_out = HookPoint("batch", "pos", "d_model")
+
+    def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        x = self.hook_in(x if self.cfg.keeps_class_tokens else x[:, n_class_tokens:])
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
+        out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
+        return ImageFeatures(out, cells_of(patches, out.shape[1] - patches.vectors.shape[1]))
+
+
+def cells_of(patches: Patches, n_class_tokens: int = 0) -> Int[Tensor, "image token 2"]:
+    """The rows and columns of patches, -1 for the class tokens before them."""
+    return F.pad(patches.cells, (0, 0, n_class_tokens, 0), value=-1)

@@ -1,0 +1,1 @@
+"""The families whose checkpoints become a HookedVisionLanguage, one file per `model_type`."""

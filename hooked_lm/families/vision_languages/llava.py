@@ -1,0 +1,50 @@
+"""LLaVA (Liu et al. 2023, arXiv:2304.08485 and arXiv:2310.03744): the tower of CLIP or SigLIP before any language model."""
+
+from hooked_lm.components.vision.projector import MLPProjector
+from hooked_lm.families._shared import classic, vision_like
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.models.config.tree import VisionLanguageConfig
+from hooked_lm.weights import Row
+
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
+
+PREFIX = ""
+IGNORED = ("*.position_ids", "*.rotary_emb.inv_freq")
+NO_EFFECT = ("image_seq_length",)
+LANGUAGE, TOWER, PROJECTOR = "language_model.model.", "vision_tower.", "multi_modal_projector."
+RENAMED = {
+    r"^vision_tower\.vision_model\.": TOWER,
+    r"^model\.(vision_tower|multi_modal_projector)\.": r"\1.",
+    r"^model\.language_model\.": LANGUAGE,
+    r"^lm_head\.": "language_model.lm_head.",
+}
+
+
+def config(hf: HFConfig) -> VisionLanguageConfig:
+    sides = vision_like.both_sides(hf)
+    strategy, given = hf.vision_feature_select_strategy, hf.vision_feature_layer
+    if strategy not in ("default", "full"):
+        raise ValueError(f"vision_feature_select_strategy={strategy!r}: known are 'default' and 'full'")
+    layers, n_layers = [given] if isinstance(given, int) else given, len(sides["vision"].blocks)
+    projector = MLPProjector.Config(
+        sides["vision"].embed.d_model * len(layers),
+        sides["embed"].d_model,
+        hf.projector_hidden_act,
+        hf.multimodal_projector_bias,
+        keeps_class_tokens=strategy == "full",
+    )
+    return VisionLanguageConfig(
+        **sides,
+        projector=projector,
+        image_token=hf.image_token_index,
+        feature_layers=tuple(layer % (n_layers + 1) for layer in layers),
+    )
+
+
+def rows(tree: VisionLanguageConfig) -> list[Row]:
+    return [
+        *vision_like.tower_rows(tree, TOWER),
+        *classic.linear(PROJECTOR + "linear_1", "projector.", "in"),
+        *classic.linear(PROJECTOR + "linear_2", "projector.", "out"),
+        *vision_like.language_rows(tree, LANGUAGE, "language_model."),
+    ]

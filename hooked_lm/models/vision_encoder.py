@@ -1,0 +1,114 @@
+"""A vision encoder: images in, a residual stream or an answer of its heads out."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.flat import HookedTransformerConfig, HookedVisionConfig
+from hooked_lm.models.config.tree import VisionConfig
+from hooked_lm.models.stack import follow_flags
+from hooked_lm.models.verification.identities import vision_identities
+from hooked_lm.models.verification.verify import Verification, verify
+from hooked_lm.models.vision_tower import TowerParts
+
+RETURN_TYPES = ("output", "embeddings", "pooled", "projected", "logits", None)
+
+
+class VisionEncoder(TowerParts, BaseModel):
+    """A vision tower in which every intermediate value has a name, built from a config.
+
+    `batch` are images; `pos` are class tokens, then patches row by row. Absent heads are None: `pooler`, `projection`,
+    `classifier`. `hooked_lm.HookedVisionEncoder` adds loading and saving of checkpoints.
+
+    >>> import torch
+    >>> from hooked_lm.models.vision_encoder import VisionEncoder
+    >>> model = VisionEncoder(dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"))
+    >>> model(torch.zeros(1, 3, 8, 8), return_type="embeddings").shape
+    torch.Size([1, 5, 16])
+    """
+
+    config_class = HookedVisionConfig
+
+    def __init__(
+        self, cfg: HookedTransformerConfig | dict[str, Any], tokenizer: Any = None, move_to_device: bool = True
+    ) -> None:
+        super().__init__()
+        self._set_config(HookedVisionConfig.unwrap(cfg), None)
+        with self._initial_device(move_to_device):
+            self.make_tower(self.tree)
+            self.pooler = None if self.tree.pooler is None else self.tree.pooler.build()
+            self.projection = None if self.tree.projection is None else self.tree.projection.build()
+            self.classifier = None if self.tree.classifier is None else self.tree.classifier.build()
+        self._finish()
+
+    def set_tokenizer(self, tokenizer: None) -> None:
+        """A vision encoder has no tokenizer."""
+        self.tokenizer = None
+
+    def find_tokenizer(self, tokenizer: Any) -> None:
+        """A vision encoder has no tokenizer."""
+
+    @property
+    def tree(self) -> VisionConfig:
+        """The component configs of the model."""
+        assert isinstance(self.cfg.tree, VisionConfig)  # checked when it was built
+        return self.cfg.tree
+
+    def forward(
+        self,
+        pixel_values: Float[Tensor, "*image channel height width"] | None = None,
+        return_type: str | None = "output",
+        *,
+        interpolate_pos_encoding: bool = False,
+        **images: Any,
+    ) -> Any:
+        """Runs the tower on images.
+
+        Args:
+            pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image.
+            return_type: "embeddings", the stream after the last norm [image, pos, d_model]; "pooled" [image, d_model];
+                "projected" [image, d_out], as texts are compared with it; "logits" [image, class]; None. The default,
+                "output", means the last of these that the model has a head for.
+            interpolate_pos_encoding: accept images of another size, with positions between the learned ones.
+            images: what else describes the images, under the names that the processor gives it.
+
+        Raises ValueError for images that do not fit, and for a return type whose head is absent.
+        """
+        return_type = self.main_return_type if return_type == "output" else return_type
+        self._check_return_type(return_type)
+        follow_flags(self)
+        if pixel_values is not None:
+            images["pixel_values"] = pixel_values if pixel_values.ndim != 3 else pixel_values[None]
+        patches = self.tree.pixels.patches(self.embed, **images)
+        embeddings, context = self.read(patches, None, "bicubic" if interpolate_pos_encoding else None)
+        pooled = None if self.pooler is None else self.pooler(embeddings, context.real)
+        projected = None if self.projection is None else self.projection(pooled)
+        logits = None if self.classifier is None else self.classifier(pooled)
+        found = {"embeddings": embeddings, "pooled": pooled, "projected": projected, "logits": logits, None: None}
+        return found[return_type]
+
+    @property
+    def main_return_type(self) -> str:
+        """What a run returns by default."""
+        heads = {"logits": self.classifier, "projected": self.projection, "pooled": self.pooler}
+        return next((name for name, head in heads.items() if head is not None), "embeddings")
+
+    def _check_return_type(self, return_type: str | None) -> None:
+        heads = {"pooled": "pooler", "projected": "projection", "logits": "classifier"}
+        if return_type not in RETURN_TYPES:
+            raise ValueError(f"return_type must be one of {', '.join(map(repr, RETURN_TYPES))}, got {return_type!r}")
+        if return_type in heads and getattr(self, heads[return_type]) is None:
+            raise ValueError(f"this model has no {heads[return_type]}, which return_type={return_type!r} needs")
+
+    def drawn_images(self, n_images: int = 2, seed: int = 0) -> dict[str, Tensor]:
+        """Random images of the size that the tower was made for, as arguments of a run; the same on every call."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.tree.pixels.drawn(self.tree.embed, self.tree.grid, n_images, generator)
+
+    def verify(self, **images: Any) -> Verification:
+        """Checks the identities between this model's sites, on random images by default; see `verification.verify`."""
+        images = images or self.drawn_images()
+        return verify(self, (), lambda at, output: vision_identities(self, at, output), **images)

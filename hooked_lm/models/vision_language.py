@@ -1,0 +1,161 @@
+"""A vision-language model: text and images in, logits out."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hooked_lm.components.context import Context
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.vision.image_context import ImageContext
+from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.hooks import HookPoint
+from hooked_lm.models.config.flat import HookedVisionLanguageConfig
+from hooked_lm.models.config.tree import VisionLanguageConfig
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.stack import Stream, checked_ids
+from hooked_lm.models.verification.identities import vision_language_identities
+from hooked_lm.models.verification.verify import Verification, verify
+from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision_tower import VisionTower
+
+
+class VisionLanguage(Decoder):
+    """A decoder that reads images among its tokens; every intermediate value of both sides has a name.
+
+    The decoder's sites have their usual names, also with "language." in front; those of the tower begin with "vision.".
+    `projector.hook_out` [image, token, d_model] are the vectors of image tokens as the projector makes them,
+    `hook_image_features` as they enter the text, and `hook_embed_merged` is the stream with both.
+    """
+
+    config_class = HookedVisionLanguageConfig  # type: ignore[assignment]
+    context_class = ImageContext
+
+    @property
+    def tree(self) -> VisionLanguageConfig:
+        """The component configs of the model."""
+        assert isinstance(self.cfg.tree, VisionLanguageConfig)  # checked when it was built
+        return self.cfg.tree
+
+    def make_embedding(self, tree: VisionLanguageConfig) -> None:  # type: ignore[override]
+        self.vision = VisionTower(tree.vision)
+        self.projector = tree.projector.build()
+        self.hook_image_features = HookPoint("batch", "pos", "d_model")
+        super().make_embedding(tree)
+        self.hook_embed_merged = HookPoint("batch", "pos", "d_model")
+
+    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
+        """Alias -> site: names of other libraries, and those of the decoder with "language." in front."""
+        others = ("vision.", "projector.", "hook_image_features")
+        of_decoder = {f"language.{name}": name for name in names if not name.startswith(others)}
+        return {**super().find_aliases(names), **of_decoder}
+
+    def forward(  # type: ignore[override]
+        self,
+        input: Any = None,
+        return_type: str | None = "logits",
+        *,
+        input_ids: Any = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        """Runs the model on text and images.
+
+        Args:
+            input, input_ids: text, token ids, or `VisionInputs`.
+            options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
+                are those of `Decoder.forward`.
+
+        Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
+        """
+        images = {name: options.pop(name) for name in self.image_arguments if name in options}
+        if options.get("start_at_layer") is None and (input is None) != (input_ids is None):
+            input, input_ids = self.inputs(input if input_ids is None else input_ids, images, attention_mask), None
+            attention_mask = input.attention_mask
+        return super().forward(input, return_type, input_ids=input_ids, attention_mask=attention_mask, **options)
+
+    @property
+    def image_arguments(self) -> tuple[str, ...]:
+        """The names of the tensors that describe images."""
+        return self.vision.tree.pixels.arguments
+
+    def inputs(
+        self, given: Any, images: Mapping[str, Any] | None = None, attention_mask: Tensor | None = None
+    ) -> VisionInputs:
+        """Any input as `VisionInputs`: text, ids, the output of a processor."""
+        found = {name: value for name, value in (images or {}).items() if value is not None}
+        if isinstance(given, Mapping):
+            found |= {name: given[name] for name in self.image_arguments if given.get(name) is not None}
+            attention_mask = given.get("attention_mask") if attention_mask is None else attention_mask
+            given = given["input_ids"]
+        if isinstance(given, VisionInputs):
+            attention_mask = given.attention_mask if attention_mask is None else attention_mask
+            return VisionInputs(given.tokens, {**given.images, **found}, attention_mask)
+        return VisionInputs(given, found, attention_mask)
+
+    def embedded(
+        self,
+        input: Any,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
+        """The stream before the first block, the token ids, and the context of the run."""
+        inputs = self.inputs(input, None, attention_mask)
+        tokens, mask = self._tokens_and_mask(inputs.tokens, prepend_bos, padding_side, inputs.attention_mask, cache)
+        context = self._context(tokens, mask, cache)
+        tokens = self.hook_tokens(tokens)
+        is_image = tokens == self.tree.image_token
+        in_vocabulary = self.tree.image_token < self.cfg.d_vocab
+        known = checked_ids(tokens if in_vocabulary else tokens.masked_fill(is_image, 0), self.cfg.d_vocab)
+        embed = self.hook_embed(self.embed(known))
+        features = self.image_features(inputs.images) if inputs.images else None
+        self._check_images(is_image, features)
+        if features is not None:
+            vectors = features.in_order(features.vectors).to(embed.dtype)
+            embed = embed.masked_scatter(is_image[..., None], vectors)
+        return self._with_positions(self.hook_embed_merged(embed), tokens, context), tokens, context
+
+    def image_features(self, images: Mapping[str, Any]) -> ImageFeatures:
+        """The vectors of the image tokens, at their sites."""
+        tree, embed = self.tree, self.vision.embed
+        patches = tree.vision.pixels.patches(embed, **images)
+        x, _ = self.vision.read(patches, tree.feature_layers)
+        features: ImageFeatures = self.projector(x, patches, embed.cfg.n_class_tokens)
+        return ImageFeatures(self.hook_image_features(features.vectors), features.cells, features.real)
+
+    def _check_images(self, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
+        """Raises ValueError if the number of image tokens is not that of the images."""
+        n_tokens, n_features = int(is_image.sum()), 0 if features is None else sum(features.n_tokens)
+        if n_tokens != n_features:
+            images = (
+                "there are no images" if features is None else f"the {len(features.n_tokens)} images have {n_features}"
+            )
+            raise ValueError(
+                f"the prompts have {n_tokens} image tokens (id {self.tree.image_token}), but {images}: every image needs as many "
+                "as it has vectors, which model.prepare writes"
+            )
+
+    def verify(self, tokens: Any = None) -> Verification:
+        """Checks the identities between this model's sites, on random text around two images by default."""
+        inputs = self.inputs(self.drawn_inputs() if tokens is None else tokens)
+        ids = inputs.tokens.to(self.device)
+        return verify(
+            self, (ids,), lambda at, logits: vision_language_identities(self, at, logits, ids), **inputs.images
+        )
+
+    def drawn_inputs(self, seed: int = 0) -> VisionInputs:
+        """Two rows of random text, each around a random image; the same on every call."""
+        generator = torch.Generator().manual_seed(seed)
+        tower = self.tree.vision
+        images = tower.pixels.drawn(tower.embed, tower.grid, 2, generator)
+        with torch.no_grad():
+            n_tokens = self.image_features(images).n_tokens
+        rows = []
+        for n in n_tokens:
+            text = torch.randint(1, min(self.tree.image_token, self.cfg.d_vocab), (6,), generator=generator)
+            rows.append(torch.cat([text[:2], text.new_full((n,), self.tree.image_token), text[2:]]))
+        return VisionInputs(torch.stack(rows), images)

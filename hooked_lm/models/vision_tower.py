@@ -1,0 +1,83 @@
+"""A vision tower: pixels in, a residual stream over class tokens and patches out."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from hooked_lm.components.norms.norm import add_norm, norm_of
+from hooked_lm.components.vision.patch_embed import Mode
+from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.tower_context import TowerContext
+from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.models.config.tree import VisionConfig
+from hooked_lm.models.stack import Stack, Stream
+
+
+class TowerParts(nn.Module):
+    """The parts of a vision tower, which is a model of its own or a part of one.
+
+    `hook_patch_embed` are the vectors of patches, `hook_pos_embed` those of positions, class tokens included. All sites are in
+    the order of the image, row by row.
+    """
+
+    stack = Stack(ln_embed="ln_pre")
+    stacks: ClassVar[tuple[Stack, ...]] = (stack,)
+    embed: Any
+    pos_embed: Any
+    blocks: Any
+
+    def make_tower(self, tree: VisionConfig) -> None:
+        self.embed = tree.embed.build()
+        self.hook_patch_embed = HookPoint("batch", "patch", "d_model")
+        if tree.pos_embed is not None:
+            self.pos_embed = tree.pos_embed.build()
+            self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
+        add_norm(self, "ln_pre", tree.ln_pre)
+        self.stack.build_blocks(self, tree.blocks, tree.ln_final)
+
+    def before_blocks(self, patches: Patches, interpolation: Mode | None = None) -> tuple[Stream, TowerContext]:
+        """The stream before the first block, and the context of the run."""
+        context = TowerContext(patches, self.embed.cfg.n_class_tokens)
+        resid = self.embed.with_class_tokens(self.hook_patch_embed(self.embed(patches.vectors)))
+        if "pos_embed" in self._modules:
+            positions = self.pos_embed(patches.grid, patches.vectors.shape[1], interpolation).to(resid.dtype)
+            if is_listening(self.hook_pos_embed):
+                positions = self.hook_pos_embed(positions.expand_as(resid).contiguous())
+            resid = resid + positions
+        return norm_of(self, "ln_pre")(resid), context
+
+    def read(
+        self, patches: Patches, layers: Sequence[int] | None = None, interpolation: Mode | None = None
+    ) -> tuple[Float[Tensor, "image pos width"], TowerContext]:
+        """The streams after so many blocks each, side by side; by default the normalised stream after all blocks.
+
+        Blocks and a norm beyond what is read run only if something listens there.
+        """
+        resid, context = self.before_blocks(patches, interpolation)
+        n_blocks, final = len(self.blocks), norm_of(self, self.stack.ln_final)
+        whole = layers is None or heard(final)
+        read = [*(layers or ()), *(i + 1 for i, block in enumerate(self.blocks) if heard(block))]
+        stop = n_blocks if whole else max(read)
+        kept = {0: resid}
+        for layer in range(stop):
+            resid = self.blocks[layer](resid, context)
+            kept[layer + 1] = resid
+        normalized = final(resid) if whole else resid
+        return normalized if layers is None else torch.cat([kept[layer] for layer in layers], -1), context
+
+
+def heard(module: nn.Module) -> bool:
+    """Whether anything listens within a module."""
+    return is_listening(*(point for point in module.modules() if isinstance(point, HookPoint)))
+
+
+class VisionTower(TowerParts):
+    """The vision tower of a larger model."""
+
+    def __init__(self, tree: VisionConfig) -> None:
+        super().__init__()
+        self.tree = tree
+        self.make_tower(tree)

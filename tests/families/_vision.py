@@ -1,0 +1,96 @@
+"""Prompts with images for vision-language models, written as a processor writes them, and both models of a case."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedVisionEncoder, HookedVisionLanguage
+from tests.families._case import Case, reference
+
+Size = tuple[int, int]  # of an image, in patches: rows and columns
+Row = Sequence[int | Size]  # a number of words, or an image
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How a family's processor writes images.
+
+    `sizes` are two sizes of images that the case reads, equal if it reads one size only. `ids` are the tokens that stand for an
+    image of a size; `pixels` draws images of these sizes, under the names of the processor; `select` takes those of one row;
+    `more` is what transformers wants to know besides, from the token ids.
+    """
+
+    sizes: tuple[Size, Size]
+    ids: Callable[[Size], list[int]]
+    pixels: Callable[[Sequence[Sequence[Size]], torch.Generator], dict[str, Tensor]]
+    select: Callable[[dict[str, Tensor], Sequence[Sequence[Size]], int], dict[str, Tensor]]
+    more: Callable[[Tensor], dict[str, Tensor]] = lambda tokens: {}
+    first_word: int = 3  # ids of words are from here on
+    n_words: int = 40
+
+
+@dataclass(frozen=True)
+class VisionCase(Case):
+    """A vision-language model: what a `Case` says, and how prompts are written."""
+
+    writer: Writer = field(kw_only=True, hash=False, compare=False)
+
+
+def written(case: VisionCase, rows: Sequence[Row], seed: int = 0) -> dict[str, Tensor]:
+    """Prompts [batch, pos], padded on the left, with their images, as the processor gives them."""
+    generator, writer = torch.Generator().manual_seed(seed), case.writer
+    tokens = [torch.cat([_ids(part, writer, generator) for part in row]) for row in rows]
+    longest = max(map(len, tokens))
+    ids = torch.stack([torch.cat([row.new_full((longest - len(row),), PAD), row]) for row in tokens])
+    mask = torch.stack([(torch.arange(longest) >= longest - len(row)).long() for row in tokens])
+    images = [[part for part in row if isinstance(part, tuple)] for row in rows]
+    pixels = writer.pixels(images, generator) if any(images) else {}
+    return {"input_ids": ids, "attention_mask": mask, **pixels}
+
+
+def _ids(part: int | Size, writer: Writer, generator: torch.Generator) -> Tensor:
+    if isinstance(part, tuple):
+        return torch.tensor(writer.ids(part))
+    return torch.randint(writer.first_word, writer.n_words, (part,), generator=generator)
+
+
+def scenes(case: VisionCase) -> dict[str, list[Row]]:
+    """Prompts of all kinds: without an image, with one, with two of different sizes, and rows of different lengths."""
+    a, b = case.writer.sizes
+    return {
+        "text": [[9], [9]],
+        "one": [[4, a, 5]],
+        "two": [[2, a, 3, b, 4]],
+        "padded": [[3, b, 2], [4], [2, a, 1, b, 3]],
+    }
+
+
+@lru_cache(maxsize=2)
+def hooked_vlm(case: VisionCase) -> HookedVisionLanguage:
+    """The case's model as we load it; whoever wants to change it takes a copy."""
+    return HookedVisionLanguage.from_pretrained_no_processing("tiny", hf_model=reference(case))
+
+
+@lru_cache(maxsize=2)
+def hooked_tower(case: Case) -> HookedVisionEncoder:
+    """The case's model as we load it; whoever wants to change it takes a copy."""
+    return HookedVisionEncoder.from_pretrained_no_processing("tiny", hf_model=reference(case))
+
+
+def theirs(case: Case, dtype: torch.dtype = torch.float32) -> Any:
+    """The model of transformers, in a copy."""
+    return copy.deepcopy(reference(case)).to(dtype)
+
+
+def logits_of(case: VisionCase, inputs: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    """What transformers says; pixels are in this dtype."""
+    given = {**inputs, **case.writer.more(inputs["input_ids"])}
+    given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
+    with torch.no_grad():
+        return theirs(case, dtype)(**given).logits

@@ -1,0 +1,137 @@
+"""What every vision tower of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hooked_lm import HookedVisionEncoder
+from tests.close import GRADIENT, assert_close
+from tests.families import Case, reference
+from tests.families._models import (
+    MODERATE,
+    assert_same_gradients_of,
+    assert_same_tensors,
+    backpropagate,
+    distance,
+    save_shuffled,
+)
+from tests.families._vision import hooked_tower, theirs
+from tests.families.vision_encoders import CASES
+from tests.unchecked import unchecked
+
+EACH_CASE = CASES
+
+
+def images(case: Case, n_images: int = 3) -> Tensor:
+    return hooked_tower(case).drawn_images(n_images, seed=1)["pixel_values"]
+
+
+def answer(found: Any) -> Tensor:
+    """The output of transformers that is ours by default."""
+    return next(found[name] for name in ("logits", "image_embeds", "pooler_output") if name in found)
+
+
+@torch.no_grad()
+def test_outputs(case: Case):
+    pixels = images(case)
+    expected = answer(theirs(case)(pixels))
+    assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the output is {expected.std():.2g}"
+    assert_close(hooked_tower(case)(pixels), expected)
+
+
+@torch.no_grad()
+def test_the_stream_is_that_of_transformers(case: Case):
+    """The hidden states of transformers are the stream before each block, and after the last."""
+    pixels, model = images(case), hooked_tower(case)
+    _, cache = model.run_with_cache(pixels)
+    expected = theirs(case)(pixels, output_hidden_states=True).hidden_states
+    for layer in range(model.cfg.n_layers):
+        assert_close(cache["resid_pre", layer], expected[layer])
+
+
+def test_gradients(case: Case):
+    """For every weight, under the name that transformers gives it, and for the pixels."""
+    pixels, of_pixels = images(case), dict[str, list[Tensor]](ours=[], theirs=[])
+
+    def run(model: Any, dtype: torch.dtype, whose: str) -> Any:
+        given = pixels.to(dtype, copy=True).requires_grad_()
+        found = model(given)
+        backpropagate(found if isinstance(found, Tensor) else answer(found))
+        of_pixels[whose].append(given.grad)
+        return model
+
+    assert_same_gradients_of(
+        lambda dtype: run(copy.deepcopy(hooked_tower(case)).to(dtype), dtype, "ours"),
+        lambda dtype: run(theirs(case, dtype), dtype, "theirs"),
+    )
+    assert_close(of_pixels["ours"][0], of_pixels["theirs"][0], GRADIENT)
+
+
+@torch.no_grad()
+def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
+    pixels = images(case, 16)
+    truth = answer(theirs(case, torch.float64)(pixels.double()))
+    rough = answer(theirs(case, torch.bfloat16)(pixels.bfloat16())).double()
+    ours = copy.deepcopy(hooked_tower(case)).to(torch.bfloat16)(pixels.bfloat16()).double()
+    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (rough - truth).pow(2).mean().sqrt()
+
+
+def test_tensors_may_come_in_any_order(case: Case, checkpoint: Path, tmp_path: Path):
+    save_shuffled(load_file(checkpoint / "model.safetensors"), checkpoint, tmp_path)
+    model = HookedVisionEncoder.from_pretrained(tmp_path)
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked_tower(case).named_parameters()))
+
+
+def test_export_is_exact(case: Case, checkpoint: Path, tmp_path: Path):
+    model = HookedVisionEncoder.from_pretrained(checkpoint)
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors"))
+
+
+@torch.no_grad()
+def test_the_model_of_transformers_comes_back(case: Case):
+    back, pixels = hooked_tower(case).to_hf(), images(case)
+    assert type(back) is type(reference(case))
+    assert_same_tensors(back.state_dict(), reference(case).state_dict())
+    assert_close(answer(back(pixels)), answer(theirs(case)(pixels)))
+
+
+def test_identities(case: Case):
+    report = hooked_tower(case).verify()
+    assert report.ok, str(report)
+
+
+@torch.no_grad()
+@unchecked()
+def test_every_site_is_alive(case: Case):
+    """An edit of any site changes the output."""
+    model, pixels = hooked_tower(case), images(case)
+    clean = model(pixels)
+
+    def bend(value: Tensor, hook: Any) -> Tensor:
+        return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+    dead = [
+        name
+        for name in model.all_points()
+        if distance(model.run_with_hooks(pixels, fwd_hooks=[(name, bend)]), clean) < 1e-5
+    ]
+    assert dead == []
+
+
+@pytest.mark.parametrize("size", [(18, 30), (36, 36)])
+@torch.no_grad()
+def test_another_size_is_refused_or_interpolated(case: Case, size: tuple[int, int]):
+    model = hooked_tower(case)
+    pixels = torch.randn(2, model.cfg.n_channels, *size, generator=torch.Generator().manual_seed(3))
+    if model.tree.pos_embed.interpolation is None:
+        with pytest.raises(ValueError, match="does not fit: this tower has positions for"):
+            model(pixels)
+    if model.tree.grid[0] == model.tree.grid[1]:  # that of transformers assumes a square
+        found = theirs(case)(pixels, interpolate_pos_encoding=True)
+        assert_close(model(pixels, interpolate_pos_encoding=True), answer(found))

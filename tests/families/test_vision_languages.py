@@ -1,0 +1,250 @@
+"""What every vision-language model of `tests/families/` buys: the numbers of transformers on images and text together, under
+names that mean what they say."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hooked_lm import HookedVisionLanguage, VisionInputs
+from hooked_lm.components.kv_cache import KeyValueCache
+from tests.close import APART, GRADIENT, assert_apart, assert_close
+from tests.families._models import (
+    MODERATE,
+    assert_same_gradients_of,
+    assert_same_tensors,
+    backpropagate,
+    distance,
+    save_shuffled,
+)
+from tests.families._vision import VisionCase, hooked_vlm, logits_of, reference, scenes, theirs, written
+from tests.families.vision_languages import CASES
+from tests.unchecked import unchecked
+
+EACH_CASE = CASES
+SCENES = ("text", "one", "two", "padded")
+
+
+@pytest.fixture(scope="module")
+def tensors(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by their names on disk."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+def at_words(inputs: dict[str, Tensor], logits: Tensor) -> Tensor:
+    """The logits at positions that are not padding."""
+    return logits[inputs["attention_mask"].bool()]
+
+
+def double_of(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The inputs with pixels of this dtype."""
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+
+
+# ---- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scene", SCENES)
+@torch.no_grad()
+def test_logits(case: VisionCase, scene: str):
+    inputs = written(case, scenes(case)[scene])
+    expected = at_words(inputs, logits_of(case, inputs))
+    assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the logits is {expected.std():.2g}"
+    assert_close(at_words(inputs, hooked_vlm(case)(**inputs)), expected)
+
+
+@torch.no_grad()
+def test_images_matter(case: VisionCase):
+    """Each image changes what is said after it, and the order of images matters."""
+    model = hooked_vlm(case)
+    first, second = (written(case, scenes(case)["two"], seed) for seed in (0, 1))
+    assert_apart(model(**{**first, **pixels_of(second)})[:, -1], model(**first)[:, -1])
+
+
+def pixels_of(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: x for name, x in inputs.items() if name not in ("input_ids", "attention_mask")}
+
+
+def test_gradients(case: VisionCase):
+    """For every weight, under the name that transformers gives it, and for the pixels."""
+    inputs = written(case, scenes(case)["two"])
+    of_pixels: dict[str, list[Tensor]] = {"ours": [], "theirs": []}
+
+    def run(model: Any, dtype: torch.dtype, kept: list[Tensor], more: dict[str, Tensor]) -> Any:
+        given = double_of(inputs, dtype) | more
+        pixels = given["pixel_values"].requires_grad_()
+        found = model(**given)
+        backpropagate(found if isinstance(found, Tensor) else found.logits)
+        kept.append(pixels.grad)
+        return model
+
+    def of_transformers(dtype: torch.dtype) -> Any:
+        return run(theirs(case, dtype), dtype, of_pixels["theirs"], case.writer.more(inputs["input_ids"]))
+
+    def ours(dtype: torch.dtype) -> Any:
+        return run(copy.deepcopy(hooked_vlm(case)).to(dtype), dtype, of_pixels["ours"], {})
+
+    assert_same_gradients_of(ours, of_transformers)
+    assert_close(of_pixels["ours"][0], of_pixels["theirs"][0], GRADIENT)
+
+
+@torch.no_grad()
+def test_bf16_is_as_near_the_truth_as_transformers(case: VisionCase):
+    inputs = written(case, [scenes(case)["two"][0]] * 4)
+    truth = logits_of(case, inputs, torch.float64)
+    rough = logits_of(case, inputs, torch.bfloat16).double()
+    ours = copy.deepcopy(hooked_vlm(case)).to(torch.bfloat16)(**double_of(inputs, torch.bfloat16)).double()
+    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (rough - truth).pow(2).mean().sqrt()
+
+
+# ---- the way in and out ----------------------------------------------------------------------------------------------
+
+
+def test_tensors_may_come_in_any_order(case: VisionCase, checkpoint: Path, tensors: dict[str, Tensor], tmp_path: Path):
+    save_shuffled(tensors, checkpoint, tmp_path)
+    model = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked_vlm(case).named_parameters()))
+
+
+def test_names_of_modules_are_read_too(case: VisionCase, checkpoint: Path, tmp_path: Path):
+    """transformers saves under older names than those of its modules; files of both kinds are published."""
+    state = {name: x.contiguous().clone() for name, x in reference(case).state_dict().items()}
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    model = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    assert_same_tensors(dict(model.named_parameters()), dict(hooked_vlm(case).named_parameters()))
+
+
+def test_export_is_exact(case: VisionCase, checkpoint: Path, tensors: dict[str, Tensor], tmp_path: Path):
+    model = HookedVisionLanguage.from_pretrained_no_processing(checkpoint)
+    model.save_pretrained(tmp_path)
+    assert_same_tensors(load_file(tmp_path / "model.safetensors"), tensors)
+    again = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    assert_same_tensors(dict(again.named_parameters()), dict(model.named_parameters()))
+
+
+@torch.no_grad()
+def test_the_model_of_transformers_comes_back(case: VisionCase):
+    back, inputs = hooked_vlm(case).to_hf(), written(case, scenes(case)["two"])
+    assert type(back) is type(reference(case))
+    assert_same_tensors(back.state_dict(), reference(case).state_dict())
+    back.set_attn_implementation("eager")
+    found = back(**inputs, **case.writer.more(inputs["input_ids"])).logits
+    assert_close(found, logits_of(case, inputs))
+
+
+# ---- sites -----------------------------------------------------------------------------------------------------------
+
+
+def test_identities(case: VisionCase):
+    report = hooked_vlm(case).verify()
+    assert report.ok, str(report)
+
+
+@torch.no_grad()
+def test_sites_of_both_sides_have_names(case: VisionCase):
+    """The decoder's with and without its prefix; the tower's in the order of the image."""
+    model, inputs = hooked_vlm(case), written(case, scenes(case)["one"])
+    _, cache = model.run_with_cache(**inputs)
+    for name in ("blocks.0.attn.hook_z", "blocks.1.hook_resid_post", "hook_embed_merged"):
+        assert cache[name] is cache[f"language.{name}"]
+    assert cache["vision.blocks.0.attn.hook_pattern"].ndim == cache["projector.hook_out"].ndim + 1 == 4
+    assert cache["resid_pre", 0].shape[:2] == inputs["input_ids"].shape
+
+
+@torch.no_grad()
+@unchecked()
+def test_every_site_is_alive(case: VisionCase):
+    """An edit of any site changes the logits, but for parts of the tower beyond those that the projector reads."""
+    model, inputs = hooked_vlm(case), written(case, scenes(case)["two"])
+    clean = model(**inputs)
+    dead = [name for name in model.all_points() if distance(edited(model, inputs, name), clean) < 1e-4]
+    assert set(dead) <= set(beyond_what_is_read(model))
+
+
+def edited(model: HookedVisionLanguage, inputs: dict[str, Tensor], name: str) -> Tensor:
+    def bend(value: Tensor, hook: Any) -> Tensor:
+        if not value.is_floating_point():
+            return torch.where(value == model.tree.image_token, value, (value + 1) % 40)
+        return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+    return model.run_with_hooks(**inputs, fwd_hooks=[(name, bend)])
+
+
+def beyond_what_is_read(model: HookedVisionLanguage) -> Iterator[str]:
+    """The tower's sites after the last layer that the projector reads."""
+    layers = model.tree.feature_layers
+    if layers is not None:
+        unread = ("vision.ln_final.", *(f"vision.blocks.{i}." for i in range(max(layers), len(model.vision.blocks))))
+        yield from (name for name in model.all_points() if name.startswith(unread))
+
+
+# ---- batches and generation ------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_padded_rows_are_what_they_are_alone(case: VisionCase):
+    rows, model = scenes(case)["padded"], hooked_vlm(case)
+    inputs, sizes = written(case, rows), [[part for part in row if isinstance(part, tuple)] for row in rows]
+    together = model(**inputs)
+    for i, real in enumerate(inputs["attention_mask"].bool()):
+        images = case.writer.select(pixels_of(inputs), sizes, i) if sizes[i] else {}
+        assert_close(together[i][real], model(VisionInputs(inputs["input_ids"][i][real][None], images))[0])
+
+
+@torch.no_grad()
+def test_steps_with_a_cache_are_the_full_run(case: VisionCase):
+    """The second image comes in a second turn."""
+    model, (a, b) = hooked_vlm(case), case.writer.sizes
+    inputs = written(case, [[2, a, 3, b, 4]])
+    whole, cache = model(**inputs), KeyValueCache(model.cfg.n_layers)
+    first = len(case.writer.ids(a)) + 3
+    images = [case.writer.select(pixels_of(inputs), [[a], [b]], i) for i in (0, 1)]
+    ids = inputs["input_ids"]
+    pieces = [model(VisionInputs(ids[:, :first], images[0]), past_kv_cache=cache)]
+    pieces += [model(ids[:, first : first + 1], past_kv_cache=cache)]
+    pieces += [model(VisionInputs(ids[:, first + 1 : -2], images[1]), past_kv_cache=cache)]
+    pieces += [model(ids[:, i : i + 1], past_kv_cache=cache) for i in range(ids.shape[1] - 2, ids.shape[1])]
+    assert_close(torch.cat(pieces, 1), whole)
+
+
+@torch.no_grad()
+@unchecked()
+def test_greedy_tokens(case: VisionCase):
+    inputs, other = written(case, scenes(case)["padded"]), theirs(case)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
+    other.generation_config.eos_token_id = None
+    more = case.writer.more(inputs["input_ids"])
+    expected = other.generate(**inputs, **more, pad_token_id=0, **options)
+    found = hooked_vlm(case).generate(**inputs, stop_at_eos=False, verbose=False, **options)
+    assert torch.equal(found, expected)
+    again = hooked_vlm(case).generate(**inputs, stop_at_eos=False, verbose=False, use_past_kv_cache=False, **options)
+    assert torch.equal(again, expected)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_images_without_tokens_and_tokens_without_images_are_refused(case: VisionCase):
+    model, one, two = hooked_vlm(case), *(written(case, scenes(case)[name]) for name in ("one", "two"))
+    n_tokens = int((one["input_ids"] == model.tree.image_token).sum())
+    with pytest.raises(ValueError, match=f"the prompts have {n_tokens} image tokens .* there are no images"):
+        model(one["input_ids"])
+    with pytest.raises(ValueError, match=f"the prompts have {n_tokens} image tokens .* the 2 images have"):
+        model(one["input_ids"], **pixels_of(two))
+
+
+def test_a_wrong_image_is_noticed(case: VisionCase):
+    """The gates see an image that is turned over: they would see wrong positions, windows or an order of patches."""
+    inputs = written(case, scenes(case)["one"])
+    pixels = inputs["pixel_values"]
+    turned = {**inputs, "pixel_values": pixels.flip(-1) if pixels.ndim > 2 else pixels.flip(0)}
+    with torch.no_grad():
+        found, expected = hooked_vlm(case)(**turned), logits_of(case, inputs)
+    with pytest.raises(AssertionError):
+        assert_close(found[:, -1], expected[:, -1], depth=APART)

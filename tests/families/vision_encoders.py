@@ -1,0 +1,31 @@
+"""Vision towers: ViT and the tower of CLIP."""
+
+from tests.families._case import Case
+
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 6,
+    "layer_norm_eps": 0.02,
+}
+VIT = {**TOWER, "num_labels": 5}
+CLIP = {**TOWER, "projection_dim": 20}
+
+CASES = [
+    Case("vit", "classifier", VIT, auto="AutoModelForImageClassification"),
+    Case("vit", "pooler-unbiased-oblong", {**TOWER, "image_size": [12, 24], "qkv_bias": False}, auto="AutoModel"),
+    Case(
+        "vit",
+        "pooler-relu-one-channel",
+        {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu"},
+        auto="AutoModel",
+    ),
+    Case("clip_vision_model", "projected", CLIP, auto="CLIPVisionModelWithProjection"),
+    Case("clip_vision_model", "bare-gelu", {**CLIP, "hidden_act": "gelu"}, auto="AutoModel"),
+    Case(
+        "clip_vision_model", "bare-small-patches", {**CLIP, "patch_size": 4, "num_attention_heads": 2}, auto="AutoModel"
+    ),
+]
