@@ -114,6 +114,9 @@ class VisionLanguage(Decoder):
         embed = self.hook_embed(self.embed(known))
         features = self.image_features(inputs.images) if inputs.images else None
         self._check_images(is_image, features)
+        assert isinstance(context, ImageContext), "the context of this class"
+        for rule in self.tree.rules:
+            rule.apply(context, tokens, is_image, features)
         if features is not None:
             vectors = features.in_order(features.vectors).to(embed.dtype)
             embed = embed.masked_scatter(is_image[..., None], vectors)

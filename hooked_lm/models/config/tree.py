@@ -20,6 +20,7 @@ from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.vision.heads import ClassToken, Projection
+from hooked_lm.components.vision.image_rules import ImageRule
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.components.vision.pixels import PixelImages
 from hooked_lm.models.config.fit import check_fit, check_tied
@@ -173,13 +174,14 @@ class VisionLanguageConfig(DecoderConfig):
     """A decoder that reads images: a vision tower, a projector into the decoder's stream, and the decoder itself.
 
     The projector reads the streams of the tower after `feature_layers` blocks each, side by side, or its normalised output if
-    that is None. `image_token` is the id of the tokens that images replace. `text_type` and `vision_type` are the families of
-    both sides.
+    that is None. `image_token` is the id of the tokens that images replace. `rules` say what images change besides. `text_type`
+    and `vision_type` are the families of both sides.
     """
 
     vision: VisionConfig = field(kw_only=True)
     projector: Any = field(kw_only=True)
     image_token: int = field(kw_only=True)
     feature_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
+    rules: tuple[ImageRule, ...] = field(default=(), kw_only=True)
     text_type: str = field(kw_only=True)
     vision_type: str = field(kw_only=True)

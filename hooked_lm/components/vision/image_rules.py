@@ -1,0 +1,23 @@
+"""What images change in a run of the decoder besides the embeddings: positions, masks."""
+
+from abc import ABC, abstractmethod
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hooked_lm.components.vision.image_context import ImageContext
+from hooked_lm.components.vision.image_features import ImageFeatures
+
+
+class ImageRule(ABC):
+    """A rule of one kind; its config is the rule itself."""
+
+    @abstractmethod
+    def apply(
+        self,
+        context: ImageContext,
+        tokens: Int[Tensor, "batch pos"],
+        is_image: Bool[Tensor, "batch pos"],
+        features: ImageFeatures | None,
+    ) -> None:
+        """Sets what the rule says in the context of a run over these tokens; `features` are those of the images among them."""
