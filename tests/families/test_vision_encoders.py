@@ -33,7 +33,8 @@ def images(case: Case, n_images: int = 3) -> Tensor:
 
 def answer(found: Any) -> Tensor:
     """The output of transformers that is ours by default."""
-    return next(found[name] for name in ("logits", "image_embeds", "pooler_output") if name in found)
+    names = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+    return next(found[name] for name in names if found.get(name) is not None)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Vision towers: ViT and the tower of CLIP."""
+"""Vision towers: ViT and the towers of CLIP and SigLIP."""
 
 from tests.families._case import Case
 
@@ -27,5 +27,18 @@ CASES = [
     Case("clip_vision_model", "bare-gelu", {**CLIP, "hidden_act": "gelu"}, auto="AutoModel"),
     Case(
         "clip_vision_model", "bare-small-patches", {**CLIP, "patch_size": 4, "num_attention_heads": 2}, auto="AutoModel"
+    ),
+    Case("siglip_vision_model", "probe", TOWER, auto="AutoModel"),
+    Case(
+        "siglip_vision_model",
+        "probe-gelu-one-channel",
+        {**TOWER, "hidden_act": "gelu", "num_channels": 1, "num_attention_heads": 2},
+        auto="AutoModel",
+    ),
+    Case(
+        "siglip_vision_model",
+        "headless-small-patches",
+        {**TOWER, "patch_size": 4, "vision_use_head": False},
+        auto="AutoModel",
     ),
 ]

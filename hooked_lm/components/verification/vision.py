@@ -5,8 +5,17 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from hooked_lm.components.heads import Real
-from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, identities
-from hooked_lm.components.vision.heads import ClassToken, Projection
+from hooked_lm.components.verification.registry import (
+    Identity,
+    LazyTensor,
+    Sites,
+    identities,
+    norm_identity,
+    norm_output,
+    output_from_sites,
+    within,
+)
+from hooked_lm.components.vision.heads import ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.projector import MLPProjector
 
 
@@ -14,6 +23,25 @@ from hooked_lm.components.vision.projector import MLPProjector
 def _(head: ClassToken, at: Sites, get_input: LazyTensor, real: Real | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield "the first position == pooler_out", lambda: (get_input()[:, 0], at("hook_pooler_out"))
+
+
+@identities.register
+def _(head: ProbePooler, at: Sites, get_input: LazyTensor, real: Real | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def probe() -> Tensor:
+        return head.W_probe.expand(len(get_input()), 1, -1)
+
+    def attended() -> Tensor:
+        return at("hook_attn_out")
+
+    attn, mlp = within(at, "attn"), within(at, "mlp")
+    yield from identities(head.attn, attn, probe, get_input)
+    yield "sum of results + b_O == attn_out", lambda: (output_from_sites(head.attn, attn), attended())
+    yield from norm_identity(head, "ln", at, attended)
+    yield from identities(head.mlp, mlp, lambda: norm_output(head, "ln", at, attended))
+    yield "post -> mlp_out", lambda: (output_from_sites(head.mlp, mlp), at("hook_mlp_out"))
+    yield "attn_out + mlp_out == pooler_out", lambda: ((attended() + at("hook_mlp_out"))[:, 0], at("hook_pooler_out"))
 
 
 @identities.register

@@ -7,7 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.heads import Real, Stream
+from hooked_lm.components.mlp import MLP
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import RESIDUAL
+from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint
 
 Pooled = Float[Tensor, "batch d_model"]
@@ -30,6 +35,38 @@ class ClassToken(nn.Module):
 
     def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
         return self.hook_pooler_out(resid[:, 0])
+
+
+class ProbePooler(nn.Module):
+    """`x + mlp(ln(x))`, where x is what a learned query `W_probe` [d_model] attends to (Zhai et al. 2022, arXiv:2106.04560).
+
+    `attn` reads all positions for this one query: `attn.hook_q` is [batch, 1, head, d_head].
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        attn: CrossAttention.Config
+        ln: LayerNorm.Config
+        mlp: MLP.Config
+
+        def build(self) -> "ProbePooler":
+            return ProbePooler(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_probe = nn.Parameter(torch.empty(cfg.attn.d_model))
+        self.attn = cfg.attn.build()
+        self.hook_attn_out = HookPoint(*RESIDUAL)
+        self.ln = cfg.ln.build()
+        self.mlp = cfg.mlp.build()
+        self.hook_mlp_out = HookPoint(*RESIDUAL)
+        self.hook_pooler_out = HookPoint("batch", "d_model")
+
+    def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
+        context = StackContext(len(resid), 1, resid.device, source=EncodedSource(resid, real))
+        attended = self.hook_attn_out(self.attn(self.W_probe.expand(len(resid), 1, -1), context))
+        return self.hook_pooler_out((attended + self.hook_mlp_out(self.mlp(self.ln(attended))))[:, 0])
 
 
 class Projection(nn.Module):
