@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedVisionEncoder, HookedVisionLanguage
-from tests.families._case import Case, reference
+from tests.families._case import GROUPED, SIZES, Case, reference
 
 Size = tuple[int, int]  # of an image, in patches: rows and columns
 Row = Sequence[int | Size]  # a number of words, or an image
@@ -94,3 +94,43 @@ def logits_of(case: VisionCase, inputs: dict[str, Tensor], dtype: torch.dtype = 
     given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in given.items()}
     with torch.no_grad():
         return theirs(case, dtype)(**given).logits
+
+
+# ---- sizes, and how images of one size are written ----------------------------------------------------------------------
+
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 6,
+    "layer_norm_eps": 0.02,
+}
+CLIP = {**TOWER, "projection_dim": 20}
+IMAGE = 58  # the token of images
+TEXT = {**SIZES, **GROUPED, "vocab_size": 61, "max_position_embeddings": 120}
+LLAMA, QWEN = {**TEXT, "model_type": "llama"}, {**TEXT, "model_type": "qwen2"}
+AUTO = "AutoModelForImageTextToText"
+
+
+def pixels(n_channels: int = 3, patch: int = 6, rows: int = 4, columns: int = 4):
+    """Draws images of one size."""
+
+    def draw(images: Sequence[Sequence[Size]], generator: torch.Generator) -> dict[str, Tensor]:
+        n_images = sum(map(len, images))
+        size = (n_images, n_channels, rows * patch, columns * patch)
+        return {"pixel_values": torch.randn(size, generator=generator)}
+
+    return draw
+
+
+def one_by_one(images: dict[str, Tensor], sizes: Sequence[Sequence[Size]], row: int) -> dict[str, Tensor]:
+    """The images of a row, where every tensor has one entry for each image."""
+    first = sum(map(len, sizes[:row]))
+    return {name: x[first : first + len(sizes[row])] for name, x in images.items()}
+
+
+def of_one_size(n_tokens: int, **size: int) -> Writer:
+    """All images have as many tokens, without others around them."""
+    return Writer(((4, 4), (4, 4)), lambda size: [IMAGE] * n_tokens, pixels(**size), one_by_one)

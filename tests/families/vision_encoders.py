@@ -1,18 +1,9 @@
 """Vision towers: ViT and the towers of CLIP and SigLIP."""
 
 from tests.families._case import Case
+from tests.families._vision import CLIP, TOWER
 
-TOWER = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 24,
-    "patch_size": 6,
-    "layer_norm_eps": 0.02,
-}
 VIT = {**TOWER, "num_labels": 5}
-CLIP = {**TOWER, "projection_dim": 20}
 
 CASES = [
     Case("vit", "classifier", VIT, auto="AutoModelForImageClassification"),
