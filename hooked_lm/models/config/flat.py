@@ -330,7 +330,7 @@ class HookedVisionConfig(HookedTransformerConfig):
     # fmt: off
     n_ctx: int = of_tree("longest input, in class tokens and patches", "n_ctx", default=-1, least=1, kinds=(VISION,),
                          follows=lambda image_size, patch_size, n_class_tokens:
-                         (image_size // patch_size) ** 2 + n_class_tokens)
+                         -1 if image_size is None else (image_size // patch_size) ** 2 + n_class_tokens)
     image_size: int | None = of_tree("height of images, in pixels; None: any", "", default=None, read=read.image_size,
                                      kinds=(VISION,))
     patch_size: int = of_tree("height and width of a patch, in pixels", "embed.patch_size", default=16, least=1,
@@ -349,6 +349,12 @@ class HookedVisionConfig(HookedTransformerConfig):
     def build(c: Any, is_sketch: bool = False) -> Any:
         """The tree of a ViT; None while the size of images is unknown."""
         return build.vision(c, is_sketch) if c.image_size is not None or is_sketch else None
+
+    def check_tree(self) -> None:
+        """Raises ValueError if no model can be built from this config."""
+        self.resolve()
+        if self.tree is None:
+            raise ValueError("image_size is missing: give it in the config")
 
 
 @remembers

@@ -39,6 +39,7 @@ INSIDE_OTHERS = {
     "HeadLayerNorm",
     "HeadScaleNorm",
     "HyperConnection",
+    "ImagePosEmbed",
     "Indexer",
     "JointLayerNorm",
     "KeyPool",
@@ -47,6 +48,7 @@ INSIDE_OTHERS = {
     "MaskScaledEncoderEmbed",
     "MergedRMSNorm",
     "NoNorm",
+    "PatchEmbed",
     "PoolIndexer",
     "NgramEmbed",
     "PosEmbed",
@@ -104,12 +106,14 @@ def test_every_block_states_the_weights_after_its_norms() -> None:
 
 def test_every_sublayer_states_its_output_and_its_weights() -> None:
     """A sublayer is what has identities, and is neither a block nor a head nor in front of them."""
-    heads = "hooked_lm.components.heads"
+    heads = ("hooked_lm.components.heads", "hooked_lm.components.vision.")
     blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed, RepeatedIds, TrigramEmbed, Bottleneck)
     sublayers = [
         kind
         for kind in components()
-        if is_stated(verification.identities, kind) and not issubclass(kind, blocks) and kind.__module__ != heads
+        if is_stated(verification.identities, kind)
+        and not issubclass(kind, blocks)
+        and not kind.__module__.startswith(heads)
     ]
     assert len(sublayers) >= 14
     for function in (verification.output_from_sites, verification.input_weights, verification.output_weights):

@@ -8,11 +8,22 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
+from hooked_lm.models.config.flat import (
+    HookedEncoderConfig,
+    HookedEncoderDecoderConfig,
+    HookedTransformerConfig,
+    HookedVisionConfig,
+)
 from hooked_lm.models.config.flat_config import completed, same, values_of
-from hooked_lm.models.config.row import ABSENT, EVERY_KIND, found, table
+from hooked_lm.models.config.row import ABSENT, EVERY_KIND, VISION, found, table
 
-CONFIGS = {cls.kind: cls for cls in (HookedTransformerConfig, HookedEncoderConfig, HookedEncoderDecoderConfig)}
+CLASSES: tuple[Any, ...] = (
+    HookedTransformerConfig,
+    HookedEncoderConfig,
+    HookedEncoderDecoderConfig,
+    HookedVisionConfig,
+)
+CONFIGS = {cls.kind: cls for cls in CLASSES}
 ROWS = [(kind, name) for kind, cls in CONFIGS.items() for name in table(cls).rows]
 OF_TREE = [(kind, name) for kind, name in ROWS if not table(CONFIGS[kind]).rows[name].is_fact]
 SIZES: dict[str, Any] = {
@@ -24,6 +35,14 @@ SIZES: dict[str, Any] = {
     "act_fn": "gelu",
     "device": "cpu",
 }
+OF_TEXT = ("n_ctx", "d_vocab")
+OF_IMAGES = {**{name: size for name, size in SIZES.items() if name not in OF_TEXT}, "image_size": 8, "patch_size": 4}
+
+
+def sizes(kind: str) -> dict[str, Any]:
+    """What a config of this kind needs."""
+    return OF_IMAGES if kind == VISION else SIZES
+
 
 # Fields that are not numbers or booleans, and what may be drawn for them.
 VALUES: dict[str, list[Any]] = {
@@ -40,6 +59,8 @@ VALUES: dict[str, list[Any]] = {
     "n_key_value_heads": [None, 1, 2],
     "num_experts": [None, 3, 4],
     "experts_per_token": [None, 1, 2],
+    "image_size": [None, 8, 12],
+    "patch_size": [2, 4],
 }
 
 
@@ -96,7 +117,6 @@ def test_the_table_is_the_dataclass(kind: str) -> None:
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_paths_lead_to_values(kind: str) -> None:
     """Every path of every kind leads somewhere in a tree that has all parts."""
-    sizes = {**SIZES, "n_layers": 2}
     rotary = {"positional_embedding_type": "rotary"}
     mixture = {"num_experts": 3, "experts_per_token": 1}
     many: dict[str, list[dict[str, Any]]] = {
@@ -104,8 +124,9 @@ def test_paths_lead_to_values(kind: str) -> None:
                     rotary | {"rotary_scaling_factor": 2.0}],
         "encoder": [{}],
         "encoder-decoder": [{}],
+        VISION: [{"n_classes": 3}],
     }  # fmt: skip
-    trees = [CONFIGS[kind](**{**sizes, **changes}).tree for changes in many[kind]]
+    trees = [CONFIGS[kind](**{**sizes(kind), **changes}).tree for changes in many[kind]]
     only_loaded = {"rotary", "window"} if kind != "decoder" else set()
     for name, row in table(CONFIGS[kind]).rows.items():
         if kind in row.kinds and row.paths and not any(part in path for path in row.paths for part in only_loaded):
@@ -121,9 +142,9 @@ def test_paths_lead_to_values(kind: str) -> None:
 def test_a_field_is_in_the_tree_or_refused(kind: str, name: str, data: st.DataObject) -> None:
     """However it is set, whatever else is set: it reads as it was set, the tree shows it, and no other field disagrees."""
     changes = draw_fields(data, kind, (name,))
-    made = CONFIGS[kind](**SIZES)
+    made = CONFIGS[kind](**sizes(kind))
     ways = [
-        lambda: CONFIGS[kind](**{**SIZES, **changes}),
+        lambda: CONFIGS[kind](**{**sizes(kind), **changes}),
         lambda: replace(made, **changes),
         lambda: replace(CONFIGS[kind].from_tree(made.tree), **changes),
     ]
@@ -135,7 +156,7 @@ def test_a_field_is_in_the_tree_or_refused(kind: str, name: str, data: st.DataOb
             assert any(word in words for word in (*changes, "flat names build", "expert", "local", "positional")), words
             continue
         if cfg.tree is None:
-            with pytest.raises(ValueError, match=r"encoder-decoders|d_vocab is missing"):
+            with pytest.raises(ValueError, match=r"encoder-decoders|d_vocab is missing|image_size is missing"):
                 cfg.check_tree()
             continue
         assert disagreements(cfg) == []
@@ -147,9 +168,9 @@ def test_a_field_is_in_the_tree_or_refused(kind: str, name: str, data: st.DataOb
 
 @pytest.mark.parametrize(("kind", "name", "value"), [(k, n, v) for k, n in OF_TREE for v in values(CONFIGS[k], n)[:2]])
 def test_assignment_is_construction(kind: str, name: str, value: Any) -> None:
-    cfg = CONFIGS[kind](**SIZES)
+    cfg = CONFIGS[kind](**sizes(kind))
     try:
-        expected = CONFIGS[kind](**{**SIZES, name: value})
+        expected = CONFIGS[kind](**{**sizes(kind), name: value})
         expected.check_tree()
     except (ValueError, ZeroDivisionError):
         setattr(cfg, name, value)
@@ -168,7 +189,7 @@ def test_assignment_is_construction(kind: str, name: str, value: Any) -> None:
 def test_from_tree_to_flat_to_tree_is_the_identity(kind: str, data: st.DataObject) -> None:
     cls, changes = CONFIGS[kind], draw_fields(data, kind)
     try:
-        tree = cls(**{**SIZES, **changes}).tree
+        tree = cls(**{**sizes(kind), **changes}).tree
     except (ValueError, ZeroDivisionError):
         tree = None
     assume(tree is not None)
@@ -193,7 +214,7 @@ def nearly_equal(a: Any, b: Any) -> bool:
 def test_what_follows_is_computed_in_one_step() -> None:
     """No row follows from a row further down, so one pass over the table computes all."""
     for cls in CONFIGS.values():
-        values = completed(cls, SIZES)
+        values = completed(cls, sizes(cls.kind))
         assert completed(cls, values) == values
 
 
