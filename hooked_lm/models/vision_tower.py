@@ -43,7 +43,7 @@ class TowerParts(nn.Module):
         context = TowerContext(patches, self.embed.cfg.n_class_tokens)
         resid = self.embed.with_class_tokens(self.hook_patch_embed(self.embed(patches.vectors)))
         if "pos_embed" in self._modules:
-            positions = self.pos_embed(patches.grid, patches.vectors.shape[1], interpolation).to(resid.dtype)
+            positions = self.pos_embed(patches, interpolation).to(resid.dtype)
             if is_listening(self.hook_pos_embed):
                 positions = self.hook_pos_embed(positions.expand_as(resid).contiguous())
             resid = resid + positions

@@ -1,11 +1,11 @@
 """The beginning of a vision tower: patches become vectors, class tokens stand before them, positions are added."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.vision.patches import Patches, cut
@@ -85,19 +85,23 @@ class ImagePosEmbed(nn.Module):
             """The number of positions of an image of this size."""
             return self.n_class_tokens + self.rows * self.columns
 
+        @property
+        def fits_all(self) -> bool:
+            """Whether there are positions for images of any size."""
+            return self.interpolation is not None
+
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
         self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
 
-    def forward(
-        self, grid: Int[Tensor, "image 2"], n_patches: int, interpolation: Mode | None = None
-    ) -> Float[Tensor, "#image pos d_model"]:
-        """The vectors of `n_patches` patches of each image, and of the class tokens before them.
+    def forward(self, patches: Patches, interpolation: Mode | None = None) -> Float[Tensor, "#image pos d_model"]:
+        """The vectors of the patches of each image, and of the class tokens before them.
 
         Raises ValueError for an image of another size, unless there is an interpolation.
         """
-        sizes = {(rows, columns) for rows, columns in grid.tolist()}
+        grid, n_patches = patches.grid.tolist(), patches.vectors.shape[1]
+        sizes = {(rows, columns) for rows, columns in grid}
         own, interpolation = (self.cfg.rows, self.cfg.columns), interpolation or self.cfg.interpolation
         if sizes == {own}:
             return self.W_pos[None]
@@ -110,7 +114,7 @@ class ImagePosEmbed(nn.Module):
         classes, cells = self.W_pos.tensor_split([self.cfg.n_class_tokens])
         table = cells.view(1, *own, -1).permute(0, 3, 1, 2)
         resized = {size: self.resized(table, size, interpolation) for size in sizes}
-        of_images = [resized[rows, columns].flatten(2)[0].T for rows, columns in grid.tolist()]
+        of_images = [resized[rows, columns].flatten(2)[0].T for rows, columns in grid]
         padded = [F.pad(each, (0, 0, 0, n_patches - len(each))) for each in of_images]
         return torch.stack([torch.cat([classes, each]) for each in padded])
 
@@ -119,3 +123,50 @@ class ImagePosEmbed(nn.Module):
     ) -> Float[Tensor, "1 d_model rows columns"]:
         """The vectors of the cells for a grid of another size."""
         return F.interpolate(table, size=size, mode=mode, align_corners=False)
+
+
+class BucketPosEmbed(nn.Module):
+    """A learned vector for each cell of a square grid that is laid over the picture, whatever its size: `W_pos` [cell, d_model].
+
+    A patch has the vector of the cell that its upper left corner lies in, by 32-bit fractions of the height and width of what is
+    not hidden, as transformers computes them (Idefics2, Laurençon et al. 2024, arXiv:2405.02246). Hidden patches have the first.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        side: int
+        d_model: int
+
+        fits_all: ClassVar[bool] = True
+
+        def build(self) -> "BucketPosEmbed":
+            return BucketPosEmbed(self)
+
+        @property
+        def rows(self) -> int:
+            """The rows of the grid."""
+            return self.side
+
+        @property
+        def columns(self) -> int:
+            """The columns of the grid."""
+            return self.side
+
+        @property
+        def n_ctx(self) -> int:
+            """The number of cells."""
+            return self.side**2
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
+
+    def forward(self, patches: Patches, interpolation: Mode | None = None) -> Float[Tensor, "image pos d_model"]:
+        """The vectors of the patches of each image; there is none to interpolate."""
+        side, seen, cells = self.cfg.side, patches.seen, patches.cells
+        of_picture = torch.stack([(seen & (cells[..., 1 - axis] == 0)).sum(1) for axis in (0, 1)], 1)
+        fractions = (cells.float() * (1.0 / of_picture.float())[:, None]).clamp(max=1.0 - 1e-6)
+        bounds = torch.arange(1 / side, 1.0, 1 / side, device=cells.device, dtype=torch.float32)
+        row, column = torch.bucketize(fractions, bounds, right=True).unbind(-1)
+        return self.W_pos[(row * side + column).masked_fill(~seen, 0)]

@@ -12,11 +12,13 @@ class Patches:
     """Images cut into patches, row by row from the upper left.
 
     `vectors` are the pixels of each patch, by channel, row and column [image, patch, d_patch]; `grid` is the number of rows
-    and columns of each image [image, 2]. Images with fewer patches than others have padding at the end.
+    and columns of each image [image, 2]. Images with fewer patches than others have padding at the end. `hidden` marks patches
+    of the grid that no patch attends to, such as those right of a picture and below it; they have vectors like all others.
     """
 
     vectors: Float[Tensor, "image patch d_patch"]
     grid: Int[Tensor, "image 2"]
+    hidden: Bool[Tensor, "image patch"] | None = None
 
     @property
     def n_patches(self) -> Int[Tensor, " image"]:
@@ -34,6 +36,25 @@ class Patches:
         index, columns = torch.arange(self.vectors.shape[1], device=self.grid.device), self.grid[:, 1:]
         return torch.stack([index // columns, index % columns], -1)
 
+    @property
+    def seen(self) -> Bool[Tensor, "image patch"]:
+        """Which patches others attend to."""
+        return self.real if self.hidden is None else self.real & ~self.hidden
+
+    def by_squares(self, size: int) -> Int[Tensor, "image patch"]:
+        """The patches in another order: square by square of `size` x `size`, each row by row; padding stays at the end.
+
+        Raises ValueError for an image that squares do not fill.
+
+        >>> cut(torch.zeros(1, 3, 2, 4), 1).by_squares(2).tolist()
+        [[0, 1, 4, 5, 2, 3, 6, 7]]
+        """
+        for rows, columns in self.grid[(self.grid % size).any(1)].tolist():
+            raise ValueError(f"an image of {rows} x {columns} patches cannot be cut into squares of {size} x {size}")
+        (row, column), across = self.cells.unbind(-1), self.grid[:, 1:] // size
+        square, place = row // size * across + column // size, row % size * size + column % size
+        return (square * size**2 + place).argsort(1)
+
 
 def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patches:
     """Images of one size as patches of `size` x `size` pixels; what is left at the right and below is not read.
@@ -49,4 +70,4 @@ def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patch
         raise ValueError(f"an image of {height} x {width} pixels is smaller than a patch of {size} x {size}")
     squares = pixels[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
     vectors = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    return Patches(vectors, torch.tensor([[rows, columns]] * n_images, device=pixels.device))
+    return Patches(vectors, torch.tensor([rows, columns], device=pixels.device).repeat(n_images, 1))

@@ -1,9 +1,10 @@
 """How the pixels of images are given: under the names, and in the shapes, of the processors of transformers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -27,3 +28,91 @@ class PixelImages:
         """Random images of a grid of patches, as arguments."""
         size = (grid[0] * embed.patch_size, grid[1] * embed.patch_size)
         return {"pixel_values": torch.randn(n_images, embed.n_channels, *size, generator=generator)}
+
+
+@dataclass(frozen=True)
+class MaskedImages:
+    """`pixel_values` [image, channel, height, width], each a picture in the upper left of its image and padding around it.
+
+    `patch_attention_mask` [image, row, column] is True for the patches of the picture; without it all are.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ("pixel_values", "patch_attention_mask")
+
+    def patches(
+        self,
+        embed: PatchEmbed,
+        pixel_values: Float[Tensor, "image channel height width"],
+        patch_attention_mask: Tensor | None = None,
+    ) -> Patches:
+        """The images as patches, hidden where there is no picture. Raises ValueError for a mask that does not fit."""
+        patches = PixelImages().patches(embed, pixel_values)
+        if patch_attention_mask is None:
+            return patches
+        size = tuple(length // embed.cfg.patch_size for length in pixel_values.shape[2:])
+        seen = patch_attention_mask.to(patches.grid.device, torch.bool)
+        if seen.shape != (len(pixel_values), *size):
+            raise ValueError(
+                f"patch_attention_mask must be [image, row, column], here {(len(pixel_values), *size)}, got {tuple(seen.shape)}"
+            )
+        rows, columns = (torch.arange(length, device=seen.device) for length in size)
+        is_row, is_column = rows < seen[:, :, :1].sum(1), columns < seen[:, :1].sum(2)
+        is_picture = is_row[:, :, None] & is_column[:, None]
+        for image in ((seen != is_picture) | ~seen[:, :1, :1]).flatten(1).any(1).nonzero()[:1].flatten().tolist():
+            raise ValueError(
+                f"the mask of image {image} is no rectangle in the upper left, in which patches have their places"
+            )
+        return patches if seen.all() else replace(patches, hidden=~seen.flatten(1))
+
+    def drawn(
+        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Random images of a grid of patches, as arguments."""
+        return PixelImages().drawn(embed, grid, n_images, generator)
+
+
+@dataclass(frozen=True)
+class ImageRows:
+    """`pixel_values` [batch, image, channel, height, width]: the images of each row, and empty ones, all zero, to fill it up.
+
+    Empty images are dropped; with `keeps_one` the first stays if all are empty. `pixel_attention_mask` [batch, image, height,
+    width] is True for the pixels of a picture in the upper left of an image; without it all are.
+    """
+
+    keeps_one: bool = False
+    arguments: ClassVar[tuple[str, ...]] = ("pixel_values", "pixel_attention_mask")
+
+    def patches(
+        self, embed: PatchEmbed, pixel_values: Float[Tensor, "..."], pixel_attention_mask: Tensor | None = None
+    ) -> Patches:
+        """The images that are not empty as patches, row after row. Raises ValueError for another shape, or a mask that does not
+        fit."""
+        if pixel_values.ndim != 5:
+            raise ValueError(
+                f"pixel_values must be [batch, image, channel, height, width], got {tuple(pixel_values.shape)}"
+            )
+        images = pixel_values.flatten(0, 1)
+        kept = (images != 0).flatten(1).any(1)
+        if self.keeps_one and not kept.any():
+            kept[0] = True
+        if pixel_attention_mask is None:
+            return MaskedImages().patches(embed, images[kept])
+        height, width = pixel_values.shape[3:]
+        if pixel_attention_mask.shape != (*pixel_values.shape[:2], height, width):
+            raise ValueError(
+                "pixel_attention_mask must be [batch, image, height, width], here "
+                f"{(*pixel_values.shape[:2], height, width)}, got {tuple(pixel_attention_mask.shape)}"
+            )
+        of_pixels = pixel_attention_mask.flatten(0, 1)[kept.to(pixel_attention_mask.device)].bool()
+        of_patches = F.max_pool2d(of_pixels[:, None].float(), embed.cfg.patch_size)[:, 0] > 0
+        return MaskedImages().patches(embed, images[kept], of_patches)
+
+    def drawn(
+        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Random images of a grid of patches, one for each row, as arguments."""
+        drawn = PixelImages().drawn(embed, grid, n_images, generator)
+        return {name: x[:, None] for name, x in drawn.items()}
+
+
+Pixels = PixelImages | MaskedImages | ImageRows  # all ways

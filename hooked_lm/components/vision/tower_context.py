@@ -1,7 +1,7 @@
 """The context of a vision tower: where the patches of its images are."""
 
-import torch
-from jaxtyping import Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.context import Context
@@ -16,9 +16,17 @@ class TowerContext(Context):
 
     def __init__(self, patches: Patches, n_class_tokens: int = 0) -> None:
         n_patches, real = patches.vectors.shape[1], patches.real
-        padded = bool((patches.n_patches < n_patches).any())
-        mask = torch.cat([real.new_ones(len(real), n_class_tokens), real], 1) if padded else None
+        self.hidden = None if patches.hidden is None else F.pad(patches.hidden, (n_class_tokens, 0), value=False)
+        mask = F.pad(real, (n_class_tokens, 0), value=True) if bool((patches.n_patches < n_patches).any()) else None
         super().__init__(n_class_tokens + n_patches, patches.vectors.device, mask)
         self.n_class_tokens = n_class_tokens
         self.grid: Int[Tensor, "image 2"] = patches.grid
         self.cells: Int[Tensor, "image patch 2"] = patches.cells
+
+    def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
+        """Which keys a query may attend to; None if to all."""
+        return super().mask(causal, window) if self.hidden is None else self.full_mask(causal, window)
+
+    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+        allowed = super()._full_mask(causal, window)
+        return allowed if self.hidden is None else allowed & ~self.hidden[:, None, None, :]

@@ -15,7 +15,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import NormConfig
-from hooked_lm.components.vision.patch_embed import ImagePosEmbed
+from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed
 from hooked_lm.models.config.row import ABSENT, found
 
 RELATIVE = "relative_positional_bias"
@@ -33,7 +33,7 @@ def position_type(tree: Any) -> str:
     if found(tree, "blocks.*.attn.position_bias[Alibi]"):
         return "alibi"
     pos_embed = next(iter(found(tree, "pos_embed") + found(tree, "embed.pos_embed")))
-    if isinstance(pos_embed, (PosEmbed.Config, ImagePosEmbed.Config)):
+    if isinstance(pos_embed, (PosEmbed.Config, ImagePosEmbed.Config, BucketPosEmbed.Config)):
         return "shortformer" if getattr(tree, "shortformer", False) else "standard"
     return "none" if pos_embed is None else "sinusoidal"
 

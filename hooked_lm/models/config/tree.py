@@ -21,8 +21,8 @@ from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead
 from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.vision.heads import ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
-from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
-from hooked_lm.components.vision.pixels import PixelImages
+from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
+from hooked_lm.components.vision.pixels import PixelImages, Pixels
 from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
@@ -151,13 +151,13 @@ class VisionConfig:
     n_ctx: int
     embed: PatchEmbed.Config
     blocks: tuple[Any, ...]
-    pos_embed: ImagePosEmbed.Config | None = None
+    pos_embed: ImagePosEmbed.Config | BucketPosEmbed.Config | None = None
     ln_pre: NormConfig | None = None
     ln_final: NormConfig | None = None
     pooler: Pooler.Config | ClassToken.Config | ProbePooler.Config | None = None
     projection: Projection.Config | None = None
     classifier: Classifier.Config | None = None
-    pixels: PixelImages = field(default_factory=PixelImages)
+    pixels: Pixels = field(default_factory=PixelImages)
     layout: int = 0
 
     def __post_init__(self) -> None:
