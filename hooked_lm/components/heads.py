@@ -97,6 +97,7 @@ class Pooler(nn.Module):
         mean: bool = False
         pools_last: bool = False
         unread: bool = False
+        d_out: int | None = None  # of its output, if it is not d_model
 
         def build(self) -> "Pooler":
             return Pooler(self)
@@ -104,18 +105,20 @@ class Pooler(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
-        self.b = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        d_out = cfg.d_out or cfg.d_model
+        self.W = nn.Parameter(torch.empty(cfg.d_model, d_out))
+        self.b = nn.Parameter(torch.zeros(d_out)) if cfg.bias else None
         if cfg.unread:
             self.W_unread, self.b_unread = (
                 nn.Parameter(torch.empty_like(self.W)),
-                nn.Parameter(torch.zeros(cfg.d_model)),
+                nn.Parameter(torch.zeros(d_out)),
             )
         self.act_fn = activation(cfg.act_fn)
-        add_norm(self, "ln", cfg.norm, ("batch", "d_model"))
-        self.hook_pooler_out = HookPoint("batch", "d_model")
+        dims = ("batch", "d_model" if d_out == cfg.d_model else "d_out")
+        add_norm(self, "ln", cfg.norm, dims)
+        self.hook_pooler_out = HookPoint(*dims)
 
-    def forward(self, resid: Stream, real: Real | None = None) -> Pooled:
+    def forward(self, resid: Stream, real: Real | None = None) -> Float[Tensor, "batch d_out"]:
         inputs = resid if self.cfg.pools_last else self.pooled(resid, real)
         post = self.act_fn(F.linear(inputs, self.W.T, self.b))
         return self.hook_pooler_out(norm_of(self, "ln")(self.pooled(post, real) if self.cfg.pools_last else post))

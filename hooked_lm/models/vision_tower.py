@@ -40,7 +40,7 @@ class TowerParts(nn.Module):
 
     def before_blocks(self, patches: Patches, interpolation: Mode | None = None) -> tuple[Stream, TowerContext]:
         """The stream before the first block, and the context of the run."""
-        context = TowerContext(patches, self.embed.cfg.n_class_tokens)
+        context = TowerContext(patches, self.embed.cfg.n_before)
         resid = self.embed.with_class_tokens(self.hook_patch_embed(self.embed(patches.vectors)))
         if "pos_embed" in self._modules:
             positions = self.pos_embed(patches, interpolation).to(resid.dtype)

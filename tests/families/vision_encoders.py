@@ -1,7 +1,8 @@
-"""Vision towers: ViT and the towers of CLIP and SigLIP."""
+"""Vision towers: ViT, DINOv2 and the towers of CLIP and SigLIP."""
 
 from tests.families._case import Case
 from tests.families._vision import CLIP, TOWER
+from tests.families.vision_dino import CASES as DINO
 
 VIT = {**TOWER, "num_labels": 5}
 
@@ -11,7 +12,7 @@ CASES = [
     Case(
         "vit",
         "pooler-relu-one-channel",
-        {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu"},
+        {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu", "pooler_output_size": 20},
         auto="AutoModel",
     ),
     Case("clip_vision_model", "projected", CLIP, auto="CLIPVisionModelWithProjection"),
@@ -32,4 +33,5 @@ CASES = [
         {**TOWER, "patch_size": 4, "vision_use_head": False},
         auto="AutoModel",
     ),
+    *DINO,
 ]

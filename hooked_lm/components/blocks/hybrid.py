@@ -9,6 +9,7 @@ from hooked_lm.components.attention.head_inputs import norm_shows_copies
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.context import Context
+from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -76,7 +77,8 @@ def is_scaled(block: nn.Module) -> bool:
     """Whether a block multiplies what its sublayers add to the stream."""
     cfg = getattr(block, "cfg", None)
     scales = ("residual_scale", "attn_scale", "mixer_scale", "mlp_scale")
-    return any(getattr(cfg, name, 1.0) != 1.0 for name in scales)
+    by_channel = any(isinstance(getattr(cfg, name, None), LayerScale.Config) for name in ("ln1_post", "ln2_post"))
+    return by_channel or any(getattr(cfg, name, 1.0) != 1.0 for name in scales)
 
 
 def sublayer_scale(cfg: Any, part: str) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from hooked_lm.components.heads import Real
@@ -15,7 +16,7 @@ from hooked_lm.components.verification.registry import (
     output_from_sites,
     within,
 )
-from hooked_lm.components.vision.heads import ClassToken, ProbePooler, Projection
+from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.projector import MLPProjector
 
 
@@ -42,6 +43,17 @@ def _(head: ProbePooler, at: Sites, get_input: LazyTensor, real: Real | None = N
     yield from identities(head.mlp, mlp, lambda: norm_output(head, "ln", at, attended))
     yield "post -> mlp_out", lambda: (output_from_sites(head.mlp, mlp), at("hook_mlp_out"))
     yield "attn_out + mlp_out == pooler_out", lambda: ((attended() + at("hook_mlp_out"))[:, 0], at("hook_pooler_out"))
+
+
+@identities.register
+def _(head: ClassAndMean, at: Sites, get_input: LazyTensor, real: Real | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def both() -> tuple[Tensor, Tensor]:
+        x = get_input()
+        return torch.cat([x[:, 0], head.mean(x, real)], -1), at("hook_pooler_out")
+
+    yield "class token, mean of patches == pooler_out", both
 
 
 @identities.register

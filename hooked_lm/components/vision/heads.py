@@ -69,6 +69,34 @@ class ProbePooler(nn.Module):
         return self.hook_pooler_out((attended + self.hook_mlp_out(self.mlp(self.ln(attended))))[:, 0])
 
 
+class ClassAndMean(nn.Module):
+    """The vector of the class token, and beside it the mean of the patches, which follow `n_before` positions."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_before: int = 1
+
+        def build(self) -> "ClassAndMean":
+            return ClassAndMean(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_pooler_out = HookPoint("batch", "d_out")
+
+    def forward(self, resid: Stream, real: Real | None = None) -> Float[Tensor, "batch d_out"]:
+        return self.hook_pooler_out(torch.cat([resid[:, 0], self.mean(resid, real)], -1))
+
+    def mean(self, resid: Stream, real: Real | None = None) -> Pooled:
+        """The mean of the patches that are not padding."""
+        patches = resid[:, self.cfg.n_before :]
+        if real is None:
+            return patches.mean(1)
+        counted = real[:, self.cfg.n_before :, None]
+        return patches.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
+
+
 class Projection(nn.Module):
     """`x W` [d_model, d_out], in which images and texts are compared (CLIP, Radford et al. 2021, arXiv:2103.00020)."""
 

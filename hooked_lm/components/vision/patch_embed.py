@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.vision.patches import Patches, cut
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -17,7 +18,9 @@ Mode = Literal["bicubic", "bilinear"]
 class PatchEmbed(nn.Module):
     """`pixels W_E + b_E` for each patch (Dosovitskiy et al. 2020, arXiv:2010.11929), with `W_E` [d_patch, d_model].
 
-    The pixels of a patch are in the order channel, row, column. `W_cls` [class, d_model] are vectors without a patch.
+    The pixels of a patch are in the order channel, row, column. `W_cls` [class, d_model] and `W_reg` [register, d_model]
+    (Darcet et al. 2023, arXiv:2309.16588) are vectors without a patch, in this order before those of patches. With
+    `mask_token` the checkpoint has a vector `W_mask` for patches that training hides, which the model does not use.
     """
 
     @dataclass(frozen=True)
@@ -27,9 +30,16 @@ class PatchEmbed(nn.Module):
         n_channels: int = 3
         bias: bool = True
         n_class_tokens: int = 0
+        n_registers: int = 0
+        mask_token: bool = False
 
         def build(self) -> "PatchEmbed":
             return PatchEmbed(self)
+
+        @property
+        def n_before(self) -> int:
+            """The number of positions before those of patches."""
+            return self.n_class_tokens + self.n_registers
 
         @property
         def d_patch(self) -> int:
@@ -43,15 +53,20 @@ class PatchEmbed(nn.Module):
         self.b_E = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
         if cfg.n_class_tokens:
             self.W_cls = nn.Parameter(torch.empty(cfg.n_class_tokens, cfg.d_model))
+        if cfg.n_registers:
+            self.W_reg = nn.Parameter(torch.empty(cfg.n_registers, cfg.d_model))
+        if cfg.mask_token:
+            self.W_mask = nn.Parameter(torch.zeros(cfg.d_model))
 
     def forward(self, vectors: Float[Tensor, "image patch d_patch"]) -> Stream:
         return F.linear(vectors.to(self.W_E.dtype), self.W_E.T, self.b_E)
 
     def with_class_tokens(self, embed: Stream) -> Float[Tensor, "batch all_pos d_model"]:
-        """The vectors of patches after those of the class tokens."""
-        if not self.cfg.n_class_tokens:
-            return embed
-        return torch.cat([self.W_cls.expand(len(embed), -1, -1), embed], 1)
+        """The vectors of patches after those of the class tokens and registers."""
+        before = [self._parameters[name] for name in ("W_cls", "W_reg") if name in self._parameters]
+        return (
+            torch.cat([*(x.expand(len(embed), -1, -1) for x in before if x is not None), embed], 1) if before else embed
+        )
 
     def patches(self, pixels: Float[Tensor, "image channel height width"]) -> Patches:
         """The images as patches. Raises ValueError for another number of channels."""
@@ -66,7 +81,8 @@ class PatchEmbed(nn.Module):
 class ImagePosEmbed(nn.Module):
     """A learned vector for each class token and each cell of a grid: `W_pos` [class + row * column, d_model].
 
-    Images of another size have vectors between those of the cells, by `interpolation`; if it is None they are refused.
+    Images of another size have vectors between those of the cells, by `interpolation` in at least fp32, with `antialias` smoothed
+    where the grid is coarser; if it is None they are refused. Registers, between class tokens and patches, have none.
     """
 
     @dataclass(frozen=True)
@@ -76,14 +92,21 @@ class ImagePosEmbed(nn.Module):
         d_model: int
         n_class_tokens: int = 0
         interpolation: Mode | None = None
+        antialias: bool = False
+        n_registers: int = 0
 
         def build(self) -> "ImagePosEmbed":
             return ImagePosEmbed(self)
 
         @property
+        def n_vectors(self) -> int:
+            """The number of learned vectors."""
+            return self.n_class_tokens + self.rows * self.columns
+
+        @property
         def n_ctx(self) -> int:
             """The number of positions of an image of this size."""
-            return self.n_class_tokens + self.rows * self.columns
+            return self.n_vectors + self.n_registers
 
         @property
         def fits_all(self) -> bool:
@@ -93,10 +116,10 @@ class ImagePosEmbed(nn.Module):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
+        self.W_pos = nn.Parameter(torch.empty(cfg.n_vectors, cfg.d_model))
 
     def forward(self, patches: Patches, interpolation: Mode | None = None) -> Float[Tensor, "#image pos d_model"]:
-        """The vectors of the patches of each image, and of the class tokens before them.
+        """The vectors of the patches of each image, and of the positions before them.
 
         Raises ValueError for an image of another size, unless there is an interpolation.
         """
@@ -104,7 +127,7 @@ class ImagePosEmbed(nn.Module):
         sizes = {(rows, columns) for rows, columns in grid}
         own, interpolation = (self.cfg.rows, self.cfg.columns), interpolation or self.cfg.interpolation
         if sizes == {own}:
-            return self.W_pos[None]
+            return self.with_registers(self.W_pos)[None]
         if interpolation is None:
             other = next(size for size in sizes if size != own)
             raise ValueError(
@@ -116,13 +139,21 @@ class ImagePosEmbed(nn.Module):
         resized = {size: self.resized(table, size, interpolation) for size in sizes}
         of_images = [resized[rows, columns].flatten(2)[0].T for rows, columns in grid]
         padded = [F.pad(each, (0, 0, 0, n_patches - len(each))) for each in of_images]
-        return torch.stack([torch.cat([classes, each]) for each in padded])
+        return torch.stack([self.with_registers(torch.cat([classes, each])) for each in padded])
+
+    def with_registers(self, vectors: Float[Tensor, "learned d_model"]) -> Float[Tensor, "pos d_model"]:
+        """The vectors of class tokens and patches, with zeros for the registers between them."""
+        if not self.cfg.n_registers:
+            return vectors
+        classes, cells = vectors.tensor_split([self.cfg.n_class_tokens])
+        return torch.cat([classes, vectors.new_zeros(self.cfg.n_registers, vectors.shape[1]), cells])
 
     def resized(
         self, table: Float[Tensor, "1 d_model row column"], size: tuple[int, int], mode: Mode
     ) -> Float[Tensor, "1 d_model rows columns"]:
         """The vectors of the cells for a grid of another size."""
-        return F.interpolate(table, size=size, mode=mode, align_corners=False)
+        antialias = self.cfg.antialias
+        return F.interpolate(upcast(table), size=size, mode=mode, align_corners=False, antialias=antialias).to(table.dtype)
 
 
 class BucketPosEmbed(nn.Module):

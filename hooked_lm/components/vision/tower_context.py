@@ -9,17 +9,17 @@ from hooked_lm.components.vision.patches import Patches
 
 
 class TowerContext(Context):
-    """Positions and masks of one run of a tower over images, with `n_class_tokens` positions before the patches.
+    """Positions and masks of one run of a tower over images, with `n_before` positions before the patches.
 
     `cells` are the rows and columns of the patches [image, patch, 2], `grid` the numbers of both [image, 2].
     """
 
-    def __init__(self, patches: Patches, n_class_tokens: int = 0) -> None:
+    def __init__(self, patches: Patches, n_before: int = 0) -> None:
         n_patches, real = patches.vectors.shape[1], patches.real
-        self.hidden = None if patches.hidden is None else F.pad(patches.hidden, (n_class_tokens, 0), value=False)
-        mask = F.pad(real, (n_class_tokens, 0), value=True) if bool((patches.n_patches < n_patches).any()) else None
-        super().__init__(n_class_tokens + n_patches, patches.vectors.device, mask)
-        self.n_class_tokens = n_class_tokens
+        self.hidden = None if patches.hidden is None else F.pad(patches.hidden, (n_before, 0), value=False)
+        mask = F.pad(real, (n_before, 0), value=True) if bool((patches.n_patches < n_patches).any()) else None
+        super().__init__(n_before + n_patches, patches.vectors.device, mask)
+        self.n_before = n_before
         self.grid: Int[Tensor, "image 2"] = patches.grid
         self.cells: Int[Tensor, "image patch 2"] = patches.cells
 

@@ -7,7 +7,7 @@ from typing import Any
 from hooked_lm.components.activations import Activation
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
-from hooked_lm.components.mlp import MLP
+from hooked_lm.components.mlp import MLP, MLPConfig
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.families import VISION_ENCODERS, family
@@ -17,6 +17,7 @@ from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLang
 from hooked_lm.weights import Row, expand
 
 ATTENTION, MLP_PART = "blocks.{v}.attn.", "blocks.{v}.mlp."
+Block = PreNormBlock.Config
 TOWER = "vision."  # in front of the parameters of a vision-language model's tower
 
 
@@ -45,12 +46,13 @@ def patch_embed(hf: HFConfig, **more: Any) -> PatchEmbed.Config:
     return PatchEmbed.Config(hf.hidden_size, square(hf.patch_size, "patch_size"), n_channels=hf.num_channels, **more)
 
 
-def block(hf: HFConfig, act_fn: Activation, eps: float, qkv_bias: bool = True) -> PreNormBlock.Config:
-    """A block of a ViT: attention in both directions and a plain MLP, each after a layer norm."""
+def block(hf: HFConfig, act_fn: Activation, eps: float, qkv_bias: bool = True, mlp: MLPConfig | None = None) -> Block:
+    """A block of a ViT: attention in both directions and an MLP, by default a plain one, each after a layer norm."""
     d_model, norm = hf.hidden_size, LayerNorm.Config(hf.hidden_size, eps)
     n_heads = hf.num_attention_heads
     attn = Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=qkv_bias, out_bias=True, causal=False)
-    return PreNormBlock.Config(attn=attn, ln1=norm, mlp=MLP.Config(d_model, hf.intermediate_size, act_fn), ln2=norm)
+    mlp = MLP.Config(d_model, hf.intermediate_size, act_fn) if mlp is None else mlp
+    return PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

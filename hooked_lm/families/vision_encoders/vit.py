@@ -18,8 +18,7 @@ NO_EFFECT = ("encoder_stride",)
 def config(hf: HFConfig) -> VisionConfig:
     embed = vision_like.patch_embed(hf, n_class_tokens=1)
     pos_embed = vision_like.positions(hf, embed.patch_size, n_class_tokens=1)
-    hf.require(pooler_output_size=hf.hidden_size)
-    pooler = Pooler.Config(hf.hidden_size, hf.pooler_act)
+    pooler = Pooler.Config(hf.hidden_size, hf.pooler_act, d_out=hf.pooler_output_size)
     has_pooler, has_classifier = hf.holds("pooler.dense.weight"), hf.holds("classifier.weight")
     return VisionConfig(
         n_ctx=pos_embed.n_ctx,

@@ -19,7 +19,7 @@ from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRot
 from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norms.norm import NormConfig
-from hooked_lm.components.vision.heads import ClassToken, ProbePooler, Projection
+from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
 from hooked_lm.components.vision.pixels import PixelImages, Pixels
@@ -154,7 +154,7 @@ class VisionConfig:
     pos_embed: ImagePosEmbed.Config | BucketPosEmbed.Config | None = None
     ln_pre: NormConfig | None = None
     ln_final: NormConfig | None = None
-    pooler: Pooler.Config | ClassToken.Config | ProbePooler.Config | None = None
+    pooler: Pooler.Config | ClassToken.Config | ClassAndMean.Config | ProbePooler.Config | None = None
     projection: Projection.Config | None = None
     classifier: Classifier.Config | None = None
     pixels: Pixels = field(default_factory=PixelImages)

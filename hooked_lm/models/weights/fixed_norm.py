@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.hooks import Slice
 
@@ -34,7 +35,7 @@ class FixedNorm:
         self.scale: Tensor | None = None
         if isinstance(norm, (LayerNorm, RMSNorm)):
             self.scale = pos.apply(cache[f"{name}.hook_scale"], -2)
-        elif not isinstance(norm, nn.Identity):
+        elif not isinstance(norm, (nn.Identity, LayerScale)):
             raise TypeError(f"'{name}' is a {type(norm).__name__}: only a LayerNorm or RMSNorm can be linearised")
 
     def project(self, x: Vectors) -> Vectors:
@@ -64,5 +65,5 @@ class FixedNorm:
 
 def norm_gain(norm: nn.Module) -> Float[Tensor, " d_model"] | None:
     """The weight by which a norm multiplies the normalized value; None if it has none."""
-    gain = norm.gain() if isinstance(norm, (LayerNorm, RMSNorm)) else None
+    gain = norm.gain() if isinstance(norm, (LayerNorm, LayerScale, RMSNorm)) else None
     return None if gain is None else gain.detach()
