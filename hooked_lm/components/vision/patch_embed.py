@@ -153,7 +153,9 @@ class ImagePosEmbed(nn.Module):
     ) -> Float[Tensor, "1 d_model rows columns"]:
         """The vectors of the cells for a grid of another size."""
         antialias = self.cfg.antialias
-        return F.interpolate(upcast(table), size=size, mode=mode, align_corners=False, antialias=antialias).to(table.dtype)
+        return F.interpolate(upcast(table), size=size, mode=mode, align_corners=False, antialias=antialias).to(
+            table.dtype
+        )
 
 
 class BucketPosEmbed(nn.Module):
