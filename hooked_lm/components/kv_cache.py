@@ -134,6 +134,8 @@ class KeyValueCache:
         self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers)]
         self.states: dict[int, StateCacheEntry] = {}
         self.previous_attention_mask: Tensor | None = None
+        # number of tokens -> what the images among them add to the positions of later text, [batch]
+        self.position_shifts: dict[int, Tensor] = {}
 
     @classmethod
     def init_cache(cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1) -> "KeyValueCache":

@@ -21,6 +21,8 @@ from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision_inputs import VisionInputs
 from hooked_lm.models.vision_tower import VisionTower
 
+DERIVED = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the token ids say as well
+
 
 class VisionLanguage(Decoder):
     """A decoder that reads images among its tokens; every intermediate value of both sides has a name.
@@ -66,10 +68,12 @@ class VisionLanguage(Decoder):
         Args:
             input, input_ids: text, token ids, or `VisionInputs`.
             options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
-                are those of `Decoder.forward`.
+                are those of `Decoder.forward`. `mm_token_type_ids` and `token_type_ids` are accepted and not needed.
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
+        for name in DERIVED:
+            options.pop(name, None)
         images = {name: options.pop(name) for name in self.image_arguments if name in options}
         if options.get("start_at_layer") is None and (input is None) != (input_ids is None):
             input, input_ids = self.inputs(input if input_ids is None else input_ids, images, attention_mask), None

@@ -1,5 +1,6 @@
-"""Vision-language models: LLaVA."""
+"""Vision-language models: LLaVA, and those of other modules."""
 
+from tests.families import vision_qwen2
 from tests.families._vision import AUTO, CLIP, IMAGE, LLAMA, QWEN, VisionCase, of_one_size
 
 
@@ -37,4 +38,5 @@ CASES = [
         auto=AUTO,
         writer=of_one_size(9),
     ),
+    *vision_qwen2.CASES,
 ]

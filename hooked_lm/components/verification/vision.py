@@ -10,6 +10,7 @@ from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
     Sites,
+    add_bias,
     identities,
     norm_identity,
     norm_output,
@@ -17,6 +18,7 @@ from hooked_lm.components.verification.registry import (
     within,
 )
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
+from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.projector import MLPProjector
 
 
@@ -65,15 +67,32 @@ def _(head: Projection, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 @identities.register
 def _(projector: MLPProjector, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
+    yield from two_layers(projector, at, get_input)
 
-    def pre() -> tuple[Tensor, Tensor]:
-        made = get_input() @ projector.W_in
-        return made if projector.b_in is None else made + projector.b_in, at("hook_pre")
 
-    def out() -> tuple[Tensor, Tensor]:
-        made = at("hook_post") @ projector.W_out
-        return made if projector.b_out is None else made + projector.b_out, at("hook_out")
+@identities.register
+def _(merger: PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
 
-    yield "input @ W_in + b_in == pre", pre
-    yield "act(pre) == post", lambda: (projector.act_fn(at("hook_pre")), at("hook_post"))
-    yield "post @ W_out + b_out == out", out
+    def normed() -> Tensor:
+        return norm_output(merger, "ln", at, get_input)
+
+    if merger.cfg.norm_after:
+        yield "ln.normalized * w + b == merged", lambda: (normed(), at("hook_merged"))
+    else:
+        yield from norm_identity(merger, "ln", at, get_input)
+        yield (
+            "the first patch begins the first square",
+            lambda: (normed()[:, 0], at("hook_merged")[:, 0, : merger.cfg.d_vision]),
+        )
+    yield from two_layers(merger, at, lambda: at("hook_merged"))
+
+
+def two_layers(module: MLPProjector | PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """The identities of two linear layers with an activation between them."""
+    yield "input @ W_in + b_in == pre", lambda: (add_bias(get_input() @ module.W_in, module.b_in), at("hook_pre"))
+    yield "act(pre) == post", lambda: (module.act_fn(at("hook_pre")), at("hook_post"))
+    yield (
+        "post @ W_out + b_out == out",
+        lambda: (add_bias(at("hook_post") @ module.W_out, module.b_out), at("hook_out")),
+    )

@@ -18,7 +18,8 @@ Mode = Literal["bicubic", "bilinear"]
 class PatchEmbed(nn.Module):
     """`pixels W_E + b_E` for each patch (Dosovitskiy et al. 2020, arXiv:2010.11929), with `W_E` [d_patch, d_model].
 
-    The pixels of a patch are in the order channel, row, column. `W_cls` [class, d_model] and `W_reg` [register, d_model]
+    The pixels of a patch are in the order channel, frame, row, column: a patch of a video spans several frames, and an image is
+    repeated in each. `W_cls` [class, d_model] and `W_reg` [register, d_model]
     (Darcet et al. 2023, arXiv:2309.16588) are vectors without a patch, in this order before those of patches. With
     `mask_token` the checkpoint has a vector `W_mask` for patches that training hides, which the model does not use.
     """
@@ -32,6 +33,7 @@ class PatchEmbed(nn.Module):
         n_class_tokens: int = 0
         n_registers: int = 0
         mask_token: bool = False
+        n_frames: int = 1
 
         def build(self) -> "PatchEmbed":
             return PatchEmbed(self)
@@ -44,7 +46,7 @@ class PatchEmbed(nn.Module):
         @property
         def d_patch(self) -> int:
             """The number of values of a patch."""
-            return self.n_channels * self.patch_size**2
+            return self.n_channels * self.n_frames * self.patch_size**2
 
     def __init__(self, cfg: Config) -> None:
         super().__init__()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.components.vision.patches import Patches
 
@@ -115,4 +116,4 @@ class ImageRows:
         return {name: x[:, None] for name, x in drawn.items()}
 
 
-Pixels = PixelImages | MaskedImages | ImageRows  # all ways
+Pixels = PixelImages | MaskedImages | ImageRows | FlatPatches  # all ways

@@ -4,7 +4,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.components.context import Context
+from hooked_lm.components.context import Angles, Context
+from hooked_lm.components.embeddings.axis_rotary import AxisRotary
+from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.vision.patches import Patches
 
 
@@ -22,6 +24,13 @@ class TowerContext(Context):
         self.n_before = n_before
         self.grid: Int[Tensor, "image 2"] = patches.grid
         self.cells: Int[Tensor, "image patch 2"] = patches.cells
+
+    def query_angles(self, rotary: Rotary) -> Angles:
+        """The angles of the queries, which are those of their rows and columns in an `AxisRotary`; class tokens have 0."""
+        if not isinstance(rotary, AxisRotary):
+            return super().query_angles(rotary)
+        places = F.pad(self.cells.permute(2, 0, 1), (self.n_class_tokens, 0))
+        return self.once(rotary, lambda: rotary.angles_on_axes(places))
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
         """Which keys a query may attend to; None if to all."""

@@ -1,0 +1,81 @@
+"""Attention within windows of an image (Swin, Liu et al. 2021, arXiv:2103.14030; here without shifts, as in Qwen2.5-VL)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.context import Context
+from hooked_lm.components.vision.tower_context import TowerContext
+
+
+class WindowAttention(Attention):
+    """Attention of patches to those in the same window of `side` x `side` patches, counted from the upper left.
+
+    Scores and pattern cover all patches of an image: those of other windows have a weight of 0.
+    """
+
+    @dataclass(frozen=True)
+    class Config(Attention.Config):
+        side: int = 1
+
+        def build(self) -> "WindowAttention":
+            return WindowAttention(self)
+
+    cfg: Config
+
+    def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "image 1 query_pos key_pos"]:
+        """0 for the keys in the window of a query, minus infinity elsewhere."""
+
+        def make() -> Tensor:
+            window = windows_of(context, self.cfg.side)[0]
+            same = window[:, :, None] == window[:, None, :]
+            if context.real is not None:
+                diagonal = torch.eye(context.n_pos, dtype=torch.bool, device=context.device)
+                same = same & context.real[:, None, :] | diagonal
+            return torch.zeros(same.shape, dtype=dtype, device=context.device).masked_fill_(~same, float("-inf"))[
+                :, None
+            ]
+
+        return context.once(("windows", self.cfg.side, dtype), make)
+
+    def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+        """The mixed values, window by window."""
+        places, filled, slots = context.once(("windows", self.cfg.side), lambda: grouped(context, self.cfg.side))
+        image = torch.arange(len(places), device=places.device)[:, None, None]
+        queries, keys, values = (x[image, places].flatten(0, 1).transpose(1, 2) for x in (q, k, v))
+        mask = None if filled is None else filled.flatten(0, 1)[:, None, None]
+        gqa = k.shape[2] != q.shape[2]
+        z = F.scaled_dot_product_attention(queries, keys, values, mask, scale=self.scale, enable_gqa=gqa)
+        return z.transpose(1, 2).unflatten(0, places.shape[:2]).flatten(1, 2)[image[..., 0], slots]
+
+
+def windows_of(context: Context, side: int) -> tuple[Int[Tensor, "image pos"], Int[Tensor, "image pos"], int]:
+    """The window of each patch and its place in it, both row by row, and the number of windows of the image with most."""
+    assert isinstance(context, TowerContext), "windows are those of an image"
+    row, column = context.cells.unbind(-1)
+    in_rows, in_columns = (-(-context.grid // side)).unbind(1)
+    window = row // side * in_columns[:, None] + column // side
+    return window, row % side * side + column % side, int((in_rows * in_columns).max())
+
+
+def grouped(
+    context: Context, side: int
+) -> tuple[Int[Tensor, "image window place"], Bool[Tensor, "image window place"] | None, Int[Tensor, "image pos"]]:
+    """The patches of each window, which of these places are filled (None: all), and where in the windows each patch is.
+
+    Padding has the place of the first patch. Windows that an image does not have hold its first patch.
+    """
+    window, inside, n_windows = windows_of(context, side)
+    slots, n_slots = window * side**2 + inside, n_windows * side**2
+    if context.real is not None:
+        slots = torch.where(context.real, slots, n_slots)
+    pos = torch.arange(context.n_pos, device=context.device).expand_as(slots)
+    places = slots.new_full((len(slots), n_slots + 1), -1).scatter(1, slots, pos)[:, :-1].unflatten(1, (n_windows, -1))
+    filled = places >= 0
+    filled[..., 0] |= ~filled.any(-1)
+    slots = torch.where(slots < n_slots, slots, 0)
+    return places.clamp(min=0), None if bool(filled.all()) else filled, slots

@@ -1,0 +1,64 @@
+"""Positions of images on several axes (Qwen2-VL, Wang et al. 2024, arXiv:2409.12191)."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from hooked_lm.components.vision.image_context import ImageContext
+from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.image_rules import ImageRule
+
+
+@dataclass(frozen=True)
+class AxisPositions(ImageRule):
+    """Positions in time, row and column: a word has the same on all axes, one more than the word before it.
+
+    An image begins where a word would be. Its tokens have this position in time, plus their row and their column; the text after
+    it continues after the largest of them. A key/value cache keeps what images add to the positions of later text.
+    """
+
+    def apply(
+        self,
+        context: ImageContext,
+        tokens: Int[Tensor, "batch pos"],
+        is_image: Bool[Tensor, "batch pos"],
+        features: ImageFeatures | None,
+    ) -> None:
+        if context.shift is not None and len(context.shift) != len(tokens):
+            raise ValueError(f"the cache has {len(context.shift)} rows, the new tokens have {len(tokens)}")
+        if features is None:
+            return
+        shift = tokens.new_zeros(len(tokens)) if context.shift is None else context.shift.clone()
+        positions = (context.positions + shift[:, None]).repeat(3, 1, 1)
+        for image, (row, first, last) in enumerate(spans(is_image, features.n_tokens)):
+            cells, of_image = features.cells[image, : last + 1 - first], positions[:, row, first : last + 1]
+            of_image[:] = of_image[0, :1].clone()
+            of_image[1:] += cells.T
+            moved = int(cells.max()) - (last - first)
+            positions[:, row, last + 1 :] += moved
+            shift[row] += moved
+        context.shift, context.axis_positions = shift, positions
+        if context.cache is not None:
+            context.cache.position_shifts[context.n_key] = shift
+
+
+def spans(is_image: Bool[Tensor, "batch pos"], n_tokens: list[int]) -> list[tuple[int, int, int]]:
+    """The row, and the first and last position, of each image with so many tokens.
+
+    Raises ValueError for an image whose tokens do not follow one another in one row.
+
+    >>> spans(torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]]).bool(), [1, 2, 2])
+    [(0, 1, 1), (0, 2, 3), (1, 0, 1)]
+    """
+    places, ends = is_image.nonzero(), torch.tensor(n_tokens).cumsum(0)
+    starts = ends - torch.tensor(n_tokens)
+    found = torch.cat([places[starts], places[ends - 1]], 1).tolist()
+    for image, (row, first, last_row, last) in enumerate(found):
+        if row != last_row or last - first + 1 != n_tokens[image]:
+            raise ValueError(
+                f"the {n_tokens[image]} tokens of image {image} must follow one another in one row, but they begin at "
+                f"position {first} of row {row} and end at position {last} of row {last_row}"
+            )
+    return [(row, first, last) for row, first, _, last in found]

@@ -1,0 +1,83 @@
+"""Mergers: squares of neighbouring patches become one token of a language model."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.patches import Patches
+from hooked_lm.hooks import HookPoint
+
+
+class PatchMerger(nn.Module):
+    """`act(x W_in + b_in) W_out + b_out`, where `x` are the patches of a square side by side, normalised one by one.
+
+    A square has `merge` x `merge` patches; with `norm_after` it is normalised as a whole. `hook_in` are patches
+    [image, patch, d_vision] and `hook_merged` squares [image, token, d_merged], both row by row (Qwen2-VL, arXiv:2409.12191).
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vision: int
+        d_model: int
+        norm: NormConfig
+        merge: int = 2
+        act_fn: Activation = "gelu"
+        norm_after: bool = False
+
+        def build(self) -> "PatchMerger":
+            return PatchMerger(self)
+
+        @property
+        def d_merged(self) -> int:
+            """The width of a square."""
+            return self.d_vision * self.merge**2
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        add_norm(self, "ln", cfg.norm, ("batch", "pos", "d_merged" if cfg.norm_after else "d_vision"))
+        self.hook_merged = HookPoint("batch", "pos", "d_merged")
+        self.W_in = nn.Parameter(torch.empty(cfg.d_merged, cfg.d_merged))
+        self.b_in = nn.Parameter(torch.zeros(cfg.d_merged))
+        self.W_out = nn.Parameter(torch.empty(cfg.d_merged, cfg.d_model))
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model))
+        self.hook_pre = HookPoint("batch", "pos", "d_mlp")
+        self.hook_post = HookPoint("batch", "pos", "d_mlp")
+        self.act_fn = activation(cfg.act_fn)
+        self.hook_out = HookPoint("batch", "pos", "d_model")
+
+    def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        x, norm = self.hook_in(x[:, n_class_tokens:]), norm_of(self, "ln")
+        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
+        rows = torch.arange(len(x), device=x.device)[:, None, None]
+        merged = (x if self.cfg.norm_after else norm(x))[rows, squares].flatten(2)
+        merged = self.hook_merged(norm(merged) if self.cfg.norm_after else merged)
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
+        out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
+        return ImageFeatures(out, cells, None if bool(real.all()) else real)
+
+
+def squares_of(
+    grid: Int[Tensor, "image 2"], merge: int
+) -> tuple[Int[Tensor, "image token 2"], Bool[Tensor, "image token"], Int[Tensor, "image token patch"]]:
+    """The row and column of each square of patches, which are no padding, and the patches of each.
+
+    >>> squares_of(torch.tensor([[2, 4]]), 2)[2].tolist()
+    [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+    """
+    rows, columns = (grid // merge).unbind(1)
+    n_squares = rows * columns
+    token = torch.arange(int(n_squares.max()), device=grid.device)
+    real, width = token < n_squares[:, None], columns[:, None]
+    cells = torch.stack([token // width, token % width], -1)
+    inside = torch.arange(merge, device=grid.device)
+    row, column = cells[..., :1] * merge + inside, cells[..., 1:] * merge + inside
+    squares = (row[..., None] * (width * merge)[..., None, None] + column[..., None, :]).flatten(2)
+    return cells, real, squares.masked_fill(~real[..., None], 0)
