@@ -19,9 +19,9 @@ class PatchEmbed(nn.Module):
     """`pixels W_E + b_E` for each patch (Dosovitskiy et al. 2020, arXiv:2010.11929), with `W_E` [d_patch, d_model].
 
     The pixels of a patch are in the order channel, frame, row, column: a patch of a video spans several frames, and an image is
-    repeated in each. `W_cls` [class, d_model] and `W_reg` [register, d_model]
-    (Darcet et al. 2023, arXiv:2309.16588) are vectors without a patch, in this order before those of patches. With
-    `mask_token` the checkpoint has a vector `W_mask` for patches that training hides, which the model does not use.
+    repeated in each. `W_cls` [class, d_model] and `W_reg` [register, d_model] (Darcet et al. 2023, arXiv:2309.16588) are vectors
+    without a patch, in this order before those of patches. With `mask_token` the checkpoint has a vector `W_mask` for patches
+    that training hides, which the model does not use.
     """
 
     @dataclass(frozen=True)

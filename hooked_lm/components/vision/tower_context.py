@@ -29,7 +29,7 @@ class TowerContext(Context):
         """The angles of the queries, which are those of their rows and columns in an `AxisRotary`; class tokens have 0."""
         if not isinstance(rotary, AxisRotary):
             return super().query_angles(rotary)
-        places = F.pad(self.cells.permute(2, 0, 1), (self.n_class_tokens, 0))
+        places = F.pad(self.cells.permute(2, 0, 1), (self.n_before, 0))
         return self.once(rotary, lambda: rotary.angles_on_axes(places))
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
