@@ -23,7 +23,8 @@ class Writer:
 
     `sizes` are two sizes of images that the case reads, equal if it reads one size only. `ids` are the tokens that stand for an
     image of a size; `pixels` draws images of these sizes, under the names of the processor; `select` takes those of one row;
-    `more` is what transformers wants to know besides, from the token ids.
+    `more` is what transformers wants to know besides, from the token ids. With `whole_prompts` all tokens of a prompt see each
+    other, so that a second turn is not what it would be in one prompt.
     """
 
     sizes: tuple[Size, Size]
@@ -31,6 +32,7 @@ class Writer:
     pixels: Callable[[Sequence[Sequence[Size]], torch.Generator], dict[str, Tensor]]
     select: Callable[[dict[str, Tensor], Sequence[Sequence[Size]], int], dict[str, Tensor]]
     more: Callable[[Tensor], dict[str, Tensor]] = lambda tokens: {}
+    whole_prompts: bool = False
     first_word: int = 3  # ids of words are from here on
     n_words: int = 40
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -202,15 +204,30 @@ def test_steps_with_a_cache_are_the_full_run(case: VisionCase):
     """The second image comes in a second turn."""
     model, (a, b) = hooked_vlm(case), case.writer.sizes
     inputs = written(case, [[2, a, 3, b, 4]])
-    whole, cache = model(**inputs), KeyValueCache(model.cfg.n_layers)
-    first = len(case.writer.ids(a)) + 3
+    ids, first = inputs["input_ids"], len(case.writer.ids(a)) + 3
     images = [case.writer.select(pixels_of(inputs), [[a], [b]], i) for i in (0, 1)]
-    ids = inputs["input_ids"]
-    pieces = [model(VisionInputs(ids[:, :first], images[0]), past_kv_cache=cache)]
-    pieces += [model(ids[:, first : first + 1], past_kv_cache=cache)]
-    pieces += [model(VisionInputs(ids[:, first + 1 : -2], images[1]), past_kv_cache=cache)]
-    pieces += [model(ids[:, i : i + 1], past_kv_cache=cache) for i in range(ids.shape[1] - 2, ids.shape[1])]
-    assert_close(torch.cat(pieces, 1), whole)
+    n, cache = ids.shape[1], KeyValueCache(model.cfg.n_layers)
+    turns = [
+        (0, first, images[0]),
+        (first, first + 1, {}),
+        (first + 1, n - 2, images[1]),
+        (n - 2, n - 1, {}),
+        (n - 1, n, {}),
+    ]
+    pieces = [model(VisionInputs(ids[:, i:j], given), past_kv_cache=cache) for i, j, given in turns]
+    assert_close(
+        torch.cat(pieces, 1), turns_of_transformers(case, ids, turns) if case.writer.whole_prompts else model(**inputs)
+    )
+
+
+def turns_of_transformers(case: VisionCase, ids: Tensor, turns: list[tuple[int, int, dict[str, Tensor]]]) -> Tensor:
+    """The logits of transformers for one turn after the other, each of which is a prompt of its own."""
+    other, past = theirs(case), transformers.DynamicCache(config=reference(case).config)
+    pieces = []
+    for start, stop, images in turns:
+        more = {name: F.pad(x, (start, 0), value=1) for name, x in case.writer.more(ids[:, start:stop]).items()}
+        pieces.append(other(ids[:, start:stop], **images, **more, past_key_values=past, use_cache=True).logits)
+    return torch.cat(pieces, 1)
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from hooked_lm.components.verification.registry import (
 )
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.merger import PatchMerger
-from hooked_lm.components.vision.projector import MLPProjector
+from hooked_lm.components.vision.projector import LinearProjector, MLPProjector, PoolingProjector
 
 
 @identities.register
@@ -96,3 +96,21 @@ def two_layers(module: MLPProjector | PatchMerger, at: Sites, get_input: LazyTen
         "post @ W_out + b_out == out",
         lambda: (add_bias(at("hook_post") @ module.W_out, module.b_out), at("hook_out")),
     )
+
+
+@identities.register
+def _(projector: LinearProjector, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield "input @ W + b == out", lambda: (get_input() @ projector.W + projector.b, at("hook_out"))
+
+
+@identities.register
+def _(projector: PoolingProjector, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def pooled() -> Tensor:
+        return at("hook_pooled")
+
+    yield "mean of squares of the input == pooled", lambda: (projector.pooled(get_input()), pooled())
+    yield from norm_identity(projector, "ln", at, pooled)
+    yield "ln(pooled) @ W == out", lambda: (norm_output(projector, "ln", at, pooled) @ projector.W, at("hook_out"))

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.hooks import HookPoint
@@ -52,6 +53,68 @@ class MLPProjector(nn.Module):
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
         return ImageFeatures(out, cells_of(patches, out.shape[1] - patches.vectors.shape[1]))
+
+
+class LinearProjector(nn.Module):
+    """`x W + b` for each patch; `hook_in` [image, patch, d_vision] is what it reads of the tower, without class tokens."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vision: int
+        d_model: int
+
+        def build(self) -> "LinearProjector":
+            return LinearProjector(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        self.W = nn.Parameter(torch.empty(cfg.d_vision, cfg.d_model))
+        self.b = nn.Parameter(torch.zeros(cfg.d_model))
+        self.hook_out = HookPoint(*IMAGE)
+
+    def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        x = self.hook_in(x[:, n_class_tokens:])
+        return ImageFeatures(self.hook_out(F.linear(x, self.W.T, self.b)), cells_of(patches))
+
+
+class PoolingProjector(nn.Module):
+    """`ln(mean(x)) W`, the mean over squares of `size` x `size` patches (Gemma 3, Gemma Team 2025, arXiv:2503.19786).
+
+    `hook_in` [image, patch, d_vision] is what it reads of the tower, with `rows` x `columns` patches; `hook_pooled` [image,
+    token, d_vision] are the means. Patches at the right and below that fill no square are not read.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        rows: int
+        columns: int
+        size: int
+        d_model: int
+        ln: RMSNorm.Config
+
+        def build(self) -> "PoolingProjector":
+            return PoolingProjector(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        self.hook_pooled = HookPoint("batch", "pos", "d_vision")
+        self.ln = cfg.ln.build(("batch", "pos", "d_vision"))
+        self.W = nn.Parameter(torch.empty(cfg.ln.d_model, cfg.d_model))
+        self.hook_out = HookPoint(*IMAGE)
+
+    def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        pooled = self.hook_pooled(self.pooled(self.hook_in(x[:, n_class_tokens:])))
+        out = self.hook_out(F.linear(self.ln(pooled), self.W.T))
+        return ImageFeatures(out, cells_of(Patches(pooled, patches.grid // self.cfg.size)))
+
+    def pooled(self, x: Stream) -> Float[Tensor, "image token d_vision"]:
+        """The mean of each square of patches, row by row."""
+        grid = x.mT.unflatten(2, (self.cfg.rows, self.cfg.columns))
+        return F.avg_pool2d(grid, self.cfg.size).flatten(2).mT
 
 
 def cells_of(patches: Patches, n_class_tokens: int = 0) -> Int[Tensor, "image token 2"]:

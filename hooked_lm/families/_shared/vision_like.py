@@ -103,10 +103,10 @@ def tower(hf: HFConfig) -> VisionConfig:
     return replace(tree, pooler=None, projection=None, classifier=None)
 
 
-def both_sides(hf: HFConfig) -> dict[str, Any]:
-    """The fields of a `VisionLanguageConfig` that are those of its two sides."""
+def both_sides(hf: HFConfig, **fields: Any) -> dict[str, Any]:
+    """The fields of a `VisionLanguageConfig` that are those of its two sides; `fields` replace some of the text config."""
     types = {"text_type": hf.text_config["model_type"], "vision_type": hf.vision_config["model_type"]}
-    return {**vars(language(hf)), **types, "vision": tower(hf)}
+    return {**vars(language(hf, **fields)), **types, "vision": tower(hf)}
 
 
 def language_rows(tree: VisionLanguageConfig, model: str, head: str) -> list[Row]:
