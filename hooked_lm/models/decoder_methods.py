@@ -16,7 +16,7 @@ from hooked_lm.models.checks import check_stream
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.stack import follow_flags
+from hooked_lm.models.stack import checked_ids, follow_flags
 from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
@@ -147,6 +147,14 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     ) -> Float[Tensor, "*batch_pos"]:
         """Returns the next-token cross entropy of real tokens in nats: the mean, or [batch, pos - 1] with `per_token`."""
         return lm_cross_entropy_loss(logits, tokens.to(logits.device), attention_mask, per_token)
+
+    def checked_tokens(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+        """Token ids with negative ones counted from the end; ValueError for an id that the model does not read."""
+        return checked_ids(tokens, self.cfg.d_vocab)
+
+    def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
+        """Which tokens stand for images; None for a model that reads none."""
+        return None
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """A vision-language model: text and images in, logits out."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
+from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
@@ -45,6 +47,9 @@ class VisionLanguage(Decoder):
         self.vision = VisionTower(tree.vision)
         self.projector = tree.projector.build()
         self.hook_image_features = HookPoint("batch", "pos", "d_model")
+        for module in (self.vision, self.projector, self.hook_image_features):
+            for point in (point for point in module.modules() if isinstance(point, HookPoint)):
+                point.grows = False
         super().make_embedding(tree)
         self.hook_embed_merged = HookPoint("batch", "pos", "d_model")
 
@@ -80,6 +85,29 @@ class VisionLanguage(Decoder):
             attention_mask = input.attention_mask
         return super().forward(input, return_type, input_ids=input_ids, attention_mask=attention_mask, **options)
 
+    def generate(
+        self, input: Any = None, *args: Any, input_ids: Any = None, attention_mask: Tensor | None = None, **options: Any
+    ) -> Any:
+        """Continues a prompt with images; arguments as for `forward`, and otherwise those of `generation.generate`.
+
+        Images are read in the pass over the prompt. A token of images that the model generates is a word like others.
+        """
+        return super().generate(self._prompt(input, input_ids, attention_mask, options), *args, **options)
+
+    def generate_stream(
+        self, input: Any = None, *args: Any, input_ids: Any = None, attention_mask: Tensor | None = None, **options: Any
+    ) -> Iterator[Any]:
+        """Yields the result of `generate` in pieces; see `generation.generate_stream`."""
+        return super().generate_stream(self._prompt(input, input_ids, attention_mask, options), *args, **options)
+
+    def _prompt(
+        self, input: Any, input_ids: Any, attention_mask: Tensor | None, options: dict[str, Any]
+    ) -> VisionInputs:
+        """The prompt of a generation; takes the images out of `options`."""
+        images = {name: options.pop(name) for name in self.image_arguments if name in options}
+        given = "" if input is None and input_ids is None else one_input(input, input_ids)
+        return self.inputs(given, images, attention_mask)
+
     @property
     def image_arguments(self) -> tuple[str, ...]:
         """The names of the tensors that describe images."""
@@ -96,7 +124,7 @@ class VisionLanguage(Decoder):
             given = given["input_ids"]
         if isinstance(given, VisionInputs):
             attention_mask = given.attention_mask if attention_mask is None else attention_mask
-            return VisionInputs(given.tokens, {**given.images, **found}, attention_mask)
+            return replace(given, images={**given.images, **found}, attention_mask=attention_mask)
         return VisionInputs(given, found, attention_mask)
 
     def embedded(
@@ -112,10 +140,10 @@ class VisionLanguage(Decoder):
         tokens, mask = self._tokens_and_mask(inputs.tokens, prepend_bos, padding_side, inputs.attention_mask, cache)
         context = self._context(tokens, mask, cache)
         tokens = self.hook_tokens(tokens)
-        is_image = tokens == self.tree.image_token
+        known = self.checked_tokens(tokens)
+        is_image = self.images_among(known) if inputs.is_image is None else inputs.is_image.to(tokens.device)
         in_vocabulary = self.tree.image_token < self.cfg.d_vocab
-        known = checked_ids(tokens if in_vocabulary else tokens.masked_fill(is_image, 0), self.cfg.d_vocab)
-        embed = self.hook_embed(self.embed(known))
+        embed = self.hook_embed(self.embed(known if in_vocabulary else known.masked_fill(is_image, 0)))
         features = self.image_features(inputs.images) if inputs.images else None
         self._check_images(is_image, features)
         assert isinstance(context, ImageContext), "the context of this class"
@@ -125,6 +153,17 @@ class VisionLanguage(Decoder):
             vectors = features.in_order(features.vectors).to(embed.dtype)
             embed = embed.masked_scatter(is_image[..., None], vectors)
         return self._with_positions(self.hook_embed_merged(embed), tokens, context), tokens, context
+
+    def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
+        """Which tokens have the id of image tokens."""
+        return tokens == self.tree.image_token
+
+    def checked_tokens(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
+        """Token ids with negative ones counted from the end; ValueError for an id that the model does not read."""
+        if self.tree.image_token < self.cfg.d_vocab:
+            return super().checked_tokens(tokens)
+        is_image = self.images_among(tokens)
+        return torch.where(is_image, tokens, checked_ids(tokens.masked_fill(is_image, 0), self.cfg.d_vocab))
 
     def image_features(self, images: Mapping[str, Any]) -> ImageFeatures:
         """The vectors of the image tokens, at their sites."""

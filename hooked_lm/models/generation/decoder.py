@@ -1,7 +1,7 @@
 """Generation with a decoder: continues a prompt one token at a time, with the active hooks."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
-from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.vision_inputs import VisionInputs
 
 Output = str | list[str] | Tensor
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"]
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
 
 
 def generate(
@@ -51,7 +51,8 @@ def generate(
     identify the step and its positions. No gradients.
 
     Args:
-        input: text, a list of texts, token ids [batch, pos] or [pos], or token embeddings [batch, pos, d_model].
+        input: text, a list of texts, token ids [batch, pos] or [pos], or token embeddings [batch, pos, d_model]; for a model
+            that reads images also `VisionInputs`.
         stop_at_eos: end a row at `eos_token_id` (one id or several; the checkpoint's if None, or the tokenizer's). A
             finished row is filled with the first of these ids while others continue.
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
@@ -74,7 +75,7 @@ def generate(
     >>> model.generate("The capital of France is", max_new_tokens=1, do_sample=False, verbose=False)
     'The capital of France is Paris'
     """
-    convert = converter(model, input, return_type, ("str", "tokens", "embeds"))
+    convert = converter(model, _text_of(input), return_type, ("str", "tokens", "embeds"))
     record = _Record(model, names_filter) if return_cache else None
     sequence, lengthen = _start(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
@@ -114,7 +115,7 @@ def generate_stream(
         raise TypeError(f"generate_stream keeps no cache, so it has no {min(invalid)}: use generate(return_cache=True)")
     if max_tokens_per_yield < 1:
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
-    convert = converter(model, input, return_type, ("str", "tokens", "embeds"))
+    convert = converter(model, _text_of(input), return_type, ("str", "tokens", "embeds"))
     sequence, lengthen = _start(model, input, max_new_tokens, None, **options)
     bar = tqdm(lengthen, "generating", max_new_tokens, disable=not verbose)
     return _pieces(sequence, iter(bar), max_tokens_per_yield, convert)
@@ -170,7 +171,7 @@ class _PromptReader(Reader):
         model, sequence = self.model, self.sequence
         options["attention_mask"] = sequence.real.long()
         if n_new <= sequence.tokens.shape[1]:
-            logits = model(sequence.tokens[:, -n_new:], **options)
+            logits = model(sequence.last(n_new), **options)
         else:
             resid, pos_embed = model.get_residual(sequence.all_embeds(model), attention_mask=sequence.real)
             logits = model(resid, start_at_layer=0, shortformer_pos_embed=pos_embed, **options)
@@ -182,7 +183,8 @@ class _PromptReader(Reader):
 class _Record:
     """The activations of every token of a sequence, from the forward pass that first processed the token.
 
-    If a layer is bidirectional, those of the last forward pass, as each new token changes them.
+    If a layer is bidirectional, those of the last forward pass, as each new token changes them. Sites of images are stored
+    once, from the forward pass that read them.
     """
 
     def __init__(self, model: Any, names_filter: NamesFilter) -> None:
@@ -198,6 +200,9 @@ class _Record:
             self.pieces, self.length = {}, 0
         n_new, self.length = length - self.length, length
         for name, value in self.seen.items():
+            if not self.model.hook_dict[name].grows:
+                self.pieces[name] = [value]
+                continue
             new = value.narrow(self._axis(name, "pos", "query_pos"), -n_new, n_new)
             self.pieces.setdefault(name, []).append(new if new.shape == value.shape else new.clone())
         self.seen.clear()
@@ -208,6 +213,8 @@ class _Record:
 
     def _joined(self, name: str) -> Tensor:
         pieces = self.pieces[name]
+        if len(pieces) == 1:
+            return pieces[0]
         if self.model.hook_dict[name].dims[-1] in ("key_pos", "block"):  # keys of later tokens are not attended to
             masked = float("-inf") if name.endswith("_scores") else 0.0
             pieces = [F.pad(piece, (0, pieces[-1].shape[-1] - piece.shape[-1]), value=masked) for piece in pieces]
@@ -229,6 +236,11 @@ def _prompt(
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor
+    images: Mapping[str, Any] = {}
+    is_image: Tensor | None = None
+    if isinstance(input, VisionInputs):
+        attention_mask = input.attention_mask if attention_mask is None else attention_mask
+        images, is_image, input = input.images, input.is_image, input.tokens
     if isinstance(input, Tensor) and input.is_floating_point():
         check_stream(input, model.cfg.d_model)
         check_length(input, 0, model.cfg.n_ctx)
@@ -239,19 +251,27 @@ def _prompt(
         tokens, attention_mask = model._tokens_and_mask(input, prepend_bos, padding_side, given)
         if given is None and isinstance(input, Tensor):
             attention_mask = model.tokens.attention_mask(tokens, prepend_bos, padding_side)
-        tokens, embeds, shape = checked_ids(tokens, model.cfg.d_vocab), None, tokens.shape
+        tokens, embeds, shape = model.checked_tokens(tokens), None, tokens.shape
+        is_image = model.images_among(tokens) if is_image is None else is_image.to(tokens.device)
     if 0 in shape:
         raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
     if attention_mask is None:
-        return TokenSequence(tokens, torch.ones(shape, dtype=torch.bool, device=model.device), embeds)
+        all_real = torch.ones(shape, dtype=torch.bool, device=model.device)
+        return TokenSequence(tokens, all_real, embeds, images, is_image)
     if attention_mask.shape != shape:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, but the prompt {tuple(shape)}")
     real = real_of(attention_mask).to(model.device)
     check_rows(real)
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
-    if embeds is None:
-        return TokenSequence(tokens.gather(1, order), real.gather(1, order))
-    return TokenSequence(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
+    if embeds is not None:
+        return TokenSequence(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
+    is_image = None if is_image is None else is_image.gather(1, order)
+    return TokenSequence(tokens.gather(1, order), real.gather(1, order), None, images, is_image)
+
+
+def _text_of(input: Input) -> Any:
+    """The input without its images."""
+    return input.tokens if isinstance(input, VisionInputs) else input
 
 
 def _pieces(

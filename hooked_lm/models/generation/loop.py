@@ -2,11 +2,12 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.models.vision_inputs import VisionInputs
 
 Choose = Callable[
     ..., Tensor
@@ -21,10 +23,20 @@ Choose = Callable[
 
 
 class TokenSequence:
-    """A prompt and its continuation: ids [batch, pos], preceded by any prompt embeddings; `real` is False for padding."""
+    """A prompt and its continuation: ids [batch, pos], preceded by any prompt embeddings; `real` is False for padding.
 
-    def __init__(self, tokens: Tensor, real: Tensor | None = None, embeds: Tensor | None = None) -> None:
-        self.tokens, self.embeds = tokens, embeds
+    `is_image` marks the tokens of the prompt that stand for `images`; None if the model reads none. Later tokens are words.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        real: Tensor | None = None,
+        embeds: Tensor | None = None,
+        images: Mapping[str, Any] | None = None,
+        is_image: Tensor | None = None,
+    ) -> None:
+        self.tokens, self.embeds, self.images, self.is_image = tokens, embeds, images or {}, is_image
         self.real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
 
     def __len__(self) -> int:
@@ -34,6 +46,14 @@ class TokenSequence:
     def real_tokens(self) -> Bool[Tensor, "batch pos"]:
         """The mask of the ids: False for padding."""
         return self.real[:, len(self) - self.tokens.shape[1] :]
+
+    def last(self, n: int) -> Tensor | VisionInputs:
+        """The last `n` tokens as the input of a model, with the images if they include the prompt."""
+        tokens = self.tokens[:, -n:]
+        if self.is_image is None:
+            return tokens
+        is_image = F.pad(self.is_image, (0, self.tokens.shape[1] - self.is_image.shape[1]))[:, -n:]
+        return VisionInputs(tokens, self.images if n == len(self) else {}, is_image=is_image)
 
     def append(self, new: Int[Tensor, "batch new"]) -> None:
         self.tokens = torch.cat([self.tokens, new], 1)

@@ -99,8 +99,9 @@ def _counts(
     """The number of occurrences of each token."""
     if tokens is None:
         raise ValueError("a penalty needs the previous tokens: give tokens=...")
-    counted = torch.ones_like(tokens) if real is None else real
-    return torch.zeros_like(logits).scatter_add(1, tokens, counted.to(logits))
+    counted, last = tokens < logits.shape[-1], logits.shape[-1] - 1  # the token of images may be outside
+    counted = counted if real is None else counted & real
+    return torch.zeros_like(logits).scatter_add(1, tokens.clamp(max=last), counted.to(logits))
 
 
 def check_sampling(top_k: int | None, top_p: float | None, temperature: float) -> None:
