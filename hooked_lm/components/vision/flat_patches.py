@@ -25,8 +25,8 @@ class FlatPatches:
     def patches(
         self,
         embed: PatchEmbed,
-        pixel_values: Float[Tensor, "patch d_patch"] | None = None,
-        image_grid_thw: Int[Tensor, "image 3"] | None = None,
+        pixel_values: Float[Tensor, "..."] | None = None,
+        image_grid_thw: Int[Tensor, "..."] | None = None,
         pixel_values_videos: Tensor | None = None,
         video_grid_thw: Tensor | None = None,
     ) -> Patches:
