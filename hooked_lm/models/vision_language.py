@@ -171,7 +171,7 @@ class VisionLanguage(Decoder):
         patches = tree.vision.pixels.patches(embed, **images)
         x, _ = self.vision.read(patches, tree.feature_layers)
         features: ImageFeatures = self.projector(x, patches, embed.cfg.n_class_tokens)
-        return ImageFeatures(self.hook_image_features(features.vectors), features.cells, features.real)
+        return replace(features, vectors=self.hook_image_features(features.vectors))
 
     def _check_images(self, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
         """Raises ValueError if the number of image tokens is not that of the images."""

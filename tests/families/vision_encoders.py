@@ -1,5 +1,6 @@
 """Vision towers: ViT, DINOv2 and the towers of CLIP and SigLIP."""
 
+from tests.families import vision_tiles
 from tests.families._case import Case
 from tests.families._vision import CLIP, TOWER
 from tests.families.vision_dino import CASES as DINO
@@ -34,4 +35,5 @@ CASES = [
         auto="AutoModel",
     ),
     *DINO,
+    *vision_tiles.TOWERS,
 ]

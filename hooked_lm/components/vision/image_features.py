@@ -11,12 +11,14 @@ class ImageFeatures:
     """The vectors of image tokens [image, token, d_model].
 
     `real` marks those that are no padding; None: all. `cells` are the row and column of each token in the grid of its image
-    [image, token, 2], -1 for a token that is no place of it, such as the end of a row.
+    [image, token, 2], -1 for a token that is no place of it, such as the end of a row. An image that is shown twice has a
+    grid in each of its `views`: 0 is the image as a whole, 1 its tiles together; None if there is one view.
     """
 
     vectors: Float[Tensor, "image token d_model"]
     cells: Int[Tensor, "image token 2"]
     real: Bool[Tensor, "image token"] | None = None
+    views: Int[Tensor, "image token"] | None = None
 
     @property
     def n_tokens(self) -> list[int]:

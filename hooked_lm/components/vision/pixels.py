@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.tiles import TileImages
 
 
 @dataclass(frozen=True)
@@ -116,4 +117,4 @@ class ImageRows:
         return {name: x[:, None] for name, x in drawn.items()}
 
 
-Pixels = PixelImages | MaskedImages | ImageRows | FlatPatches  # all ways
+Pixels = PixelImages | MaskedImages | ImageRows | TileImages | FlatPatches  # all ways

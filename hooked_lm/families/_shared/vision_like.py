@@ -109,6 +109,23 @@ def both_sides(hf: HFConfig, **fields: Any) -> dict[str, Any]:
     return {**vars(language(hf, **fields)), **types, "vision": tower(hf)}
 
 
+def features_read(hf: HFConfig, vision: VisionConfig) -> tuple[tuple[int, ...], bool]:
+    """After how many blocks a projector reads the stream of the tower, and whether it reads class tokens.
+
+    Raises ValueError for a selection that leaves out a class token which the tower lacks.
+    """
+    strategy, given = hf.vision_feature_select_strategy, hf.vision_feature_layer
+    if strategy not in ("default", "full"):
+        raise ValueError(f"vision_feature_select_strategy={strategy!r}: known are 'default' and 'full'")
+    if strategy == "default" and not vision.embed.n_class_tokens:
+        raise ValueError(
+            "vision_feature_select_strategy='default' leaves out a class token, which the tower lacks; 'full' reads all patches"
+        )
+    n_layers = len(vision.blocks)
+    layers = [given] if isinstance(given, int) else given
+    return tuple(layer % (n_layers + 1) for layer in layers), strategy == "full"
+
+
 def language_rows(tree: VisionLanguageConfig, model: str, head: str) -> list[Row]:
     """The rows of the decoder, whose tensors have the prefix `model`, and `head` in front of the name of the unembedding."""
     module = family(tree.text_type)

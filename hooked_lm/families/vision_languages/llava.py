@@ -10,7 +10,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = ""
 IGNORED = ("*.position_ids", "*.rotary_emb.inv_freq")
-NO_EFFECT = ("image_seq_length",)
+NO_EFFECT = ("image_seq_length", "ignore_index", "vocab_size")
 LANGUAGE, TOWER, PROJECTOR = "language_model.model.", "vision_tower.", "multi_modal_projector."
 RENAMED = {
     r"^vision_tower\.vision_model\.": TOWER,
@@ -22,22 +22,19 @@ RENAMED = {
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
     sides = vision_like.both_sides(hf)
-    strategy, given = hf.vision_feature_select_strategy, hf.vision_feature_layer
-    if strategy not in ("default", "full"):
-        raise ValueError(f"vision_feature_select_strategy={strategy!r}: known are 'default' and 'full'")
-    layers, n_layers = [given] if isinstance(given, int) else given, len(sides["vision"].blocks)
+    layers, keeps_class_tokens = vision_like.features_read(hf, sides["vision"])
     projector = MLPProjector.Config(
         sides["vision"].embed.d_model * len(layers),
         sides["embed"].d_model,
         hf.projector_hidden_act,
         hf.multimodal_projector_bias,
-        keeps_class_tokens=strategy == "full",
+        keeps_class_tokens=keeps_class_tokens,
     )
     return VisionLanguageConfig(
         **sides,
         projector=projector,
         image_token=hf.image_token_index,
-        feature_layers=tuple(layer % (n_layers + 1) for layer in layers),
+        feature_layers=layers,
     )
 
 

@@ -1,0 +1,100 @@
+"""Models whose images are cut into tiles: LLaVA-NeXT, and InternVL with its tower."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tests.families._case import Case
+from tests.families._vision import (
+    AUTO,
+    CLIP,
+    IMAGE,
+    LLAMA,
+    QWEN,
+    TOWER,
+    Size,
+    VisionCase,
+    Writer,
+    one_by_one,
+)
+
+INTERNVL = {**TOWER, "layer_scale_init_value": 0.7}
+
+TOWERS = [
+    Case("internvl_vision", "mean-pooled", INTERNVL, auto="AutoModel"),
+    Case(
+        "internvl_vision",
+        "qk-norm-rms-bias-mask-token",
+        {**INTERNVL, "use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True, "use_mask_token": True}
+        | {"use_mean_pooling": False},
+        auto="AutoModel",
+    ),
+    Case(
+        "internvl_vision",
+        "no-positions-relu-one-channel",
+        {**INTERNVL, "use_absolute_position_embeddings": False, "hidden_act": "relu", "num_channels": 1},
+        auto="AutoModel",
+    ),
+]
+
+
+def in_tiles(tile: int, counts: dict[Size, tuple[int, int]]) -> Writer:
+    """Two sizes of images in pixels, each with its numbers of tiles and of tokens."""
+
+    def draw(images: Sequence[Sequence[Size]], generator: torch.Generator) -> dict[str, Tensor]:
+        sizes = [size for row in images for size in row]
+        pixels = torch.zeros(len(sizes), max(counts[size][0] for size in sizes), 3, tile, tile)
+        for image, size in enumerate(sizes):
+            n_tiles = counts[size][0]
+            pixels[image, :n_tiles] = torch.randn(n_tiles, 3, tile, tile, generator=generator)
+        return {"pixel_values": pixels, "image_sizes": torch.tensor(sizes)}
+
+    first, second = counts
+    return Writer((first, second), lambda size: [IMAGE] * counts[size][1], draw, one_by_one)
+
+
+def llava_next(text: dict, tower: dict, resolutions: list[list[int]], **fields: object) -> dict:
+    sides = {"text_config": text, "vision_config": tower, "tie_word_embeddings": False}
+    return {**sides, "image_token_index": IMAGE, "image_grid_pinpoints": resolutions, **fields}
+
+
+CLIP_TOWER = {**CLIP, "num_hidden_layers": 3, "model_type": "clip_vision_model"}
+SIGLIP_TOWER = {**TOWER, "num_hidden_layers": 3, "patch_size": 8, "model_type": "siglip_vision_model"}
+
+CASES = [
+    VisionCase(
+        "llava_next",
+        "wide-and-narrow",
+        llava_next(LLAMA, CLIP_TOWER, [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]),
+        auto=AUTO,
+        writer=in_tiles(24, {(30, 50): (5, 16 + 4 * 9), (20, 13): (3, 16 + 4 * 3)}),
+    ),
+    VisionCase(
+        "llava_next",
+        "siglip-two-layers-unbiased-qwen2",
+        llava_next(
+            QWEN,
+            SIGLIP_TOWER,
+            [[24, 24], [72, 24], [48, 48]],
+            vision_feature_layer=[-3, 1],
+            vision_feature_select_strategy="full",
+            multimodal_projector_bias=False,
+        ),
+        auto=AUTO,
+        writer=in_tiles(24, {(70, 17): (4, 9 + 9 * 4), (24, 24): (2, 9 + 3 * 4)}),
+    ),
+    VisionCase(
+        "llava_next",
+        "last-relu-mistral",
+        llava_next(
+            {**LLAMA, "model_type": "mistral", "sliding_window": None},
+            {**CLIP_TOWER, "patch_size": 8},
+            [[48, 24], [24, 48]],
+            vision_feature_layer=-1,
+            projector_hidden_act="relu",
+        ),
+        auto=AUTO,
+        writer=in_tiles(24, {(31, 100): (3, 9 + 1 * 7), (100, 41): (3, 9 + 6 * 4)}),
+    ),
+]
