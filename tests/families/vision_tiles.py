@@ -60,7 +60,13 @@ def llava_next(text: dict, tower: dict, resolutions: list[list[int]], **fields: 
 
 
 CLIP_TOWER = {**CLIP, "num_hidden_layers": 3, "model_type": "clip_vision_model"}
-SIGLIP_TOWER = {**TOWER, "num_hidden_layers": 3, "patch_size": 8, "model_type": "siglip_vision_model"}
+SIGLIP_TOWER = {
+    **TOWER,
+    "num_hidden_layers": 3,
+    "patch_size": 8,
+    "vision_use_head": False,
+    "model_type": "siglip_vision_model",
+}
 
 CASES = [
     VisionCase(

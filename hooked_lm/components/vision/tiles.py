@@ -45,8 +45,8 @@ class TileImages:
     def patches(
         self,
         embed: PatchEmbed,
-        pixel_values: Float[Tensor, "image tile channel height width"] | None = None,
-        image_sizes: Int[Tensor, "image 2"] | None = None,
+        pixel_values: Float[Tensor, "..."] | None = None,
+        image_sizes: Int[Tensor, "..."] | None = None,
     ) -> TilePatches:
         """The tiles of all images, one image after the other, as patches. Raises ValueError if tiles and sizes do not fit."""
         if pixel_values is None or image_sizes is None:

@@ -1,0 +1,99 @@
+"""Images in tiles: the best resolution, where the picture is, tokens of both views, and what does not fit."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm.components.vision.patch_embed import PatchEmbed
+from hooked_lm.components.vision.tile_projector import TileProjector
+from hooked_lm.components.vision.tiles import TileImages, TilePatches, best_resolution, picture_in
+
+RESOLUTIONS = ((24, 48), (48, 24), (48, 48), (72, 24), (24, 72))
+TILES = TileImages(24, RESOLUTIONS)
+
+
+@pytest.fixture(scope="module")
+def embed() -> PatchEmbed:
+    return PatchEmbed.Config(8, patch_size=6).build()
+
+
+def sizes(n: int = 400) -> list[tuple[int, int]]:
+    drawn = torch.randint(1, 200, (n, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    return [(height, width) for height, width in drawn]
+
+
+def test_the_best_resolution_is_that_of_transformers():
+    from transformers.image_processing_utils import select_best_resolution
+
+    for size in sizes():
+        assert best_resolution(size, RESOLUTIONS) == select_best_resolution(size, list(RESOLUTIONS))
+
+
+@pytest.mark.parametrize("grid", [(8, 8), (4, 12), (9, 3), (8, 16)])
+def test_the_picture_is_where_transformers_finds_it(grid: tuple[int, int]):
+    from transformers.models.llava_next.modeling_llava_next import unpad_image
+
+    cells = torch.arange(grid[0] * grid[1]).view(1, *grid)
+    for size in sizes():
+        assert torch.equal(cells[0][picture_in(grid, size)], unpad_image(cells, size)[0])
+
+
+def given(*image_sizes: tuple[int, int], n_tiles: int = 5) -> dict[str, Tensor]:
+    pixels = torch.zeros(len(image_sizes), n_tiles, 3, 24, 24)
+    for image, size in enumerate(image_sizes):
+        rows, columns = TILES.tile_grid(size)
+        pixels[image, : 1 + rows * columns] = 1.0
+    return {"pixel_values": pixels, "image_sizes": torch.tensor(image_sizes)}
+
+
+def test_tokens_have_their_cells(embed: PatchEmbed):
+    """First those of the whole image, then the rows of the picture with their ends; then padding."""
+    patches = TILES.patches(embed, **given((30, 50), (20, 13)))
+    assert patches.n_tiles == [5, 3] and len(patches.vectors) == 8
+    projector = TileProjector.Config(8, 4).build()
+    features = projector(embed(patches.vectors), patches, 0)
+    assert features.n_tokens == [16 + 4 * 9, 16 + 4 * 3]
+    assert features.views is not None and (features.views == torch.tensor([0] * 16 + [1] * 36)).all()
+    whole = [[row, column] for row in range(4) for column in range(4)]
+    narrow = [[row, column] for row in range(4) for column in (0, 1, -1)]
+    narrow = [[-1, -1] if column == -1 else [row, column] for row, column in narrow]
+    assert features.cells[1].tolist() == whole + narrow + [[-1, -1]] * 24
+    ends = (features.cells[0, 16:] == -1).all(1).nonzero().flatten().tolist()
+    assert ends == [8, 17, 26, 35]
+    assert torch.equal(features.vectors[0, 16:][ends], projector.image_newline.expand(4, -1))
+
+
+def test_a_token_is_the_patch_that_lies_there(embed: PatchEmbed):
+    """The second tile is right of the first: its upper left patch follows the upper right patch of the first."""
+    patches = TILES.patches(embed, **given((48, 48)))
+    projector = TileProjector.Config(2, 2).build()
+    tiles = torch.arange(5.0)[:, None].expand(5, 16)
+    x = torch.stack([tiles, torch.arange(16.0).expand(5, 16)], -1)
+    picture = projector.in_rows(x[1:], (4, 4), (48, 48), patches.tile_grids[0]).view(8, 9, 2)[:, :-1]
+    assert picture[0].tolist() == [[1, 0], [1, 1], [1, 2], [1, 3], [2, 0], [2, 1], [2, 2], [2, 3]]
+    assert picture[:, 0].tolist() == [[1, 0], [1, 4], [1, 8], [1, 12], [3, 0], [3, 4], [3, 8], [3, 12]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"image_sizes": torch.tensor([[48, 48]])}, "image 0 of 48 x 48 pixels has 5 tiles, one and 2 x 2, .* has 3"),
+        ({"image_sizes": None}, "images need both pixel_values and image_sizes, but there are no image_sizes"),
+        ({"image_sizes": torch.tensor([[20, 13]] * 2)}, r"image_sizes must be \[image, 2\] with 1 images, .* \(2, 2\)"),
+        ({"image_sizes": torch.tensor([[0, 13]])}, "image 0 is empty: its size is 0 x 13 pixels"),
+        ({"pixel_values": torch.ones(3, 3, 24, 24)}, r"must be \[image, tile, channel, height, width\], got"),
+        (
+            {"pixel_values": torch.ones(1, 4, 3, 24, 24)},
+            "image 0 of 20 x 13 pixels has 3 tiles, one and 1 x 2, .* has 4",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(embed: PatchEmbed, changed: dict[str, Tensor | None], message: str):
+    with pytest.raises(ValueError, match=message):
+        TILES.patches(embed, **{**given((20, 13), n_tiles=3), **changed})
+
+
+def test_drawn_images_fit(embed: PatchEmbed):
+    drawn = TILES.drawn(embed.cfg, (4, 4), 2, torch.Generator().manual_seed(0))
+    patches = TILES.patches(embed, **drawn)
+    assert isinstance(patches, TilePatches) and len(set(patches.sizes)) == 1 and len(patches.n_tiles) == 2
