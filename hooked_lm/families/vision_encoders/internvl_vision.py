@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RMSNorm
@@ -29,6 +30,7 @@ def config(hf: HFConfig) -> VisionConfig:
     block = vision_like.block(hf, hf.hidden_act, hf.layer_norm_eps, hf.attention_bias)
     norm, scale = NORMS[hf.norm_type](d_model, hf.layer_norm_eps), LayerScale.Config(d_model)
     qk_norm = RMSNorm.Config(d_model // n_heads, QK_EPS, n_heads=n_heads, joint=True) if hf.use_qk_norm else None
+    assert isinstance(block.attn, Attention.Config), "the attention of a ViT"
     attn = replace(block.attn, qk_norm=qk_norm)
     block = replace(block, attn=attn, ln1=norm, ln1_post=scale, ln2=norm, ln2_post=scale)
     return VisionConfig(
@@ -42,10 +44,11 @@ def config(hf: HFConfig) -> VisionConfig:
 
 def rows(tree: VisionConfig) -> list[Row]:
     layer, attn, mlp = "encoder.layer.{v}.", vision_like.ATTENTION, vision_like.MLP_PART
+    q, k, v = (f"{layer}attention.{name}_proj" for name in "qkv")
     n_heads = tree.blocks[0].attn.n_heads
     of_layer = [
         *classic.norm(layer + "layernorm_before", "blocks.{v}.ln1"),
-        *classic.into_attention(*(f"{layer}attention.{x}_proj" for x in "qkv"), attn),
+        *classic.into_attention(q, k, v, attn),
         *(Row(f"{layer}attention.{x}_norm.weight", f"{attn}{x}_norm.w", "(n h) -> n h", n=n_heads) for x in "qk"),
         *classic.out_of_attention(layer + "attention.projection_layer", attn),
         Row(layer + "lambda_1", "blocks.{v}.ln1_post.w"),

@@ -49,11 +49,13 @@ def given(*image_sizes: tuple[int, int], n_tiles: int = 5) -> dict[str, Tensor]:
 def test_tokens_have_their_cells(embed: PatchEmbed):
     """First those of the whole image, then the rows of the picture with their ends; then padding."""
     patches = TILES.patches(embed, **given((30, 50), (20, 13)))
-    assert patches.n_tiles == [5, 3] and len(patches.vectors) == 8
+    assert patches.n_tiles == [5, 3]
+    assert len(patches.vectors) == 8
     projector = TileProjector.Config(8, 4).build()
     features = projector(embed(patches.vectors), patches, 0)
     assert features.n_tokens == [16 + 4 * 9, 16 + 4 * 3]
-    assert features.views is not None and (features.views == torch.tensor([0] * 16 + [1] * 36)).all()
+    assert features.views is not None
+    assert (features.views == torch.tensor([0] * 16 + [1] * 36)).all()
     whole = [[row, column] for row in range(4) for column in range(4)]
     narrow = [[row, column] for row in range(4) for column in (0, 1, -1)]
     narrow = [[-1, -1] if column == -1 else [row, column] for row, column in narrow]
@@ -96,4 +98,6 @@ def test_what_does_not_fit_is_refused(embed: PatchEmbed, changed: dict[str, Tens
 def test_drawn_images_fit(embed: PatchEmbed):
     drawn = TILES.drawn(embed.cfg, (4, 4), 2, torch.Generator().manual_seed(0))
     patches = TILES.patches(embed, **drawn)
-    assert isinstance(patches, TilePatches) and len(set(patches.sizes)) == 1 and len(patches.n_tiles) == 2
+    assert isinstance(patches, TilePatches)
+    assert len(set(patches.sizes)) == 1
+    assert len(patches.n_tiles) == 2
