@@ -32,7 +32,10 @@ TOWERS = ("language_model.", "text_model.", "llm.", "transformer.")  # the modul
 # As transformers writes Kimi-K2.5 and Qianfan-OCR: the old names of the layers of their vision towers are given to all layers.
 RENAMED_LAYERS = {r"^(model\.)?(blocks|encoder\.layers)\.(?=\d)": r"\1layers."}
 # Composite -> fields that it sets in the config of its language model and that have no effect on text alone.
-FOR_IMAGES = {"paligemma": ("use_bidirectional_attention", "num_image_tokens")}
+FOR_IMAGES = {
+    "paligemma": ("use_bidirectional_attention", "num_image_tokens"),
+    **dict.fromkeys(("idefics3", "smolvlm"), ("perceiver_config", "pixel_shuffle_factor")),
+}
 # Composite that has the fields of its language model in its own config -> the model type of that language model
 FLAT = {"phi4_multimodal": "phi3"}
 

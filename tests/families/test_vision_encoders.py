@@ -130,7 +130,7 @@ def test_every_site_is_alive(case: Case):
 def test_another_size_is_refused_or_interpolated(case: Case, size: tuple[int, int]):
     model = hooked_tower(case)
     pixels = torch.randn(2, model.cfg.n_channels, *size, generator=torch.Generator().manual_seed(3))
-    if model.tree.pos_embed is not None and model.tree.pos_embed.interpolation is None:
+    if model.tree.pos_embed is not None and not model.tree.pos_embed.fits_all:
         with pytest.raises(ValueError, match="does not fit: this tower has positions for"):
             model(pixels)
     else:

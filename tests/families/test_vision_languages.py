@@ -252,7 +252,7 @@ def test_images_without_tokens_and_tokens_without_images_are_refused(case: Visio
     n_tokens = int((one["input_ids"] == model.tree.image_token).sum())
     with pytest.raises(ValueError, match=f"the prompts have {n_tokens} image tokens .* there are no images"):
         model(one["input_ids"])
-    with pytest.raises(ValueError, match=f"the prompts have {n_tokens} image tokens .* the 2 images have"):
+    with pytest.raises(ValueError, match=f"the prompts have {n_tokens} image tokens .* the \\d images have"):
         model(one["input_ids"], **pixels_of(two))
 
 

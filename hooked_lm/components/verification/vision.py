@@ -18,7 +18,7 @@ from hooked_lm.components.verification.registry import (
     within,
 )
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
-from hooked_lm.components.vision.merger import PatchMerger
+from hooked_lm.components.vision.merger import LinearMerger, PatchMerger
 from hooked_lm.components.vision.projector import LinearProjector, MLPProjector, PoolingProjector
 
 
@@ -86,6 +86,17 @@ def _(merger: PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identit
             lambda: (normed()[:, 0], at("hook_merged")[:, 0, : merger.cfg.d_vision]),
         )
     yield from two_layers(merger, at, lambda: at("hook_merged"))
+
+
+@identities.register
+def _(merger: LinearMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+
+    def merged() -> tuple[Tensor, Tensor]:
+        return get_input().sum(1), at("hook_merged").unflatten(-1, (-1, merger.cfg.d_vision)).sum((1, 2))
+
+    yield "sum of patches == sum of squares", merged
+    yield "merged @ W == out", lambda: (at("hook_merged") @ merger.W, at("hook_out"))
 
 
 def two_layers(module: MLPProjector | PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:

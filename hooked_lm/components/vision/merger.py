@@ -64,17 +64,52 @@ class PatchMerger(nn.Module):
         return ImageFeatures(out, cells, None if bool(real.all()) else real)
 
 
+class LinearMerger(nn.Module):
+    """`x W`, where `x` are the patches of a square of `merge` x `merge` side by side.
+
+    `hook_in` and `hook_merged` are as in `PatchMerger` ("pixel shuffle" in Idefics3, Laurençon et al. 2024, arXiv:2408.12637).
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vision: int
+        d_model: int
+        merge: int = 2
+
+        def build(self) -> "LinearMerger":
+            return LinearMerger(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        self.hook_merged = HookPoint("batch", "pos", "d_merged")
+        self.W = nn.Parameter(torch.empty(cfg.d_vision * cfg.merge**2, cfg.d_model))
+        self.hook_out = HookPoint("batch", "pos", "d_model")
+
+    def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        x = self.hook_in(x[:, n_class_tokens:])
+        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
+        rows = torch.arange(len(x), device=x.device)[:, None, None]
+        merged = self.hook_merged(x[rows, squares].flatten(2))
+        return ImageFeatures(self.hook_out(F.linear(merged, self.W.T)), cells, None if bool(real.all()) else real)
+
+
 def squares_of(
     grid: Int[Tensor, "image 2"], merge: int
 ) -> tuple[Int[Tensor, "image token 2"], Bool[Tensor, "image token"], Int[Tensor, "image token patch"]]:
     """The row and column of each square of patches, which are no padding, and the patches of each.
 
+    Raises ValueError for an image that squares do not fill.
+
     >>> squares_of(torch.tensor([[2, 4]]), 2)[2].tolist()
     [[[0, 1, 4, 5], [2, 3, 6, 7]]]
     """
+    for n_rows, n_columns in grid[(grid % merge).any(1)].tolist():
+        raise ValueError(f"an image of {n_rows} x {n_columns} patches cannot be cut into squares of {merge} x {merge}")
     rows, columns = (grid // merge).unbind(1)
     n_squares = rows * columns
-    token = torch.arange(int(n_squares.max()), device=grid.device)
+    token = torch.arange(max(n_squares.tolist(), default=0), device=grid.device)
     real, width = token < n_squares[:, None], columns[:, None]
     cells = torch.stack([token // width, token % width], -1)
     inside = torch.arange(merge, device=grid.device)

@@ -41,20 +41,6 @@ class Patches:
         """Which patches others attend to."""
         return self.real if self.hidden is None else self.real & ~self.hidden
 
-    def by_squares(self, size: int) -> Int[Tensor, "image patch"]:
-        """The patches in another order: square by square of `size` x `size`, each row by row; padding stays at the end.
-
-        Raises ValueError for an image that squares do not fill.
-
-        >>> cut(torch.zeros(1, 3, 2, 4), 1).by_squares(2).tolist()
-        [[0, 1, 4, 5, 2, 3, 6, 7]]
-        """
-        for rows, columns in self.grid[(self.grid % size).any(1)].tolist():
-            raise ValueError(f"an image of {rows} x {columns} patches cannot be cut into squares of {size} x {size}")
-        (row, column), across = self.cells.unbind(-1), self.grid[:, 1:] // size
-        square, place = row // size * across + column // size, row % size * size + column % size
-        return (square * size**2 + place).argsort(1)
-
 
 def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patches:
     """Images of one size as patches of `size` x `size` pixels; what is left at the right and below is not read.

@@ -40,6 +40,7 @@ INSIDE_OTHERS = {
     "HeadScaleNorm",
     "HyperConnection",
     "ImagePosEmbed",
+    "BucketPosEmbed",
     "Indexer",
     "JointLayerNorm",
     "KeyPool",
