@@ -21,7 +21,7 @@ from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.renamed import in_present_names
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import DecoderConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
 
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
@@ -51,9 +51,10 @@ class HFCheckpoint:
         """The weights by current transformers names."""
         text_names = getattr(self.family, "text_names", None)
         if self.whole is not None or text_names is not None:
-            tree = read_config(self.family, self.config)
+            weights = self.open_weights()
+            tree = self._fitted(read_config(self.family, self.config), weights)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
-            return composite.language_model(self.open_weights(), self.family, tree, names)
+            return composite.language_model(weights, self.family, tree, names)
         return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
@@ -61,8 +62,12 @@ class HFCheckpoint:
         tree = read_config(self.family, self.config, self.architectures, tensors)
         if tensors:
             check_layers(self.family, tree, tensors)
-        if self.whole is not None and isinstance(tree, DecoderConfig):
+        if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, DecoderConfig)):
             tree = composite.fitted(tree, self.family, tensors)
+        return self._fitted(tree, tensors)
+
+    def _fitted(self, tree: Tree, tensors: Mapping[str, Tensor]) -> Tree:
+        """The tree after what the family corrects according to the tensors."""
         return self.family.fitted(tree, tensors) if hasattr(self.family, "fitted") else tree
 
     def flat_config(

@@ -34,10 +34,12 @@ from tests.close import assert_apart, assert_close
 from tests.core import CORE, thinned
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._models import (
+    assert_as_near_the_truth,
     assert_same_gradients,
     assert_same_logits,
     assert_same_tensors,
     distance,
+    has_routes,
     hooked,
     logits_of,
     prompt,
@@ -82,22 +84,9 @@ def test_gradients(case: Case):
 
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
-    """In a mixture of experts rounding sends some tokens to other experts, and which is chance.
-
-    There the median token counts, and those far off are no more than in transformers, within four standard errors.
-    """
-    ours, routed = copy.deepcopy(hooked(case)), any(p.dims[0] == "routed" for p in hooked(case).all_points().values())
-    tokens = prompt(case, batch=32)  # errors have long tails: a few tokens must not decide
-    truth = logits_of(case, tokens, torch.float64)
-    found = (ours.to(torch.bfloat16)(tokens).double() - truth).pow(2).mean(-1)
-    theirs = (logits_of(case, tokens, torch.bfloat16).double() - truth).pow(2).mean(-1)
-    if routed:
-        assert found.median().sqrt() <= 1.2 * theirs.median().sqrt()
-        far_off = 16 * theirs.median()
-        more = ((found > far_off).double() - (theirs > far_off).double()).mean(-1)  # of each prompt
-        assert more.mean() <= 4 * more.std() / len(more) ** 0.5
-    else:
-        assert found.mean().sqrt() <= 1.2 * theirs.mean().sqrt()
+    ours, tokens = copy.deepcopy(hooked(case)).to(torch.bfloat16), prompt(case, batch=32)  # errors have long tails
+    truth, theirs = logits_of(case, tokens, torch.float64), logits_of(case, tokens, torch.bfloat16)
+    assert_as_near_the_truth(ours(tokens), theirs, truth, has_routes(ours))
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Families with Gated DeltaNet: what the table's comparison would notice, and the files of OLMo Hybrid."""
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,15 @@ from hooked_lm.hub.hf_checkpoint import _saved_weights
 from tests.close import assert_close
 from tests.families import delta_nets
 from tests.families._case import Case, reference
-from tests.families._models import assert_past_matters, distance, hooked, logits_of, prompt, with_tree
+from tests.families._models import (
+    assert_past_matters,
+    assert_same_tensors,
+    distance,
+    hooked,
+    logits_of,
+    prompt,
+    with_tree,
+)
 from tests.families.test_state_space import every_attention, every_mixer, every_norm, reverse, swap
 
 CASES = {str(case): case for case in delta_nets.CASES}
@@ -97,3 +106,20 @@ def test_olmo_hybrid_with_wider_values(tmp_path: Path) -> None:
     back = model.to_hf()
     back.set_attn_implementation(case.attention)
     assert torch.equal(back(tokens).logits, logits_of(case, tokens))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES.values() if case.family == "qwen3_5_moe_text"][:1], ids=str)
+@pytest.mark.parametrize("inside", ["", "model.language_model."], ids=["text", "composite"])
+def test_experts_in_one_tensor(case: Case, inside: str, tmp_path: Path) -> None:
+    """As transformers has them in memory; its files have them one by one."""
+    theirs, expected = reference(case), dict(hooked(case).named_parameters())
+    tensors = {name: x.contiguous().clone() for name, x in theirs.state_dict().items()}
+    config = {**theirs.config.to_dict(), "architectures": [type(theirs).__name__]}
+    if inside:
+        tensors = {name.replace("model.", inside, 1): x for name, x in tensors.items()}
+        config = {"model_type": "qwen3_5_moe", "text_config": config, "tie_word_embeddings": False}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = pretrained.from_pretrained_no_processing(tmp_path)
+    assert model.cfg.tree.layout == 1
+    assert_same_tensors(dict(model.named_parameters()), expected)

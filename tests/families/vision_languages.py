@@ -1,6 +1,6 @@
 """Vision-language models: LLaVA, and those of other modules."""
 
-from tests.families import vision_gemma, vision_idefics, vision_qwen2, vision_tiles
+from tests.families import vision_gemma, vision_idefics, vision_qwen2, vision_qwen3, vision_tiles
 from tests.families._vision import AUTO, CLIP, IMAGE, LLAMA, QWEN, VisionCase, of_one_size
 
 
@@ -42,4 +42,5 @@ CASES = [
     *vision_qwen2.CASES,
     *vision_gemma.CASES,
     *vision_tiles.CASES,
+    *vision_qwen3.CASES,
 ]

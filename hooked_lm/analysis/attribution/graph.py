@@ -47,7 +47,8 @@ class Node:
 class Graph:
     """The writers and readers of a model, each in the order of computation, and the edges, `is_edge[writer, reader]`.
 
-    Writers are the embeddings ("input"), attention heads ("L2H1"), MLPs ("m3") and mixers with a state ("s2"). Readers are
+    Writers are the embeddings ("input"), attention heads ("L2H1"), MLPs ("m3"), mixers with a state ("s2") and
+    features of images that are added after a layer ("d1"). Readers are
     the queries, keys and values of heads ("L2H1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
     and the unembedding ("logits"). Where a norm follows attention, the stream is not a sum over heads, and the
     whole attention ("a2") is one writer.
@@ -149,6 +150,8 @@ class _Layer:
             found.append(self._node(f"s{self.layer}", "hook_mixer_out", rank))
         if "hook_mlp_out" in self.sites:
             found.append(self._node(f"m{self.layer}", "hook_mlp_out", rank + 1))
+        if "hook_deepstack" in self.sites:
+            found.append(self._node(f"d{self.layer}", "hook_deepstack", rank + 1))
         return found
 
     def _attention_writers(self, rank: int) -> list[Node]:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, Block, MLPPart, PreNormBlock
+from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.components.blocks.weighted import WeightedResidualBlock
@@ -114,6 +115,16 @@ def _(block: PreNormBlock, at: Sites, shift: LazyTensor | None = None) -> Iterat
     yield "resid_mid + mlp_out == resid_post", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_resid_post")
     yield from attn_identities(block, at, shift)
     yield from mlp_identities(block, at, "hook_resid_mid")
+
+
+@identities.register
+def _(block: DeepstackBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
+    """Identities between the sites of a run."""
+    for name, pair in identities.dispatch(PreNormBlock)(block, at, shift):
+        if not name.endswith("== resid_post"):
+            yield name, pair
+    terms = ["hook_resid_mid", "hook_mlp_out", "hook_deepstack"]
+    yield "resid_mid + mlp_out + deepstack == resid_post", sum_of(at, terms, "hook_resid_post")
 
 
 @weights_after_norms.register

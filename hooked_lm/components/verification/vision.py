@@ -17,6 +17,7 @@ from hooked_lm.components.verification.registry import (
     output_from_sites,
     within,
 )
+from hooked_lm.components.vision.deepstack import DeepstackMerger
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.merger import LinearMerger, PatchMerger
 from hooked_lm.components.vision.projector import LinearProjector, MLPProjector, PoolingProjector
@@ -97,6 +98,16 @@ def _(merger: LinearMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identi
 
     yield "sum of patches == sum of squares", merged
     yield "merged @ W == out", lambda: (at("hook_merged") @ merger.W, at("hook_out"))
+
+
+@identities.register
+def _(merger: DeepstackMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`, also of the mergers of other depths."""
+    yield from identities.dispatch(PatchMerger)(merger, at, get_input)
+    for i, other in enumerate(merger.deepstack):
+        sites = within(at, f"deepstack.{i}")
+        for name, pair in identities(other, sites, lambda sites=sites: sites("hook_in")):
+            yield f"deepstack: {name}", pair
 
 
 def two_layers(module: MLPProjector | PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:

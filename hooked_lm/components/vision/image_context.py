@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.context import Angles, Context
@@ -21,6 +21,8 @@ class ImageContext(Context):
     New tokens with the same number in `runs` see each other in both directions, those with -1 see what is before them; None: all
     do. With `windows_end_runs` a token sees no further back in its run than the window of a layer. `suffix` marks the tokens
     after a prompt.
+
+    `deepstack_terms` are what images add to the stream after the first layers, 0 at all other positions.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -30,6 +32,7 @@ class ImageContext(Context):
         self.runs: Int[Tensor, "batch pos"] | None = None
         self.windows_end_runs = True
         self.suffix: Bool[Tensor, "batch pos"] | None = None
+        self.deepstack_terms: tuple[Float[Tensor, "batch pos d_model"], ...] = ()
         if self.shift is not None:
             self.axis_positions = (self.positions + self.shift[:, None]).expand(3, -1, -1)
 
@@ -55,6 +58,10 @@ class ImageContext(Context):
         if window is not None and self.windows_end_runs:
             together = together.triu(1)  # later keys are within any window
         return F.pad(together, (self.n_past, 0))
+
+    def deepstack(self, layer: int) -> Float[Tensor, "batch pos d_model"] | None:
+        """What images add to the stream after a layer; None if there are none."""
+        return self.deepstack_terms[layer] if layer < len(self.deepstack_terms) else None
 
 
 def last_shift(cache: KeyValueCache) -> Int[Tensor, " batch"] | None:

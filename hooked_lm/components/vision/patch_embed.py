@@ -85,6 +85,7 @@ class ImagePosEmbed(nn.Module):
 
     Images of another size have vectors between those of the cells, by `interpolation` in at least fp32, with `antialias` smoothed
     where the grid is coarser; if it is None they are refused. Registers, between class tokens and patches, have none.
+    With `align_corners` the cells in the corners of any grid have the vectors of those in the corners of this one.
     """
 
     @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class ImagePosEmbed(nn.Module):
         interpolation: Mode | None = None
         antialias: bool = False
         n_registers: int = 0
+        align_corners: bool = False
 
         def build(self) -> "ImagePosEmbed":
             return ImagePosEmbed(self)
@@ -154,10 +156,9 @@ class ImagePosEmbed(nn.Module):
         self, table: Float[Tensor, "1 d_model row column"], size: tuple[int, int], mode: Mode
     ) -> Float[Tensor, "1 d_model rows columns"]:
         """The vectors of the cells for a grid of another size."""
-        antialias = self.cfg.antialias
-        return F.interpolate(upcast(table), size=size, mode=mode, align_corners=False, antialias=antialias).to(
-            table.dtype
-        )
+        corners, antialias = self.cfg.align_corners, self.cfg.antialias
+        resized = F.interpolate(upcast(table), size=size, mode=mode, align_corners=corners, antialias=antialias)
+        return resized.to(table.dtype)
 
 
 class BucketPosEmbed(nn.Module):

@@ -1,14 +1,22 @@
-"""The text model of Qwen3.5 with experts (Qwen Team 2026): a mixture in every layer, with a gated shared expert."""
+"""The text model of Qwen3.5 with experts (Qwen Team 2026): a mixture in every layer, with a gated shared expert.
+
+Files have the experts of a layer one by one, or in one tensor (layout 1).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor
 
 from hooked_lm.families._shared import delta_net, moe, mrope
 from hooked_lm.families._shared.delta_net import IGNORED, PREPENDS_BOS
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.families.decoders import qwen2_moe, qwen3_5_text
+from hooked_lm.families.decoders import qwen2_moe, qwen3_5_text, qwen3_vl_moe_text
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "config", "fitted", "rows"]
 
 NO_EFFECT = (*moe.NO_EFFECT, *delta_net.NO_EFFECT)
 
@@ -18,5 +26,13 @@ def config(hf: HFConfig) -> DecoderConfig:
     return delta_net.decoder(hf, [qwen2_moe.gated_experts(hf, renormalize=True)] * hf.num_hidden_layers)
 
 
+def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+    """The tree with the layout of the experts."""
+    return replace(tree, layout=int(any(name.endswith(qwen3_vl_moe_text.INTO) for name in tensors)))
+
+
 def rows(tree: DecoderConfig) -> list[Row]:
-    return [*delta_net.rows(tree), *qwen3_5_text.mixer_rows(tree), *qwen2_moe.sparse_rows(tree)]
+    sparse = qwen2_moe.sparse_rows(tree)
+    if tree.layout:
+        sparse = [row for row in sparse if ".experts." not in row.source] + qwen3_vl_moe_text.expert_rows(tree)
+    return [*delta_net.rows(tree), *qwen3_5_text.mixer_rows(tree), *sparse]

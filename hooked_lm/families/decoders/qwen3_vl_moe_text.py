@@ -15,7 +15,7 @@ from hooked_lm.families.decoders import qwen3_moe
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "expert_rows", "fitted", "rows"]
 
 PREPENDS_BOS = False
 NO_EFFECT = qwen3_moe.NO_EFFECT
@@ -45,11 +45,15 @@ def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
 
 
 def rows(tree: DecoderConfig) -> list[Row]:
-    source, target, e = "model.layers.{l}.", "blocks.{l}.mlp.", moe.n_experts(tree)
+    router = Row("model.layers.{l}.mlp.gate.weight", "blocks.{l}.mlp.W_router", "e m -> m e")
+    return [*llama_like.rows(tree), router, *expert_rows(tree)]
+
+
+def expert_rows(tree: DecoderConfig) -> list[Row]:
+    """The experts of a layer, in one tensor of their inputs and one of their outputs."""
+    source, target, e = "model.layers.{l}.", "blocks.{l}.mlp.experts.{e}.", moe.n_experts(tree)
     into, out = ("e (x f) m -> m f", "e m f -> f m") if tree.layout else ("e m (x f) -> m f", "e f m -> f m")
     return [
-        *llama_like.rows(tree),
-        Row(source + "mlp.gate.weight", target + "W_router", "e m -> m e"),
-        Row(source + INTO, target + "experts.{e}.W_{x}", into, e=e, x=["gate", "in"]),
-        Row(source + OUT, target + "experts.{e}.W_out", out, e=e),
+        Row(source + INTO, target + "W_{x}", into, e=e, x=["gate", "in"]),
+        Row(source + OUT, target + "W_out", out, e=e),
     ]

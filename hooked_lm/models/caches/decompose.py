@@ -97,7 +97,7 @@ def decompose_resid(
     if mode not in ("all", "mlp", "attn"):
         raise ValueError(f"mode must be 'all', 'mlp' or 'attn', got {mode!r}")
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
-    sites = embedding_sites(model) if incl_embeds else {}
+    sites = embedding_sites(model, layer) if incl_embeds else {}
     for i in range(sum_bound(model, layer, mlp_input)):
         for kind, part in {"attn": AttentionPart, "mixer": MixerPart}.items():
             if mode != "mlp" and isinstance(model.blocks[i], part):
@@ -341,7 +341,7 @@ def get_full_resid_decomposition(
     """Heads, mixers, neurons (or MLPs), embeddings and biases, which sum to the stream at a layer."""
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
     norm = input_norm(model, cache, layer, mlp_input, pos) if apply_ln else None
-    embeds = {label: pos.apply(cache[site], -2) for label, site in embedding_sites(model).items()}
+    embeds = {label: pos.apply(cache[site], -2) for label, site in embedding_sites(model, layer).items()}
     like = embeds["embed"]
 
     bound = sum_bound(model, layer, mlp_input)

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
@@ -105,11 +106,19 @@ def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vec
     return cache[next((name for name in names if name in cache), names[0])]
 
 
-def embedding_sites(model: Any) -> dict[str, str]:
-    """Label -> site of the embeddings in the stream; the position embeddings of a shortformer are not added to it."""
+def embedding_sites(model: Any, layer: int) -> dict[str, str]:
+    """Label -> site of what enters the stream before a layer besides the outputs of sublayers.
+
+    These are the embeddings, with the vectors of images among them, and the features of images that are added later. The
+    position embeddings of a shortformer are not added to the stream.
+    """
     if "hook_full_embed" in model.hook_dict:  # encoders: the sum of all embeddings
         return {"embed": "hook_full_embed"}
-    tree, sites = model.cfg.tree, {"embed": "hook_embed"}
+    merged = "hook_embed_merged" in model.hook_dict  # tokens and images
+    tree, sites = model.cfg.tree, {"embed": "hook_embed_merged" if merged else "hook_embed"}
     if tree.pos_embed is not None and not tree.shortformer:
         sites["pos_embed"] = "hook_pos_embed"
+    for i, block in enumerate(model.blocks[:layer]):
+        if isinstance(block, DeepstackBlock):
+            sites[f"{i}_deepstack"] = f"blocks.{i}.hook_deepstack"
     return sites

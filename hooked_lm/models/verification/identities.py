@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embeddings.embed import Unembed, soft_capped
@@ -245,4 +246,22 @@ def vision_language_identities(
         return both.masked_fill(is_image, 0.0), text.masked_fill(is_image, 0.0)
 
     yield "embed_merged == embed of text", merged
+    if int(is_image.sum()) == at("hook_image_features").shape[:2].numel():  # else some of them are padding
+        of_images = {"hook_embed_merged": "hook_image_features"}
+        of_images |= {
+            f"blocks.{i}.hook_deepstack": f"projector.deepstack.{i}.hook_out" for i in deepstack_layers(model)
+        }
+        for site, made in of_images.items():
+
+            def at_images(site: str = site, made: str = made) -> tuple[Tensor, Tensor]:
+                return at(made).flatten(0, 1), at(site)[is_image[..., 0]]
+
+            yield f"{made.split('.')[-1]} of images == {site.split('.')[-1]} at their tokens", at_images
+    for i in deepstack_layers(model):
+        yield "deepstack == 0 at text", lambda i=i: (at(f"blocks.{i}.hook_deepstack") * ~is_image, at("hook_embed") * 0)  # type: ignore[misc]
     yield from decoder_identities(model, at, logits, tokens)
+
+
+def deepstack_layers(model: Any) -> list[int]:
+    """The layers of a decoder after which features of images are added."""
+    return [i for i, block in enumerate(model.blocks) if isinstance(block, DeepstackBlock)]

@@ -1,0 +1,18 @@
+"""Qwen3.5 (Qwen Team 2026) with images: a hybrid of attention and the gated delta rule, and the tower of Qwen3-VL without the
+features of several depths."""
+
+from hooked_lm.components.vision.axis_positions import AxisPositions
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.vision_languages import qwen3_vl
+from hooked_lm.families.vision_languages.qwen3_vl import PREFIX
+from hooked_lm.families.vision_languages.qwen3_vl import sides_rows as rows
+from hooked_lm.models.config.tree import VisionLanguageConfig
+
+__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+
+IGNORED = (*qwen3_vl.IGNORED, "mtp.*")  # of the prediction of several tokens
+
+
+def config(hf: HFConfig) -> VisionLanguageConfig:
+    sides = qwen3_vl.sides(hf, (11, 11, 10))
+    return VisionLanguageConfig(**sides, projector=qwen3_vl.merger(hf, sides["vision"]), rules=(AxisPositions(),))

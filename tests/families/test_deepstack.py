@@ -1,0 +1,78 @@
+"""Features of images from several depths of the tower, which the first layers of Qwen3-VL's decoder add to the stream."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.vision_languages import qwen3_vl
+from tests.close import assert_apart, assert_close
+from tests.families._models import with_tree
+from tests.families._vision import hooked_vlm, logits_of, reference, scenes, written
+from tests.families.vision_qwen3 import CASES
+
+CASE = CASES[0]
+SITES = ("blocks.0.hook_deepstack", "blocks.1.hook_deepstack")
+
+
+@torch.no_grad()
+def test_features_are_those_of_the_tower_at_tokens_of_images() -> None:
+    """Of several images of different sizes, in padded rows; the site has zeros elsewhere, also on text alone."""
+    model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["padded"])
+    _, cache = model.run_with_cache(**inputs)
+    is_image = inputs["input_ids"] == model.tree.image_token
+    n_tokens = inputs["image_grid_thw"].prod(1) // 4
+    for i, site in enumerate(SITES):
+        made = cache[f"projector.deepstack.{i}.hook_out"]
+        expected = torch.cat([each[:n] for each, n in zip(made, n_tokens.tolist(), strict=True)])
+        assert torch.equal(cache[site][is_image], expected)
+        assert not cache[site][~is_image].any()
+    _, cache = model.run_with_cache(inputs["input_ids"][1, -4:][None])
+    assert all(cache[site].shape == (1, 4, 32) and not cache[site].any() for site in SITES)
+
+
+@torch.no_grad()
+def test_its_order_matters() -> None:
+    """Features of one depth in the place of the other, or after later layers, would be noticed."""
+    model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["one"])
+    expected = logits_of(CASE, inputs)
+    assert_close(model(**inputs), expected)
+    swapped = replace(model.tree, feature_layers=(3, 2, 1))
+    assert_apart(with_tree(model, swapped)(**inputs)[:, -1], expected[:, -1])
+
+
+@torch.no_grad()
+def test_the_stream_is_the_sum_of_its_parts() -> None:
+    model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["two"])
+    _, cache = model.run_with_cache(**inputs)
+    stack, labels = cache.decompose_resid(return_labels=True)
+    assert labels == ["embed", "0_deepstack", "1_deepstack", "0_attn_out", "0_mlp_out", "1_attn_out", "1_mlp_out"]
+    assert_close(stack.sum(0), cache["resid_post", 1])
+    assert_close(cache.decompose_resid(1).sum(0), cache["resid_pre", 1])
+    whole, labels = cache.get_full_resid_decomposition(expand_neurons=False, return_labels=True)
+    assert "1_deepstack" in labels
+    assert_close(whole.sum(0), cache["resid_post", 1])
+
+
+@torch.no_grad()
+def test_a_step_after_an_image_adds_nothing() -> None:
+    """An edit of the site acts at words, too."""
+    model, ids = hooked_vlm(CASE), torch.tensor([[4, 7, 9]])
+
+    def add(value: Tensor, hook: object) -> Tensor:
+        return value + 1.0
+
+    expected = model.run_with_hooks(ids, fwd_hooks=[("blocks.0.hook_resid_post", add)])
+    assert_close(model.run_with_hooks(ids, fwd_hooks=[(SITES[0], add)]), expected)
+
+
+@pytest.mark.parametrize("indexes", [[1, 0], [0, 0], [3], [-1], [0, 1, 2]])
+def test_depths_that_transformers_would_not_use_are_refused(indexes: list[int]) -> None:
+    values = reference(CASE).config.to_dict()
+    values["vision_config"]["deepstack_visual_indexes"] = indexes
+    with pytest.raises(
+        ValueError, match="must be blocks of the tower, which has 3, in their order, and no more than the 2"
+    ):
+        qwen3_vl.config(HFConfig(values, {}))
