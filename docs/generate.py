@@ -18,15 +18,16 @@ from typing import Any
 sys.path.append(str(Path(__file__).parents[1]))  # for the table of architectures in tests/
 
 from hooked_lm import HookedTransformer
-from hooked_lm.families import model_class, supported
+from hooked_lm.families import CLASSES, OF_TEXT, model_class, supported
 from hooked_lm.hub.missing import NOT_YET, missing
 from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config import flat
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.row import EVERY_KIND, Row, table
-from tests.families import CASES
+from tests.families import CASES, VISION_CASES, Case
 from tests.families._composite import COMPOSITES
 from tests.families._models import hooked
+from tests.families._vision import hooked_any
 
 MEANING = {
     "hook_tokens": "token ids",
@@ -220,18 +221,28 @@ def rows() -> list[str]:
     return lines
 
 
+def class_name_of(case: Case) -> str:
+    """The class of a row's model."""
+    return model_class(case.family) if case.family in supported() else type(hooked_any(case)).__name__
+
+
+def points_of(case: Case) -> dict[str, Any]:
+    """The hook points of a row's model, in the order of computation."""
+    return (hooked if case.family in supported() else hooked_any)(case).all_points()
+
+
 def any_layer(site: str) -> str:
     """A site's name with `{i}` for layers, `{e}` for experts and `{n}` for predicting streams."""
-    site = re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", site))
+    site = re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^((?:\w+\.)?\w+)\.\d+\.", r"\1.{i}.", site))
     return re.sub(r"\bpredicting\.\d+\b", "predicting.{n}", site)
 
 
 def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
     """Site -> its shapes and the families that have it, over the families of a class, in the order of computation."""
     found: dict[str, dict[str, Any]] = {}
-    for case in CASES:
-        if model_class(case.family) == class_name:
-            for name, point in hooked(case).all_points().items():
+    for case in CASES if class_name in OF_TEXT.values() else VISION_CASES:
+        if class_name_of(case) == class_name:
+            for name, point in points_of(case).items():
                 entry = found.setdefault(any_layer(name), {"shapes": {}, "families": {}, "on demand": point.on_demand})
                 entry["shapes"][" ".join(point.dims)] = entry["families"][case.family] = None
     return found
@@ -242,7 +253,7 @@ def listing(class_name: str, known: set[str]) -> list[str]:
     lines = []
     for name, entry in sites_of_families(class_name).items():
         leaf, families = name.rpartition(".")[2], sorted(entry["families"])
-        if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known:
+        if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known or name.removeprefix("vision.") in known:
             continue
         if leaf not in MEANING:
             raise KeyError(f"docs/generate.py has no meaning for {name!r}: add it to MEANING")
@@ -271,6 +282,20 @@ A `HookedEncoder` has the sites of a decoder's blocks, and these:
 
 The blocks of a `HookedEncoderDecoder` are `encoder.{i}` and `decoder.{i}`. They have the sites of a decoder's `blocks.{i}`,
 and these:
+
+""",
+    "HookedVisionEncoder": """
+## Vision encoders
+
+The batch of a `HookedVisionEncoder` are images. Its positions are class tokens, then patches, row by row from the upper left.
+It has the sites of a decoder's blocks, and these:
+
+""",
+    "HookedVisionLanguage": """
+## Vision-language models
+
+The decoder of a `HookedVisionLanguage` has its usual sites, also under names that begin with `language.`. The tower has the
+sites of a vision encoder under names that begin with `vision.`. Besides there are these:
 
 """,
 }
@@ -330,6 +355,16 @@ These composites are tested against transformers, from files in the names that t
 | composite | language model |
 |---|---|
 """
+VISION_HEAD = """
+## Models that read images
+
+`HookedVisionEncoder.from_pretrained` loads a tower, `HookedVisionLanguage.from_pretrained` a tower, a projector and a decoder;
+of the latter checkpoints `HookedTransformer.from_pretrained` loads the language model alone. The differences are those of the
+answers of towers, and of the logits after two images among words.
+
+| model_type | class | built from | other sites | missing sites | largest difference, configs |
+|---|---|---|---|---|---|
+"""
 MISSING_HEAD = """
 ## Missing
 
@@ -369,15 +404,16 @@ def listed(names: list[str]) -> str:
 
 def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
     """The table row of a family; `standard` are the usual sites of its class."""
-    trees, sites = [], dict[str, None]()
-    for case in CASES:
+    trees, sites, is_text = [], dict[str, None](), name in supported()
+    for case in (*CASES, *VISION_CASES):
         if case.family == name:
-            trees.append(hooked(case).cfg.tree)
-            sites |= dict.fromkeys(any_layer(site) for site in hooked(case).all_points())
+            trees.append((hooked if is_text else hooked_any)(case).cfg.tree)
+            sites |= dict.fromkeys(any_layer(site) for site in points_of(case))
+            class_name = class_name_of(case)
     missing = [site for site in standard if site not in sites and not any(word in site for word in OPTIONAL)]
     cells = [
         f"`{name}`",
-        model_class(name),
+        class_name,
         ", ".join(part for part in dict.fromkeys(parts(trees)) if part not in EVERYWHERE),
         listed([site for site in sites if site not in standard]),
         listed(missing),
@@ -388,9 +424,9 @@ def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
 
 def standard_sites(class_name: str) -> list[str]:
     """The usual sites of a class: for decoders those at the top of docs/sites.md, for others those that all families have."""
-    if class_name == "HookedTransformer":
+    if class_name in ("HookedTransformer", "HookedVisionLanguage"):
         return list(dict.fromkeys(any_layer(site) for model in models() for site in model.all_points()))
-    families, found = {name for name in supported() if model_class(name) == class_name}, sites_of_families(class_name)
+    families, found = set(supported(class_name)), sites_of_families(class_name)
     return [site for site, entry in found.items() if entry["families"].keys() == families]
 
 
@@ -411,7 +447,14 @@ def models_page() -> str:
     inside = {case.composite: case.family for case in CASES if case.composite is not None}
     composites = [f"| `{kind}` | `{text}` |" for kind, text in sorted((COMPOSITES | inside).items())]
     tables = MODELS_HEAD + "\n".join(lines) + "\n" + COMPOSITES_HEAD + "\n".join(composites) + "\n"
-    return tables + MISSING_HEAD + missing_list()
+    return tables + vision_table(parity) + MISSING_HEAD + missing_list()
+
+
+def vision_table(parity: dict[str, Any]) -> str:
+    """The section of the models that read images."""
+    classes = [name for name in CLASSES.values() if name not in OF_TEXT.values()]
+    lines = [family_row(name, parity, standard_sites(kind)) for kind in classes for name in supported(kind)]
+    return VISION_HEAD + "\n".join(lines) + "\n"
 
 
 # ---- the fields of configs -------------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hooked_lm.families import supported
-from tests.families import CASES
+from hooked_lm.families import CLASSES, supported
+from tests.families import CASES, VISION_CASES
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -38,6 +38,7 @@ def test_the_page_of_config_fields_is_fresh(generate: dict[str, Any]):
 
 def test_every_family_was_measured():
     parity = json.loads((DOCS / "parity.json").read_text())
-    configs = {name: sum(case.family == name for case in CASES) for name in sorted(supported())}
+    cases, names = (*CASES, *VISION_CASES), sorted(supported(*CLASSES.values()))
+    configs = {name: sum(case.family == name for case in cases) for name in names}
     assert {name: found["configs"] for name, found in parity.items()} == configs, "run `make docs`"
     assert [name for name, found in parity.items() if not found["largest"] <= 1e-4] == []

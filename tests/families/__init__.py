@@ -28,6 +28,8 @@ from tests.families import (
     state_space,
     streams,
     transformed,
+    vision_encoders,
+    vision_languages,
 )
 from tests.families._case import Case, reference
 
@@ -45,6 +47,7 @@ DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES, *compact_encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES, *other_encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
+VISION_CASES = [*vision_encoders.CASES, *vision_languages.CASES]  # of models that read images; `CASES` are of text
 
 # Fields that a family does not read and that may have an effect: it refuses a config in which they are not at their default.
 REFUSED = {
@@ -53,4 +56,13 @@ REFUSED = {
     for name, fields in getattr(module, "REFUSED", {}).items()
 }
 
-__all__ = ["CASES", "DECODER_CASES", "ENCODER_CASES", "ENCODER_DECODER_CASES", "REFUSED", "Case", "reference"]
+__all__ = [
+    "CASES",
+    "DECODER_CASES",
+    "ENCODER_CASES",
+    "ENCODER_DECODER_CASES",
+    "REFUSED",
+    "VISION_CASES",
+    "Case",
+    "reference",
+]

@@ -136,3 +136,25 @@ def one_by_one(images: dict[str, Tensor], sizes: Sequence[Sequence[Size]], row: 
 def of_one_size(n_tokens: int, **size: int) -> Writer:
     """All images have as many tokens, without others around them."""
     return Writer(((4, 4), (4, 4)), lambda size: [IMAGE] * n_tokens, pixels(**size), one_by_one)
+
+
+def hooked_any(case: Case) -> Any:
+    """The model of a row of any class that reads images."""
+    return hooked_vlm(case) if isinstance(case, VisionCase) else hooked_tower(case)
+
+
+def answer(found: Any) -> Tensor:
+    """The output of a tower of transformers that is ours by default."""
+    return next(
+        found[name] for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if name in found
+    )
+
+
+@torch.no_grad()
+def vision_outputs(case: Case) -> tuple[Tensor, Tensor]:
+    """What our model gives and what that of transformers gives, in fp32: for two images among words, or for images alone."""
+    if isinstance(case, VisionCase):
+        inputs = written(case, scenes(case)["two"])
+        return hooked_vlm(case)(**inputs), logits_of(case, inputs)
+    images = hooked_tower(case).drawn_images(3, seed=1)
+    return hooked_tower(case)(**images), answer(theirs(case)(**images))

@@ -20,7 +20,7 @@ from tests.families._models import (
     distance,
     save_shuffled,
 )
-from tests.families._vision import hooked_tower, theirs
+from tests.families._vision import answer, hooked_tower, theirs
 from tests.families.vision_encoders import CASES
 from tests.unchecked import unchecked
 
@@ -29,12 +29,6 @@ EACH_CASE = CASES
 
 def images(case: Case, n_images: int = 3) -> Tensor:
     return hooked_tower(case).drawn_images(n_images, seed=1)["pixel_values"]
-
-
-def answer(found: Any) -> Tensor:
-    """The output of transformers that is ours by default."""
-    names = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
-    return next(found[name] for name in names if found.get(name) is not None)
 
 
 @torch.no_grad()
