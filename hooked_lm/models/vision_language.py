@@ -1,7 +1,7 @@
 """A vision-language model: text and images in, logits out."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,13 @@ from hooked_lm.models.vision_inputs import VisionInputs
 from hooked_lm.models.vision_tower import VisionTower
 
 DERIVED = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the token ids say as well
+
+
+@dataclass(frozen=True)
+class Resumed(VisionInputs):
+    """A residual stream that a run starts from, and the prompt that it is of; `tokens` are None if that is not known."""
+
+    stream: Any = None
 
 
 class VisionLanguage(Decoder):
@@ -74,13 +81,18 @@ class VisionLanguage(Decoder):
             input, input_ids: text, token ids, or `VisionInputs`.
             options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
                 are those of `Decoder.forward`. `mm_token_type_ids` and `token_type_ids` are accepted and not needed.
+                With `start_at_layer`, `tokens` and the images say where images are in the stream.
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
         for name in DERIVED:
             options.pop(name, None)
         images = {name: options.pop(name) for name in self.image_arguments if name in options}
-        if options.get("start_at_layer") is None and (input is None) != (input_ids is None):
+        if options.get("start_at_layer") is not None:
+            prompt = self._prompt_of_stream(options.get("tokens"), images)
+            input, input_ids = Resumed(**vars(prompt), stream=one_input(input, input_ids)), None
+            options["tokens"] = prompt.tokens
+        elif (input is None) != (input_ids is None):
             input, input_ids = self.inputs(input if input_ids is None else input_ids, images, attention_mask), None
             attention_mask = input.attention_mask
         return super().forward(input, return_type, input_ids=input_ids, attention_mask=attention_mask, **options)
@@ -104,6 +116,8 @@ class VisionLanguage(Decoder):
         self, input: Any, input_ids: Any, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> VisionInputs:
         """The prompt of a generation; takes the images out of `options`."""
+        for name in DERIVED:
+            options.pop(name, None)
         images = {name: options.pop(name) for name in self.image_arguments if name in options}
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
         return self.inputs(given, images, attention_mask)
@@ -144,15 +158,46 @@ class VisionLanguage(Decoder):
         is_image = self.images_among(known) if inputs.is_image is None else inputs.is_image.to(tokens.device)
         in_vocabulary = self.tree.image_token < self.cfg.d_vocab
         embed = self.hook_embed(self.embed(known if in_vocabulary else known.masked_fill(is_image, 0)))
-        features = self.image_features(inputs.images) if inputs.images else None
-        self._check_images(is_image, features)
-        assert isinstance(context, ImageContext), "the context of this class"
-        for rule in self.tree.rules:
-            rule.apply(context, tokens, is_image, features)
+        features = self._read_images(context, tokens, is_image, inputs.images)
         if features is not None:
             vectors = features.in_order(features.vectors).to(embed.dtype)
             embed = embed.masked_scatter(is_image[..., None], vectors)
         return self._with_positions(self.hook_embed_merged(embed), tokens, context), tokens, context
+
+    def _read_images(
+        self, context: Context, tokens: Tensor, is_image: Bool[Tensor, "batch pos"], images: Mapping[str, Any]
+    ) -> ImageFeatures | None:
+        """The vectors of the image tokens; the rules of the model are applied to the context."""
+        features = self.image_features(images) if images else None
+        self._check_images(is_image, features)
+        assert isinstance(context, ImageContext), "the context of this class"
+        for rule in self.tree.rules:
+            rule.apply(context, tokens, is_image, features)
+        return features
+
+    def _prompt_of_stream(self, tokens: Any, images: Mapping[str, Any]) -> VisionInputs:
+        """The prompt that a stream is of; ValueError if it is not known and images change more than the stream."""
+        if tokens is None and (images or self.tree.rules):
+            raise ValueError(
+                "a run of this model that starts at a layer needs tokens=..., and the images among them: they say where the "
+                "stream has images, on which positions and masks depend"
+            )
+        return self.inputs(tokens, images)
+
+    def _resumed(
+        self,
+        input: Any,
+        tokens: Tensor | None,
+        pos_embed: Tensor | None,
+        mask: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Stream, Context]:
+        resid, context = super()._resumed(input.stream, tokens, pos_embed, mask, cache)
+        if tokens is not None and self.tree.rules:
+            known = self.checked_tokens(tokens.to(resid.device))
+            is_image = self.images_among(known) if input.is_image is None else input.is_image.to(resid.device)
+            self._read_images(context, known, is_image, input.images)
+        return resid, context
 
     def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         """Which tokens have the id of image tokens."""

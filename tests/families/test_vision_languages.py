@@ -251,6 +251,21 @@ def test_greedy_tokens(case: VisionCase):
     assert torch.equal(again, expected)
 
 
+@torch.no_grad()
+def test_a_run_may_start_at_a_layer(case: VisionCase):
+    """With the prompt of the stream, on which positions and masks depend."""
+    model, inputs = hooked_vlm(case), written(case, scenes(case)["padded"])
+    expected, cache = model.run_with_cache(**inputs, names_filter="blocks.1.hook_resid_pre")
+    more: dict[str, Any] = {"attention_mask": inputs["attention_mask"], "start_at_layer": 1, **pixels_of(inputs)}
+    found = model(cache["resid_pre", 1], tokens=inputs["input_ids"], **more)
+    assert_close(at_words(inputs, found), at_words(inputs, expected))
+    with pytest.raises(ValueError, match=r"starts at a layer needs tokens=\.\.\., and the images"):
+        model(cache["resid_pre", 1], **more)
+    if model.tree.rules:
+        with pytest.raises(ValueError, match="but there are no images"):
+            model(cache["resid_pre", 1], tokens=inputs["input_ids"], start_at_layer=1)
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
