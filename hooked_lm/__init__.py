@@ -1,9 +1,9 @@
 """hooked_lm: transformer language models in which every intermediate value has a name.
 
 `HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both; `HookedVisionEncoder` reads images,
-`HookedVisionLanguage` images and text. `run_with_cache` reads what
-happened inside, `run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used,
-so that importing the package costs little more than importing torch.
+`HookedVisionLanguage` images and text, `HookedDualEncoder` compares both. `run_with_cache` reads what happened inside,
+`run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used, so that importing the
+package costs little more than importing torch.
 """
 
 from importlib import import_module
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
     from hooked_lm.models.caches.activation_cache import ActivationCache as ActivationCache
+    from hooked_lm.models.config.flat import HookedDualEncoderConfig as HookedDualEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
     from hooked_lm.models.config.flat import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.config.flat import HookedVisionConfig as HookedVisionConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
     from hooked_lm.models.vision_inputs import VisionInputs as VisionInputs
+    from hooked_lm.pretrained import HookedDualEncoder as HookedDualEncoder
     from hooked_lm.pretrained import HookedEncoder as HookedEncoder
     from hooked_lm.pretrained import HookedEncoderDecoder as HookedEncoderDecoder
     from hooked_lm.pretrained import HookedTransformer as HookedTransformer
@@ -34,6 +36,8 @@ _HOMES = {
     "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
+    "HookedDualEncoder": "hooked_lm.pretrained",
+    "HookedDualEncoderConfig": "hooked_lm.models.config.flat",
     "HookedEncoder": "hooked_lm.pretrained",
     "HookedEncoderConfig": "hooked_lm.models.config.flat",
     "HookedEncoderDecoder": "hooked_lm.pretrained",

@@ -18,12 +18,14 @@ from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.tree import (
     DecoderConfig,
+    DualEncoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     VisionConfig,
     VisionLanguageConfig,
 )
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.dual_encoder import DualEncoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision_encoder import VisionEncoder
@@ -31,6 +33,7 @@ from hooked_lm.models.vision_language import VisionLanguage
 from hooked_lm.models.weights.fold import process_weights
 
 __all__ = [
+    "HookedDualEncoder",
     "HookedEncoder",
     "HookedEncoderDecoder",
     "HookedTransformer",
@@ -183,14 +186,24 @@ class HookedVisionLanguage(HookedTransformer, VisionLanguage):
 
 HookedVLM = HookedVisionLanguage
 
+
+class HookedDualEncoder(PretrainedModel, DualEncoder):
+    """A tower for images and one for texts (CLIP, SigLIP) and their similarity, in which every intermediate value has a name.
+
+    `HookedDualEncoder.from_pretrained(name)` loads a checkpoint. Sites of the towers begin with "vision." and "text.";
+    `hook_image_embeds`, `hook_text_embeds` and `hook_logits_per_image` are those of the whole.
+    """
+
+
 CLASSES: dict[type, Any] = {
     DecoderConfig: HookedTransformer,
     EncoderConfig: HookedEncoder,
     EncoderDecoderConfig: HookedEncoderDecoder,
     VisionConfig: HookedVisionEncoder,
     VisionLanguageConfig: HookedVisionLanguage,
+    DualEncoderConfig: HookedDualEncoder,
 }
-READ_IMAGES = (HookedVisionLanguage, HookedVisionEncoder)
+READ_IMAGES = (HookedVisionLanguage, HookedVisionEncoder, HookedDualEncoder)
 
 
 def class_of(tree: Tree, cls: type | None = None, model_name: str | os.PathLike[str] = "this checkpoint") -> Any:

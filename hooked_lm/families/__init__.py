@@ -21,11 +21,12 @@ OF_TEXT = {
     "encoders": "HookedEncoder",
     "encoder_decoders": "HookedEncoderDecoder",
 }
-VISION_ENCODERS, VISION_LANGUAGES = (
+VISION_ENCODERS, VISION_LANGUAGES, DUAL_ENCODERS = (
     {"vision_encoders": "HookedVisionEncoder"},
     {"vision_languages": "HookedVisionLanguage"},
+    {"dual_encoders": "HookedDualEncoder"},
 )
-CLASSES = OF_TEXT | VISION_ENCODERS | VISION_LANGUAGES
+CLASSES = OF_TEXT | VISION_ENCODERS | VISION_LANGUAGES | DUAL_ENCODERS
 
 
 def supported(*classes: str) -> list[str]:

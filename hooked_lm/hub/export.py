@@ -13,13 +13,14 @@ from uuid import uuid4
 
 import torch
 
-from hooked_lm.families import VISION_ENCODERS, VISION_LANGUAGES, family
+from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.dual_encoder import DualEncoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision_encoder import VisionEncoder
@@ -147,6 +148,8 @@ def _family(model: Model, config: Any) -> ModuleType:
     """The family that the model was loaded by."""
     if isinstance(model, VisionLanguage):
         return family(config.model_type, *VISION_LANGUAGES.values())
+    if isinstance(model, DualEncoder):
+        return family(config.model_type, *DUAL_ENCODERS.values())
     if isinstance(model, VisionEncoder):
         return family(config.model_type, *VISION_ENCODERS.values())
     return family(config.model_type)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.families import VISION_ENCODERS, family, supported
+from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, family, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
@@ -206,6 +206,8 @@ def _parts(config: Any, options: Options) -> tuple[Any, ModuleType, Any]:
         return config, family(config.model_type, options.reads_images), None
     if config.model_type in supported():
         return config, family(config.model_type), None
+    if config.model_type in supported(*DUAL_ENCODERS.values()):
+        return config, family(config.model_type, *DUAL_ENCODERS.values()), None
     if (text := composite.text_config(config)) is not None:
         return text, composite.text_family(config, text), config
     if config.model_type in supported(*VISION_ENCODERS.values()):

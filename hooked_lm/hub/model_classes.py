@@ -5,24 +5,27 @@ from typing import Any
 from hooked_lm.hub.options import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
+    DualEncoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     VisionConfig,
     VisionLanguageConfig,
 )
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.dual_encoder import DualEncoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision_encoder import VisionEncoder
 from hooked_lm.models.vision_language import VisionLanguage
 
-Model = Decoder | Encoder | EncoderDecoder | VisionEncoder
+Model = Decoder | Encoder | EncoderDecoder | VisionEncoder | DualEncoder
 _CLASSES: dict[type, Any] = {
     DecoderConfig: Decoder,
     EncoderConfig: Encoder,
     EncoderDecoderConfig: EncoderDecoder,
     VisionConfig: VisionEncoder,
     VisionLanguageConfig: VisionLanguage,
+    DualEncoderConfig: DualEncoder,
 }
 
 

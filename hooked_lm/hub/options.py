@@ -10,9 +10,15 @@ from torch import Tensor
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
-from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    DualEncoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+)
 
-Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 
 
@@ -101,8 +107,10 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             raise ValueError(f"first_n_layers={first_n_layers}: the checkpoint has {len(tree.blocks)} layers")
         tree = replace(tree, blocks=tree.blocks[:first_n_layers])
     if n_ctx is not None:
-        if isinstance(tree, (EncoderDecoderConfig, VisionConfig)):
-            raise ValueError("n_ctx is for decoders and encoders of text, not for encoder-decoders and vision encoders")
+        if not isinstance(tree, (DecoderConfig, EncoderConfig)):
+            raise ValueError(
+                "n_ctx is for decoders and encoders of text, not for encoder-decoders and encoders of images"
+            )
         positions = tree.embed.pos_embed or tree.rotary if isinstance(tree, EncoderConfig) else tree.pos_embed
         learned = positions.n_ctx if isinstance(positions, (PosEmbed.Config, RotaryTable.Config)) else None
         if n_ctx < 1 or (learned is not None and n_ctx > learned):

@@ -39,9 +39,7 @@ class VisionEncoder(TowerParts, BaseModel):
         self._set_config(HookedVisionConfig.unwrap(cfg), None)
         with self._initial_device(move_to_device):
             self.make_tower(self.tree)
-            self.pooler = None if self.tree.pooler is None else self.tree.pooler.build()
-            self.projection = None if self.tree.projection is None else self.tree.projection.build()
-            self.classifier = None if self.tree.classifier is None else self.tree.classifier.build()
+            self.make_heads(self.tree)
         self._finish()
 
     def set_tokenizer(self, tokenizer: None) -> None:

@@ -28,6 +28,9 @@ class TowerParts(nn.Module):
     embed: Any
     pos_embed: Any
     blocks: Any
+    pooler: Any
+    projection: Any
+    classifier: Any
 
     def make_tower(self, tree: VisionConfig) -> None:
         self.embed = tree.embed.build()
@@ -37,6 +40,12 @@ class TowerParts(nn.Module):
             self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
         add_norm(self, "ln_pre", tree.ln_pre)
         self.stack.build_blocks(self, tree.blocks, tree.ln_final)
+
+    def make_heads(self, tree: VisionConfig) -> None:
+        """Adds the heads; absent ones are None."""
+        self.pooler = None if tree.pooler is None else tree.pooler.build()
+        self.projection = None if tree.projection is None else tree.projection.build()
+        self.classifier = None if tree.classifier is None else tree.classifier.build()
 
     def before_blocks(self, patches: Patches, interpolation: Mode | None = None) -> tuple[Stream, TowerContext]:
         """The stream before the first block, and the context of the run."""

@@ -24,6 +24,7 @@ from hooked_lm.components.verification import (
     rwkv,
     ssm,
     streams,
+    text_pool,
     vision,
 )
 from hooked_lm.components.verification.registry import (
@@ -61,6 +62,7 @@ __all__ = [
     "rwkv",
     "ssm",
     "streams",
+    "text_pool",
     "vision",
     "weights_after_norms",
 ]

@@ -62,7 +62,7 @@ def _(head: ClassAndMean, at: Sites, get_input: LazyTensor, real: Real | None = 
 @identities.register
 def _(head: Projection, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-    yield "input @ W == out", lambda: (get_input() @ head.W, at("hook_out"))
+    yield "input @ W + b == out", lambda: (add_bias(get_input() @ head.W, head.b), at("hook_out"))
 
 
 @identities.register

@@ -98,12 +98,13 @@ class ClassAndMean(nn.Module):
 
 
 class Projection(nn.Module):
-    """`x W` [d_model, d_out], in which images and texts are compared (CLIP, Radford et al. 2021, arXiv:2103.00020)."""
+    """`x W + b` with `W` [d_model, d_out], in which images and texts are compared (CLIP, Radford et al. 2021, arXiv:2103.00020)."""
 
     @dataclass(frozen=True)
     class Config:
         d_model: int
         d_out: int
+        bias: bool = False
 
         def build(self) -> "Projection":
             return Projection(self)
@@ -112,7 +113,8 @@ class Projection(nn.Module):
         super().__init__()
         self.cfg = cfg
         self.W = nn.Parameter(torch.empty(cfg.d_model, cfg.d_out))
+        self.b = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.bias else None
         self.hook_out = HookPoint("batch", "d_out")
 
     def forward(self, pooled: Pooled) -> Float[Tensor, "batch d_out"]:
-        return self.hook_out(F.linear(pooled, self.W.T))
+        return self.hook_out(F.linear(pooled, self.W.T, self.b))

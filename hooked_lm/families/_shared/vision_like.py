@@ -13,7 +13,7 @@ from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.families._shared import classic
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
+from hooked_lm.models.config.tree import DecoderConfig, TextTowerConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import Row, expand
 
 ATTENTION, MLP_PART = "blocks.{v}.attn.", "blocks.{v}.mlp."
@@ -76,7 +76,7 @@ def clip_layer(source: str) -> list[Row]:
     ]
 
 
-def of_layers(rows: Iterable[Row], tree: VisionConfig) -> list[Row]:
+def of_layers(rows: Iterable[Row], tree: VisionConfig | TextTowerConfig) -> list[Row]:
     """The rows for each layer of a tower, which `{v}` stands for."""
     return expand(list(rows), v=list(range(len(tree.blocks))))
 

@@ -11,7 +11,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREFIX = "vision_model."
 IGNORED = ("*embeddings.position_ids",)
-NO_EFFECT = ("initializer_factor", "projection_dim")
+NO_EFFECT = ("tie_word_embeddings", "initializer_factor", "projection_dim")
 
 
 def config(hf: HFConfig) -> VisionConfig:

@@ -9,10 +9,11 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.weights import Row, expand
 
-__all__ = ["IGNORED", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREFIX = "vision_model."
 IGNORED = ("*embeddings.position_ids",)
+NO_EFFECT = ("tie_word_embeddings",)
 
 
 def config(hf: HFConfig) -> VisionConfig:

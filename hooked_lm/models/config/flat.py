@@ -15,9 +15,10 @@ from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import build, defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers
-from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, OF_TEXT, VISION, fact, of_tree
+from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, ENCODER, ENCODER_DECODER, OF_TEXT, VISION, fact, of_tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
+    DualEncoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
     VisionConfig,
@@ -72,7 +73,7 @@ class HookedTransformerConfig(FlatConfig):
     act_fn: str | None = of_tree("activation of the MLPs, such as 'gelu'", "blocks.*.mlp", default=None, read=read.act_fn,
                                  unless=("attn_only",))
     d_vocab: int = of_tree("size of the vocabulary; -1: that of the tokenizer", "embed.d_vocab", default=-1, least=0,
-                          kinds=OF_TEXT)
+                          kinds=(*OF_TEXT, DUAL_ENCODER))
     eps: float = of_tree("constant that norms add to the variance", "blocks.*.ln1.eps", "blocks.*.ln1_post.eps", "ln_final.eps",
                          default=1e-5, unless=("normalization_type",))
     use_attn_result: bool = fact("a cache without a filter has `hook_result`", False)
@@ -363,6 +364,28 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector."""
 
     tree: VisionLanguageConfig | None = field(default=None, repr=False)
+
+
+@remembers
+@dataclass
+class HookedDualEncoderConfig(HookedTransformerConfig):
+    """The config of a dual encoder, which is made from a tree. Flat names describe the text tower."""
+
+    kind: ClassVar[str] = DUAL_ENCODER
+    tree: DualEncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
+
+    @staticmethod
+    def build(c: Any, is_sketch: bool = False) -> Any:
+        """None: flat names do not describe two towers."""
+        return None
+
+    def check_tree(self) -> None:
+        """Raises ValueError if no model can be built from this config."""
+        self.resolve()
+        if self.tree is None:
+            raise ValueError(
+                "a dual encoder is built from a tree: HookedDualEncoderConfig.from_tree(DualEncoderConfig(...))"
+            )
 
 
 # `dataclasses.replace` reads `origin` from the old config; the field's default had hidden the property.

@@ -7,8 +7,9 @@ from inspect import signature
 from typing import Any, get_args
 
 DECODER, ENCODER, ENCODER_DECODER, VISION = "decoder", "encoder", "encoder-decoder", "vision encoder"
+DUAL_ENCODER = "dual encoder"
 OF_TEXT = (DECODER, ENCODER, ENCODER_DECODER)
-EVERY_KIND = (*OF_TEXT, VISION)
+EVERY_KIND = (*OF_TEXT, VISION, DUAL_ENCODER)
 ABSENT: Any = object()  # the tree lacks the part that the name describes
 
 

@@ -19,6 +19,7 @@ from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRot
 from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norms.norm import NormConfig
+from hooked_lm.components.text_pool import EndToken, LastToken
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
@@ -185,3 +186,65 @@ class VisionLanguageConfig(DecoderConfig):
     rules: tuple[ImageRule, ...] = field(default=(), kw_only=True)
     text_type: str = field(kw_only=True)
     vision_type: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class TextTowerConfig:
+    """A tower for texts: embeddings, blocks, a final norm, one position of it, and a projection.
+
+    With `pads_to_n_ctx` texts are padded to `n_ctx` tokens, which the tower reads like others.
+    """
+
+    n_ctx: int
+    embed: Embed.Config
+    pos_embed: PosEmbedConfig
+    blocks: tuple[Any, ...]
+    ln_final: NormConfig
+    pooler: EndToken.Config | LastToken.Config
+    projection: Projection.Config
+    pads_to_n_ctx: bool = False
+
+    def __post_init__(self) -> None:
+        check_fit(self.blocks)
+
+
+@dataclass(frozen=True)
+class DualEncoderConfig:
+    """A tower for images and one for texts, whose vectors are compared. `vision_type` is the family of the first.
+
+    The fields of a text tower, which flat names describe, are properties.
+    """
+
+    vision: VisionConfig
+    text: TextTowerConfig
+    vision_type: str
+    logit_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.vision.pooler is None:
+            raise ValueError("the vision tower has no pooler, so there is no vector of an image to compare with texts")
+
+    @property
+    def n_ctx(self) -> int:
+        """The longest text."""
+        return self.text.n_ctx
+
+    @property
+    def embed(self) -> Embed.Config:
+        """The embedding of tokens."""
+        return self.text.embed
+
+    @property
+    def pos_embed(self) -> PosEmbedConfig:
+        """The positions of tokens."""
+        return self.text.pos_embed
+
+    @property
+    def blocks(self) -> tuple[Any, ...]:
+        """The blocks of the text tower."""
+        return self.text.blocks
+
+    @property
+    def ln_final(self) -> NormConfig:
+        """The final norm of the text tower."""
+        return self.text.ln_final

@@ -1,0 +1,42 @@
+"""Pairs of towers: CLIP with both kinds of end tokens, and SigLIP."""
+
+from typing import Any
+
+from torch import nn
+
+from tests.families._case import SIZES, Case
+from tests.families._vision import TOWER
+
+
+def sharp(model: nn.Module) -> None:
+    """A scale that makes similarities of order one."""
+    model.logit_scale.fill_(1.5)  # type: ignore[operator, union-attr]
+
+
+TEXT = {**SIZES, "layer_norm_eps": 0.03, "pad_token_id": 0}
+SMALL = {**TEXT, "hidden_size": 24, "num_attention_heads": 2, "max_position_embeddings": 12}
+
+
+def case(family: str, name: str, text: dict[str, Any], vision: dict[str, Any], **fields: Any) -> Case:
+    return Case(family, name, {"text_config": text, "vision_config": vision, **fields}, auto="AutoModel", adjust=sharp)
+
+
+CASES = [
+    case("clip", "largest-id", TEXT, TOWER, projection_dim=20),
+    case("clip", "end-token", {**SMALL, "eos_token_id": 7}, {**TOWER, "num_channels": 1}, projection_dim=24),
+    case(
+        "clip",
+        "gelu-small-patches",
+        {**TEXT, "eos_token_id": 60, "hidden_act": "gelu", "num_hidden_layers": 3},
+        {**TOWER, "patch_size": 4, "hidden_act": "relu", "num_attention_heads": 2},
+        projection_dim=16,
+    ),
+    case("siglip", "same-widths", {**TEXT, "max_position_embeddings": 16}, TOWER),
+    case("siglip", "narrow-text", {**SMALL, "projection_size": 32}, {**TOWER, "num_channels": 1}),
+    case(
+        "siglip",
+        "gelu-small-patches",
+        {**SMALL, "projection_size": 32, "hidden_act": "gelu", "num_hidden_layers": 3},
+        {**TOWER, "patch_size": 4, "hidden_act": "relu"},
+    ),
+]
