@@ -98,7 +98,7 @@ class ClassAndMean(nn.Module):
 
 
 class Projection(nn.Module):
-    """`x W + b` with `W` [d_model, d_out], in which images and texts are compared (CLIP, Radford et al. 2021, arXiv:2103.00020)."""
+    """`x W + b` with `W` [d_model, d_out], in which images and texts are compared (Radford et al. 2021, arXiv:2103.00020)."""
 
     @dataclass(frozen=True)
     class Config:

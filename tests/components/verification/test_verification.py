@@ -42,6 +42,7 @@ INSIDE_OTHERS = {
     "ImagePosEmbed",
     "BucketPosEmbed",
     "Indexer",
+    "LayerScale",
     "JointLayerNorm",
     "KeyPool",
     "LayerNorm",
