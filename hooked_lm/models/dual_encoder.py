@@ -80,12 +80,12 @@ class DualEncoder(EncoderText, BaseModel):
         return self.cfg.tree
 
     @property
-    def embed(self) -> Any:  # type: ignore[override]
+    def embed(self) -> Any:
         """The embedding of tokens."""
         return self.text.embed
 
     @property
-    def blocks(self) -> nn.ModuleList:  # type: ignore[override]
+    def blocks(self) -> Any:
         """The blocks of the text tower, which flat names describe."""
         return self.text.blocks
 
@@ -184,7 +184,8 @@ class DualEncoder(EncoderText, BaseModel):
         found["hook_image_features"] = f"vision.{last}"
         for side, tower in (("vision.", self.vision), ("text.", self.text)):
             own = [name.removeprefix(side) for name in names if name.startswith(side)]
-            found |= {side + alias: side + site for alias, site in aliases(own, len(tower.blocks)).items()}
+            n_layers = len(tower.stack.blocks_of(tower))
+            found |= {side + alias: side + site for alias, site in aliases(own, n_layers).items()}
         return found
 
     def site_name(self, site: Any) -> str:

@@ -1,7 +1,6 @@
 """The towers of dual encoders such as CLIP."""
 
 from collections.abc import Collection
-from dataclasses import replace
 from types import ModuleType
 
 from hooked_lm.components.embeddings.embed import Embed
@@ -39,12 +38,12 @@ def text_tower(
 ) -> TextTowerConfig:
     """A text tower with this config."""
     d_model, n_ctx = part.hidden_size, part.max_position_embeddings
-    block = vision_like.block(part, part.hidden_act, part.layer_norm_eps)
+    block = vision_like.block(part, part.hidden_act, part.layer_norm_eps, causal=causal)
     return TextTowerConfig(
         n_ctx=n_ctx,
         embed=Embed.Config(part.vocab_size, d_model),
         pos_embed=PosEmbed.Config(n_ctx, d_model),
-        blocks=(replace(block, attn=replace(block.attn, causal=causal)),) * part.num_hidden_layers,
+        blocks=(block,) * part.num_hidden_layers,
         ln_final=LayerNorm.Config(d_model, part.layer_norm_eps),
         pooler=pooler,
         projection=projection,

@@ -46,11 +46,18 @@ def patch_embed(hf: HFConfig, **more: Any) -> PatchEmbed.Config:
     return PatchEmbed.Config(hf.hidden_size, square(hf.patch_size, "patch_size"), n_channels=hf.num_channels, **more)
 
 
-def block(hf: HFConfig, act_fn: Activation, eps: float, qkv_bias: bool = True, mlp: MLPConfig | None = None) -> Block:
-    """A block of a ViT: attention in both directions and an MLP, by default a plain one, each after a layer norm."""
+def block(
+    hf: HFConfig,
+    act_fn: Activation,
+    eps: float,
+    qkv_bias: bool = True,
+    mlp: MLPConfig | None = None,
+    causal: bool = False,
+) -> Block:
+    """A block of a ViT: attention, by default in both directions, and an MLP, by default a plain one, each after a layer norm."""
     d_model, norm = hf.hidden_size, LayerNorm.Config(hf.hidden_size, eps)
     n_heads = hf.num_attention_heads
-    attn = Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=qkv_bias, out_bias=True, causal=False)
+    attn = Attention.Config(d_model, n_heads, d_model // n_heads, qkv_bias=qkv_bias, out_bias=True, causal=causal)
     mlp = MLP.Config(d_model, hf.intermediate_size, act_fn) if mlp is None else mlp
     return PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm)
 
