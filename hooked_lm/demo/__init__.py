@@ -1,1 +1,1 @@
-"""The demonstration: the bundled trained model, the generator of its training text, and an experiment on it."""
+"""The demonstrations: the bundled trained models, the generators of what they were trained on, and an experiment."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 
-DEMO = Path(__file__).parents[1] / "demo" / "model"
+BUNDLED = Path(__file__).parents[1] / "demo"
+DEMOS = {"demo": BUNDLED / "model", "demo-shapes": BUNDLED / "shapes_model"}
 
 
 def short_names() -> dict[str, str]:
@@ -40,11 +41,11 @@ def _is_path(name: str) -> bool:
 def local_folder(name: str) -> Path | None:
     """The local directory of a name; None if the name refers to the hub.
 
-    "demo" is the bundled model, and a path such as "./gpt2" is always local. Any other name refers to a local directory if
-    one exists; for a short name ("gpt2") that directory must contain a `config.json`.
+    "demo" and "demo-shapes" are the bundled models, and a path such as "./gpt2" is always local. Any other name refers to a local
+    directory if one exists; for a short name ("gpt2") that directory must contain a `config.json`.
     """
-    if name == "demo":
-        return DEMO
+    if name in DEMOS:
+        return DEMOS[name]
     folder = Path(name).expanduser()
     if _is_path(name):
         return folder

@@ -145,9 +145,8 @@ def hooked_any(case: Case) -> Any:
 
 def answer(found: Any) -> Tensor:
     """The output of a tower of transformers that is ours by default."""
-    return next(
-        found[name] for name in ("logits", "image_embeds", "pooler_output", "last_hidden_state") if name in found
-    )
+    names = ("logits", "image_embeds", "pooler_output", "last_hidden_state")
+    return next(found[name] for name in names if found.get(name) is not None)
 
 
 @torch.no_grad()
