@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from hooked_lm import HookedVisionLanguage
+from hooked_lm.analysis.attribution.graph import Graph
+from hooked_lm.analysis.reading.direct import direct_logit_attribution
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_languages import qwen3_vl
 from tests.close import assert_apart, assert_close
@@ -76,3 +79,26 @@ def test_depths_that_transformers_would_not_use_are_refused(indexes: list[int]) 
         ValueError, match="must be blocks of the tower, which has 3, in their order, and no more than the 2"
     ):
         qwen3_vl.config(HFConfig(values, {}))
+
+
+@torch.no_grad()
+def test_analyses_count_it_as_a_component() -> None:
+    """The contributions to a logit sum to it, and the writers of a graph to the stream."""
+    model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["two"])
+    ids = torch.tensor([[4, 7, 9, 12], [8, 3, 3, 20]])
+    found = direct_logit_attribution(model, ids, [5, 6])
+    assert_close(found.values.sum(0), model(ids)[[0, 1], -1, [5, 6]])
+    assert "1_deepstack" in found.axes["component"]
+    writers, last = Graph.of(model).writers, "blocks.1.hook_resid_post"
+    _, cache = model.run_with_cache(**inputs, names_filter=[*(node.site for node in writers), last])
+    assert {"d0", "d1"} < {node.name for node in writers}
+    assert_close(torch.stack([node.of(cache[node.site]) for node in writers]).sum(0), cache[last])
+
+
+@torch.no_grad()
+def test_folding_changes_no_prediction() -> None:
+    processed = HookedVisionLanguage.from_pretrained("tiny", hf_model=reference(CASE))
+    inputs = written(CASE, scenes(CASE)["two"])
+    assert "w" not in processed.blocks[0].ln1._parameters
+    assert_close(processed(**inputs).log_softmax(-1), hooked_vlm(CASE)(**inputs).log_softmax(-1))
+    assert processed.verify().ok

@@ -260,8 +260,9 @@ def _norms(model: Decoder) -> list[str]:
 
 def _sites(model: Decoder, by: str, apart: set[int]) -> list[str]:
     """The sites that a decomposition needs."""
-    names = ("hook_embed", "hook_pos_embed", "hook_attn_out", "hook_mixer_out", "hook_mlp_out")
-    sites = [name for name in model.all_points() if name.endswith(names)]
+    names = ("hook_attn_out", "hook_mixer_out", "hook_mlp_out")
+    sites = [*residual.embedding_sites(model, model.cfg.n_layers).values()]
+    sites += [name for name in model.all_points() if name.startswith("blocks.") and name.endswith(names)]
     for layer in apart:
         block = model.blocks[layer]
         if by == "head" and isinstance(block, AttentionPart):
