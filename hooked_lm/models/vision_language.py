@@ -23,7 +23,7 @@ from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision_inputs import VisionInputs
 from hooked_lm.models.vision_tower import VisionTower
 
-DERIVED = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the token ids say as well
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the ids say as well
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,13 @@ class VisionLanguage(Decoder):
         Args:
             input, input_ids: text, token ids, or `VisionInputs`.
             options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
-                are those of `Decoder.forward`. `mm_token_type_ids` and `token_type_ids` are accepted and not needed.
+                are those of `Decoder.forward`. For a model that reads prompts in both directions `token_type_ids` are 1 at the
+                tokens after a prompt; other models accept them and do not need them, nor `mm_token_type_ids`.
                 With `start_at_layer`, `tokens` and the images say where images are in the stream.
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
-        for name in DERIVED:
-            options.pop(name, None)
-        images = {name: options.pop(name) for name in self.image_arguments if name in options}
+        images = self._images_in(options)
         if options.get("start_at_layer") is not None:
             prompt = self._prompt_of_stream(options.get("tokens"), images)
             input, input_ids = Resumed(**vars(prompt), stream=one_input(input, input_ids)), None
@@ -116,11 +115,18 @@ class VisionLanguage(Decoder):
         self, input: Any, input_ids: Any, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> VisionInputs:
         """The prompt of a generation; takes the images out of `options`."""
-        for name in DERIVED:
-            options.pop(name, None)
-        images = {name: options.pop(name) for name in self.image_arguments if name in options}
+        images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
         return self.inputs(given, images, attention_mask)
+
+    def _images_in(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Takes the tensors that describe images, and types of tokens, out of `options`."""
+        return {name: options.pop(name) for name in (*self.image_arguments, *TOKEN_TYPES) if name in options}
+
+    def _suffix(self, images: Mapping[str, Any]) -> Bool[Tensor, "batch pos"] | None:
+        """Which tokens come after a prompt that is read in both directions; None if nothing says so."""
+        types = images.get("token_type_ids")
+        return types == 1 if types is not None and any(rule.reads_suffix for rule in self.tree.rules) else None
 
     @property
     def image_arguments(self) -> tuple[str, ...]:
@@ -133,13 +139,17 @@ class VisionLanguage(Decoder):
         """Any input as `VisionInputs`: text, ids, the output of a processor."""
         found = {name: value for name, value in (images or {}).items() if value is not None}
         if isinstance(given, Mapping):
-            found |= {name: given[name] for name in self.image_arguments if given.get(name) is not None}
+            names = (*self.image_arguments, *TOKEN_TYPES)
+            found |= {name: given[name] for name in names if given.get(name) is not None}
             attention_mask = given.get("attention_mask") if attention_mask is None else attention_mask
             given = given["input_ids"]
+        is_suffix = self._suffix(found)
+        found = {name: value for name, value in found.items() if name not in TOKEN_TYPES}
         if isinstance(given, VisionInputs):
             attention_mask = given.attention_mask if attention_mask is None else attention_mask
-            return replace(given, images={**given.images, **found}, attention_mask=attention_mask)
-        return VisionInputs(given, found, attention_mask)
+            is_suffix = given.is_suffix if is_suffix is None else is_suffix
+            return replace(given, images={**given.images, **found}, attention_mask=attention_mask, is_suffix=is_suffix)
+        return VisionInputs(given, found, attention_mask, is_suffix=is_suffix)
 
     def embedded(
         self,
@@ -158,19 +168,20 @@ class VisionLanguage(Decoder):
         is_image = self.images_among(known) if inputs.is_image is None else inputs.is_image.to(tokens.device)
         in_vocabulary = self.tree.image_token < self.cfg.d_vocab
         embed = self.hook_embed(self.embed(known if in_vocabulary else known.masked_fill(is_image, 0)))
-        features = self._read_images(context, tokens, is_image, inputs.images)
+        features = self._read_images(context, tokens, is_image, inputs)
         if features is not None:
             vectors = features.in_order(features.vectors).to(embed.dtype)
             embed = embed.masked_scatter(is_image[..., None], vectors)
         return self._with_positions(self.hook_embed_merged(embed), tokens, context), tokens, context
 
     def _read_images(
-        self, context: Context, tokens: Tensor, is_image: Bool[Tensor, "batch pos"], images: Mapping[str, Any]
+        self, context: Context, tokens: Tensor, is_image: Bool[Tensor, "batch pos"], inputs: VisionInputs
     ) -> ImageFeatures | None:
         """The vectors of the image tokens; the rules of the model are applied to the context."""
-        features = self.image_features(images) if images else None
+        features = self.image_features(inputs.images) if inputs.images else None
         self._check_images(is_image, features)
         assert isinstance(context, ImageContext), "the context of this class"
+        context.suffix = _of_new(inputs.is_suffix, tokens, context.n_key)
         for rule in self.tree.rules:
             rule.apply(context, tokens, is_image, features)
         return features
@@ -196,7 +207,7 @@ class VisionLanguage(Decoder):
         if tokens is not None and self.tree.rules:
             known = self.checked_tokens(tokens.to(resid.device))
             is_image = self.images_among(known) if input.is_image is None else input.is_image.to(resid.device)
-            self._read_images(context, known, is_image, input.images)
+            self._read_images(context, known, is_image, input)
         return resid, context
 
     def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
@@ -250,3 +261,14 @@ class VisionLanguage(Decoder):
             text = torch.randint(1, min(self.tree.image_token, self.cfg.d_vocab), (6,), generator=generator)
             rows.append(torch.cat([text[:2], text.new_full((n,), self.tree.image_token), text[2:]]))
         return VisionInputs(torch.stack(rows), images)
+
+
+def _of_new(
+    marks: Bool[Tensor, "batch all_pos"] | None, tokens: Int[Tensor, "batch pos"], n_key: int
+) -> Bool[Tensor, "batch pos"] | None:
+    """The marks of the new tokens, given for them or for the cached ones too. Raises ValueError for another shape."""
+    if marks is None:
+        return None
+    if len(marks) != len(tokens) or marks.shape[1] not in (tokens.shape[1], n_key):
+        raise ValueError(f"token_type_ids has shape {tuple(marks.shape)}, but the tokens {tuple(tokens.shape)}")
+    return marks[:, -tokens.shape[1] :].to(tokens.device)

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from hooked_lm import HookedVisionLanguage
 from hooked_lm.components.vision.image_context import ImageContext
+from hooked_lm.families import family as family_of
+from hooked_lm.hub.hf_checkpoint import read_config
 from tests.close import assert_apart, assert_close
 from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, theirs, written
-from tests.families.vision_gemma import CASES
+from tests.families.vision_gemma import CASES, GEMMA3, SIGLIP, composite
 
 GEMMA, PALIGEMMA = ({case.name: case for case in CASES if case.family == family} for family in ("gemma3", "paligemma"))
 
@@ -92,9 +95,82 @@ def test_patterns_are_those_of_transformers(name: str):
 @torch.no_grad()
 def test_a_run_from_a_later_layer_has_the_same_masks(case: VisionCase):
     model, inputs = hooked_vlm(case), written(case, [[3, case.writer.sizes[0], 2], [1, case.writer.sizes[0], 1]])
-    whole, cache = model.run_with_cache(**inputs)
-    given: dict[str, Any] = {"start_at_layer": 1, "attention_mask": inputs["attention_mask"]}
-    found = model(cache["resid_pre", 1], tokens=inputs["input_ids"], **given)
+    types = case.writer.more(inputs["input_ids"])["token_type_ids"]
+    types[:, -2:] = 1  # which makes them causal in a model that reads prompts in both directions
+    whole, cache = model.run_with_cache(**inputs, token_type_ids=types)
+    given = {name: x for name, x in inputs.items() if name != "input_ids"}
+    found = model(cache["resid_pre", 1], start_at_layer=1, tokens=inputs["input_ids"], token_type_ids=types, **given)
     assert_close(found, whole)
-    with pytest.raises(ValueError, match=r"needs the ids of the stream, tokens=\.\.\."):
-        model(cache["resid_pre", 1], **given)
+
+
+# ---- tokens after a prompt -------------------------------------------------------------------------------------------
+
+
+def with_suffix(case: VisionCase) -> dict[str, Tensor]:
+    """Two prompts with an image, the last three and five tokens of which are no part of them."""
+    inputs = written(case, [[2, case.writer.sizes[0], 6], [case.writer.sizes[0], 6]])
+    types = torch.zeros_like(inputs["input_ids"])
+    types[0, -3:], types[1, -5:] = 1, 1
+    return {**inputs, "token_type_ids": types}
+
+
+@pytest.mark.parametrize("name", PALIGEMMA)
+@torch.no_grad()
+def test_tokens_after_a_prompt_are_causal(name: str):
+    case, model = PALIGEMMA[name], hooked_vlm(PALIGEMMA[name])
+    inputs = with_suffix(case)
+    real, expected = inputs["attention_mask"].bool(), theirs(case)(**inputs).logits
+    found = model(**inputs)
+    assert_close(found[real], expected[real])
+    assert torch.equal(model(inputs), found), "a processor's output may come as it is"
+    whole = model(**{key: x for key, x in inputs.items() if key != "token_type_ids"})
+    assert_apart(whole[:, 3], found[:, 3], "earlier tokens see a suffix only if it is part of the prompt")
+
+
+@pytest.mark.parametrize("name", PALIGEMMA)
+@torch.no_grad()
+def test_a_prompt_with_a_suffix_is_continued(name: str):
+    case = PALIGEMMA[name]
+    inputs, other, options = with_suffix(case), theirs(case), {"max_new_tokens": 4, "do_sample": False}
+    other.generation_config.eos_token_id = None
+    expected = other.generate(**inputs, pad_token_id=0, **options)
+    for cached in (True, False):
+        found = hooked_vlm(case).generate(
+            **inputs, stop_at_eos=False, verbose=False, use_past_kv_cache=cached, **options
+        )
+        assert torch.equal(found, expected)
+
+
+@torch.no_grad()
+def test_types_of_tokens_that_do_not_fit_are_refused():
+    case = PALIGEMMA["gemma"]
+    model, inputs = hooked_vlm(case), with_suffix(case)
+    with pytest.raises(ValueError, match=r"token_type_ids has shape \(2, 5\), but the tokens \(2, 24\)"):
+        model(**{**inputs, "token_type_ids": inputs["token_type_ids"][:, :5]})
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        (
+            "gemma3",
+            {"text_config": {**GEMMA3, "final_logit_softcapping": 3.0}},
+            "transformers ignores final_logit_softcapping",
+        ),
+        (
+            "gemma3",
+            {"text_config": {**GEMMA3, "use_bidirectional_attention": True}},
+            "use_bidirectional_attention=True",
+        ),
+        ("gemma3", {"vision_config": {**SIGLIP, "image_size": [24, 36]}}, "4 x 6 patches; Gemma 3 reads squares only"),
+        ("paligemma", {"projection_dim": 16}, "projection_dim=16 is not supported"),
+    ],
+)
+def test_what_transformers_computes_otherwise_is_refused(family: str, fields: dict[str, Any], message: str):
+    given = composite(GEMMA3, SIGLIP, mm_tokens_per_image=4) if family == "gemma3" else PALIGEMMA["gemma"].fields
+    config = transformers.CONFIG_MAPPING[family](**{**given, **fields})
+    with pytest.raises(ValueError, match=message):
+        read_config(family_of(family, "HookedVisionLanguage"), config)

@@ -36,6 +36,7 @@ class BidirectionalPrefix(ImageRule):
     `first_position` (PaliGemma, Beyer et al. 2024, arXiv:2407.07726).
     """
 
+    reads_suffix = True
     first_position: int = 1
 
     def apply(

@@ -1,6 +1,7 @@
 """What images change in a run of the decoder besides the embeddings: positions, masks."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -10,7 +11,9 @@ from hooked_lm.components.vision.image_features import ImageFeatures
 
 
 class ImageRule(ABC):
-    """A rule of one kind; its config is the rule itself."""
+    """A rule of one kind; its config is the rule itself. With `reads_suffix` it tells a prompt from the tokens after it."""
+
+    reads_suffix: ClassVar[bool] = False
 
     @abstractmethod
     def apply(

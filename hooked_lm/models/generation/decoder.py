@@ -238,9 +238,10 @@ def _prompt(
     tokens: Tensor
     images: Mapping[str, Any] = {}
     is_image: Tensor | None = None
+    is_suffix: Tensor | None = None
     if isinstance(input, VisionInputs):
         attention_mask = input.attention_mask if attention_mask is None else attention_mask
-        images, is_image, input = input.images, input.is_image, input.tokens
+        images, is_image, is_suffix, input = input.images, input.is_image, input.is_suffix, input.tokens
     if isinstance(input, Tensor) and input.is_floating_point():
         check_stream(input, model.cfg.d_model)
         check_length(input, 0, model.cfg.n_ctx)
@@ -257,7 +258,7 @@ def _prompt(
         raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
     if attention_mask is None:
         all_real = torch.ones(shape, dtype=torch.bool, device=model.device)
-        return TokenSequence(tokens, all_real, embeds, images, is_image)
+        return TokenSequence(tokens, all_real, embeds, images, is_image, is_suffix)
     if attention_mask.shape != shape:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, but the prompt {tuple(shape)}")
     real = real_of(attention_mask).to(model.device)
@@ -265,8 +266,8 @@ def _prompt(
     order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
     if embeds is not None:
         return TokenSequence(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
-    is_image = None if is_image is None else is_image.gather(1, order)
-    return TokenSequence(tokens.gather(1, order), real.gather(1, order), None, images, is_image)
+    is_image, is_suffix = (x if x is None else x.to(order.device).gather(1, order) for x in (is_image, is_suffix))
+    return TokenSequence(tokens.gather(1, order), real.gather(1, order), None, images, is_image, is_suffix)
 
 
 def _text_of(input: Input) -> Any:

@@ -26,6 +26,7 @@ class TokenSequence:
     """A prompt and its continuation: ids [batch, pos], preceded by any prompt embeddings; `real` is False for padding.
 
     `is_image` marks the tokens of the prompt that stand for `images`; None if the model reads none. Later tokens are words.
+    `is_suffix` marks the tokens of the prompt that are not read in both directions, as later ones are not; None: no token.
     """
 
     def __init__(
@@ -34,9 +35,11 @@ class TokenSequence:
         real: Tensor | None = None,
         embeds: Tensor | None = None,
         images: Mapping[str, Any] | None = None,
-        is_image: Tensor | None = None,
+        is_image: Bool[Tensor, "batch pos"] | None = None,
+        is_suffix: Bool[Tensor, "batch pos"] | None = None,
     ) -> None:
-        self.tokens, self.embeds, self.images, self.is_image = tokens, embeds, images or {}, is_image
+        self.tokens, self.embeds, self.images = tokens, embeds, images or {}
+        self.is_image, self.is_suffix = is_image, is_suffix
         self.real = torch.ones_like(tokens, dtype=torch.bool) if real is None else real
 
     def __len__(self) -> int:
@@ -52,8 +55,13 @@ class TokenSequence:
         tokens = self.tokens[:, -n:]
         if self.is_image is None:
             return tokens
-        is_image = F.pad(self.is_image, (0, self.tokens.shape[1] - self.is_image.shape[1]))[:, -n:]
-        return VisionInputs(tokens, self.images if n == len(self) else {}, is_image=is_image)
+        is_suffix = torch.zeros_like(self.is_image) if self.is_suffix is None else self.is_suffix
+        n_new = self.tokens.shape[1] - self.is_image.shape[1]
+        marks = {
+            "is_image": F.pad(self.is_image, (0, n_new))[:, -n:],
+            "is_suffix": F.pad(is_suffix, (0, n_new), value=True)[:, -n:],
+        }
+        return VisionInputs(tokens, self.images if n == len(self) else {}, **marks)
 
     def append(self, new: Int[Tensor, "batch new"]) -> None:
         self.tokens = torch.cat([self.tokens, new], 1)
