@@ -16,6 +16,7 @@ from tests.families._vision import (
     Size,
     VisionCase,
     Writer,
+    of_one_size,
     one_by_one,
 )
 
@@ -59,6 +60,11 @@ def llava_next(text: dict, tower: dict, resolutions: list[list[int]], **fields: 
     return {**sides, "image_token_index": IMAGE, "image_grid_pinpoints": resolutions, **fields}
 
 
+def internvl(text: dict, tower: dict, **fields: object) -> dict:
+    sides = {"text_config": text, "vision_config": {**INTERNVL_TOWER, **tower}, "tie_word_embeddings": False}
+    return {**sides, "image_token_id": IMAGE, **fields}
+
+
 CLIP_TOWER = {**CLIP, "num_hidden_layers": 3, "model_type": "clip_vision_model"}
 SIGLIP_TOWER = {
     **TOWER,
@@ -67,6 +73,7 @@ SIGLIP_TOWER = {
     "vision_use_head": False,
     "model_type": "siglip_vision_model",
 }
+INTERNVL_TOWER = {**INTERNVL, "num_hidden_layers": 3, "model_type": "internvl_vision"}
 
 CASES = [
     VisionCase(
@@ -102,5 +109,35 @@ CASES = [
         ),
         auto=AUTO,
         writer=in_tiles(24, {(31, 100): (3, 9 + 1 * 7), (100, 41): (3, 9 + 6 * 4)}),
+    ),
+    VisionCase(
+        "internvl",
+        "tied-qwen2",
+        {
+            "text_config": {**QWEN, "tie_word_embeddings": True},
+            "vision_config": INTERNVL_TOWER,
+            "image_token_id": IMAGE,
+        },
+        auto=AUTO,
+        writer=of_one_size(4),
+    ),
+    VisionCase(
+        "internvl",
+        "first-layer-larger-images-relu-llama",
+        internvl(LLAMA, {"attention_bias": True}, vision_feature_layer=1, projector_hidden_act="relu"),
+        auto=AUTO,
+        writer=of_one_size(9, rows=6, columns=6),
+    ),
+    VisionCase(
+        "internvl",
+        "normed-rms-squares-of-four-qwen3",
+        internvl(
+            {**LLAMA, "model_type": "qwen3", "head_dim": 8},
+            {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True, "use_mean_pooling": False}
+            | {"patch_size": 3, "image_size": [24, 24]},
+            downsample_ratio=0.25,
+        ),
+        auto=AUTO,
+        writer=of_one_size(4, patch=3, rows=8, columns=8),
     ),
 ]

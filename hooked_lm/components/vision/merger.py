@@ -29,6 +29,7 @@ class PatchMerger(nn.Module):
         merge: int = 2
         act_fn: Activation = "gelu"
         norm_after: bool = False
+        d_mlp: int | None = None  # None: that of a square
 
         def build(self) -> "PatchMerger":
             return PatchMerger(self)
@@ -44,9 +45,10 @@ class PatchMerger(nn.Module):
         self.hook_in = HookPoint("batch", "pos", "d_vision")
         add_norm(self, "ln", cfg.norm, ("batch", "pos", "d_merged" if cfg.norm_after else "d_vision"))
         self.hook_merged = HookPoint("batch", "pos", "d_merged")
-        self.W_in = nn.Parameter(torch.empty(cfg.d_merged, cfg.d_merged))
-        self.b_in = nn.Parameter(torch.zeros(cfg.d_merged))
-        self.W_out = nn.Parameter(torch.empty(cfg.d_merged, cfg.d_model))
+        d_mlp = cfg.d_mlp or cfg.d_merged
+        self.W_in = nn.Parameter(torch.empty(cfg.d_merged, d_mlp))
+        self.b_in = nn.Parameter(torch.zeros(d_mlp))
+        self.W_out = nn.Parameter(torch.empty(d_mlp, cfg.d_model))
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model))
         self.hook_pre = HookPoint("batch", "pos", "d_mlp")
         self.hook_post = HookPoint("batch", "pos", "d_mlp")
