@@ -19,7 +19,6 @@ class ImageFeatures:
     vectors: Float[Tensor, "image token d_model"]
     cells: Int[Tensor, "image token 2"]
     real: Bool[Tensor, "image token"] | None = None
-    views: Int[Tensor, "image token"] | None = None
     deepstack: tuple[Float[Tensor, "image token d_model"], ...] = ()
 
     @property

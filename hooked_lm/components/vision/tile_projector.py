@@ -18,7 +18,8 @@ class TileProjector(MLPProjector):
     """An `MLPProjector` of each tile. An image has the tokens of the tile that shows all of it, then those of its other tiles
     together, row by row across tiles, without padding around the picture and with `image_newline` [d_model] after each row.
 
-    All sites are per tile; the images are put together after `hook_out`.
+    All sites are per tile; the images are put together after `hook_out`. Tokens have their row and column in the picture, the
+    end of a row has column -1, and tokens of the tile that shows all of the image have -1 for both.
     """
 
     @dataclass(frozen=True)
@@ -39,17 +40,17 @@ class TileProjector(MLPProjector):
             torch.cat([of_image[0], self.in_rows(of_image[1:], grid, size, tile_grid)])
             for of_image, size, tile_grid in of_images
         ]
+        of_whole = torch.full_like(tiles.cells[0], -1)
         cells = [
-            torch.cat([tiles.cells[0], cells_in_rows(grid, size, tile_grid).to(tiles.cells)])
+            torch.cat([of_whole, cells_in_rows(grid, size, tile_grid).to(of_whole)])
             for size, tile_grid in zip(patches.sizes, patches.tile_grids, strict=True)
         ]
-        lengths = torch.tensor([len(of_image) for of_image in vectors], device=x.device)
-        index = torch.arange(int(lengths.max()), device=x.device)
+        longest = max(map(len, cells))
+        real = [torch.arange(longest, device=of_whole.device) < len(of_image) for of_image in cells]
         return ImageFeatures(
             pad_sequence(vectors, batch_first=True),
             pad_sequence(cells, batch_first=True, padding_value=-1),
-            real=index < lengths[:, None],
-            views=(index >= tiles.cells.shape[1]).long().expand(len(vectors), -1),
+            torch.stack(real),
         )
 
     def in_rows(
@@ -63,8 +64,8 @@ class TileProjector(MLPProjector):
 
 
 def cells_in_rows(grid: Size, size: Size, tile_grid: Size) -> Int[Tensor, "token 2"]:
-    """The row and column of each token of an image in its picture, -1 for the ends of rows."""
+    """The row and column of each token of an image in its picture; column -1 is the end of a row."""
     rows, columns = picture_in((tile_grid[0] * grid[0], tile_grid[1] * grid[1]), size)
     n_rows, n_columns = rows.stop - rows.start, columns.stop - columns.start
-    cells = torch.stack(torch.meshgrid(torch.arange(n_rows), torch.arange(n_columns), indexing="ij"), -1)
-    return F.pad(cells, (0, 0, 0, 1), value=-1).flatten(0, 1)
+    of_row = F.pad(torch.arange(n_columns), (0, 1), value=-1)
+    return torch.cartesian_prod(torch.arange(n_rows), of_row)
