@@ -38,7 +38,7 @@ class BaseRun:
         hooks = [(edit.site, self._hook(edit, site_infos.get(edit.site))) for edit in edits]
         with model.hooks(fwd_hooks=[*hooks, *((site, self._keep) for site in keep)]):
             resid, _, context = model.embedded(tokens)
-            self.context = BaseContext(context)
+            self.context = BaseContext.of(context)
             self.streams: list[Float[Tensor, "batch pos d_model"]] = [resid]
             for block in model.blocks:
                 resid = block(resid, self.context)

@@ -1,7 +1,9 @@
 """The contexts of a base run, which keeps keys, values and states, and of batched rows that differ from it."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -17,16 +19,51 @@ Mixer = Callable[[Tensor, Context, int], Tensor]
 
 
 class BaseContext(Context):
-    """The context of a base run: it keeps keys and values of all layers, and the states of mixers before every position."""
+    """The context of a base run: it keeps keys and values of all layers, and the states of mixers before every position.
+
+    Positions, masks and all else are those of the run's own context, of whatever class.
+    """
 
     norms_see_copies = False  # a hook at a norm and one at a copy may belong to different cells
+    keys_values: dict[int, KeysValues]
+    states: dict[int, list[StateCacheEntry]]
+    start: int  # the first position of the value that hooks get
+    may_read_later: bool  # whether the masks are other than those of causal attention
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context.n_pos, context.device)
-        self.pos_embed, self.per_layer = context.pos_embed, context.per_layer
-        self.keys_values: dict[int, KeysValues] = {}
-        self.states: dict[int, list[StateCacheEntry]] = {}
-        self.start = 0  # the first position of the value that hooks get
+    @classmethod
+    def of(cls, context: Context) -> "BaseContext":
+        """A context that keeps what cells read, with the attributes and the class of this one."""
+        base: BaseContext = object.__new__(_keeping(cls, type(context)))
+        vars(base).update(vars(context))
+        base.keys_values, base.states, base.start = {}, {}, 0
+        base.may_read_later = type(context) is not Context
+        return base
+
+    @cached_property
+    def _first_readers(self) -> list[int] | None:
+        """For each position the first one that depends on it or on a later one; None if no position depends on later ones."""
+        if not self.may_read_later:
+            return None
+        reads = self.full_mask(True, None).any(0)[0]  # query_pos, key_pos
+        first = reads.byte().argmax(0).flip(0).cummin(0).values.flip(0).tolist()
+        for pos, reader in enumerate(first):  # a change there changes what others read in turn
+            first[pos] = first[reader] if reader < pos else pos
+        return None if first == list(range(self.n_pos)) else first
+
+    def first_reader(self, pos: int) -> int:
+        """The first position that depends on this one or on a later one: in a run of tokens that see each other, its start."""
+        readers = self._first_readers
+        return pos if readers is None or pos == len(readers) else readers[pos]
+
+    def last_read(self, pos: int) -> int:
+        """The last position that this one or an earlier one depends on."""
+        readers = self._first_readers
+        return pos if readers is None else bisect_right(readers, pos) - 1
+
+    @cached_property
+    def differs_by_prompt(self) -> bool:
+        """Whether prompts have different positions or masks."""
+        return max(len(x) for x in (self.positions, self.key_positions, self.full_mask(True, None))) > 1
 
     def attend_rows(self, layer: int, mix: Mix, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         self.keys_values[layer] = keys, values
@@ -47,23 +84,34 @@ class BaseContext(Context):
         return torch.cat(outputs, 1)
 
 
-class RowContext(Context):
-    """The context of contiguous positions of a prompt: queries in [start, stop), all keys."""
+@cache
+def _keeping(base: type[BaseContext], kind: type[Context]) -> type[BaseContext]:
+    """The class of base contexts whose runs have a context of this kind."""
+    return type(base.__name__, (base, kind), {})
 
-    def __init__(self, base: Context, interval: Interval) -> None:
+
+class RowContext(Context):
+    """The context of contiguous positions of the prompts, for `n_cells` cells: queries in [start, stop), all keys."""
+
+    def __init__(self, base: Context, interval: Interval, n_cells: int) -> None:
         start, stop = interval
         super().__init__(stop - start, base.device)
-        self.base, self.rows = base, slice(start, stop)
+        self.base, self.rows, self.n_cells = base, slice(start, stop), n_cells
         self.n_past, self.n_key = start, base.n_key
-        self.key_positions, self.positions = base.key_positions, base.key_positions[:, start:stop]
+        self.key_positions = self._of_cells(base.key_positions)
+        self.positions = self._of_cells(base.positions[:, start:stop])
+
+    def _of_cells(self, x: Tensor) -> Tensor:
+        """What the base run has of all prompts together, or of each; for the rows of all cells."""
+        return x if x.shape[0] == 1 else repeated(x, self.n_cells)
 
     def mask(self, causal: bool, window: int | None) -> Tensor | None:
-        if self.n_pos == self.n_key:
-            return self.base.mask(causal, window)
+        if self.n_pos == self.n_key and self.base.mask(causal, window) is None:
+            return None
         return self.full_mask(causal, window)
 
     def _full_mask(self, causal: bool, window: int | None) -> Tensor:
-        return self.base.full_mask(causal, window)[:, :, self.rows]
+        return self._of_cells(self.base.full_mask(causal, window)[:, :, self.rows])
 
 
 class PackedContext(Context):
@@ -82,7 +130,7 @@ class PackedContext(Context):
         self.runs: Sequence[Run] = ()
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
-        self._windows: dict[Interval, RowContext] = {}
+        self._windows: dict[tuple[Interval, int], RowContext] = {}
         self._kept: dict[tuple[str, int, int], tuple[int, Tensor]] = {}  # name, layer, cell -> first position, rows
 
     def enter(self, runs: Sequence[Run]) -> None:
@@ -148,10 +196,10 @@ class PackedContext(Context):
         self._angles: dict[tuple[Rotary, tuple[Interval, ...]], Angles] = {}
         self.pos_embed = None if self.base.pos_embed is None else self.of_base(self.base.pos_embed)
 
-    def of_base(self, value: Tensor) -> Tensor:
-        """A value [batch, pos, ...] of the base run, for the tokens of the batch."""
-        value = value.expand(self.n_prompts, *value.shape[1:])
-        both = zip(self.packing.n_cells, self.packing.intervals, strict=True)
+    def of_base(self, value: Tensor, packing: Packing | None = None) -> Tensor:
+        """A value [batch, pos, ...] of the base run, for the tokens of the batch, or of this packing."""
+        value, packing = value.expand(self.n_prompts, *value.shape[1:]), packing or self.packing
+        both = zip(packing.n_cells, packing.intervals, strict=True)
         return pack([repeated(value[:, start:stop], n) for n, (start, stop) in both])
 
     def per_layer_input(self, layer: int) -> Tensor | None:
@@ -170,9 +218,8 @@ class PackedContext(Context):
     def _angles_of(self, rotary: Rotary, packing: Packing) -> Angles:
         key = rotary, tuple(packing.intervals)
         if key not in self._angles:
-            positions = packing.positions.to(self.device)
             cos, sin = self.base.query_angles(rotary)
-            self._angles[key] = cos[:, positions], sin[:, positions]
+            self._angles[key] = self.of_base(cos, packing), self.of_base(sin, packing)
         return self._angles[key]
 
     # ---- row by row --------------------------------------------------------------------------------------------------
@@ -201,7 +248,7 @@ class PackedContext(Context):
                 continue
             k = self._whole(base_keys, self._all_keys.part(keys, run), spans.keys)
             v = self._whole(base_values, self._all_keys.part(values, run), spans.keys)
-            self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(spans.query_rows)))
+            self.query_packing.part(mixed, run).copy_(mix(rows, k, v, self._window(run)))
             self.attention_flops += 2 * rows.shape[:3].numel() * k.shape[1] * (k.shape[-1] + v.shape[-1])
         return mixed
 
@@ -281,10 +328,13 @@ class PackedContext(Context):
         finally:
             self.current = None
 
-    def _window(self, interval: Interval) -> RowContext:
-        if interval not in self._windows:
-            self._windows[interval] = RowContext(self.base, interval)
-        return self._windows[interval]
+    def _window(self, run: int) -> RowContext:
+        """The context of a run's query rows."""
+        interval, n_cells = self.runs[run].spans.query_rows, len(self.runs[run].cells)
+        n_cells = n_cells if self.base.differs_by_prompt else 1
+        if (interval, n_cells) not in self._windows:
+            self._windows[interval, n_cells] = RowContext(self.base, interval, n_cells)
+        return self._windows[interval, n_cells]
 
 
 def _after(before: StateCacheEntry, n_cells: int) -> KeyValueCache:

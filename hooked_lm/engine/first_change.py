@@ -12,7 +12,8 @@ from hooked_lm.engine.site_info import SiteInfo, score_edits
 class FirstChange:
     """Finds the first position at which a cell differs from the base run.
 
-    Earlier positions of a causal model equal the base run, unless the base run has an edited attention pattern.
+    Earlier positions of a causal model equal the base run, unless they see later ones in their image, or the base run has an
+    edited attention pattern.
     """
 
     def __init__(self, base: BaseRun, site_infos: Mapping[str, SiteInfo]) -> None:
@@ -26,7 +27,7 @@ class FirstChange:
         n_pos = self.base.n_pos
         first = min((self.of(edit) for edit in edits), default=n_pos)
         if first < n_pos:
-            first = min(first, self._causal_until)
+            first = min(self.base.context.first_reader(first), self._causal_until)
         later = [edit.starting_at(first, n_pos) for edit in edits]
         return [edit for edit in later if edit.span(n_pos) != NONE or self.site_infos[edit.site].on_demand]
 

@@ -67,15 +67,6 @@ class Packing:
         """The rows of all runs."""
         return (self.part(x, run) for run in range(len(self.rows)))
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """The position of every token."""
-        parts = [
-            torch.arange(start, stop).repeat(rows)
-            for rows, (start, stop) in zip(self.rows, self.intervals, strict=True)
-        ]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long)
-
 
 def pack(parts: Sequence[Tensor]) -> Tensor:
     """Concatenates the rows [row, pos, ...] of several runs."""

@@ -60,7 +60,8 @@ class Planner:
     """Schedules cells so that they compute as few positions as possible."""
 
     def __init__(self, base: BaseRun, site_infos: Mapping[str, SiteInfo], reads: Interval) -> None:
-        self.site_infos, self.n_pos, self.reads = site_infos, base.n_pos, reads
+        self.site_infos, self.n_pos, self.context = site_infos, base.n_pos, base.context
+        self.reads = reads[0], max(reads[1], base.context.last_read(reads[1] - 1) + 1)
         self.base_edits = base.edits
         # sites at which rows may enter; a change of the base run there would be made twice
         self.entry_sites = base.kept.keys() - {edit.site for edit in base.edits}
@@ -122,10 +123,10 @@ class Planner:
         changed, query_rows = union(changed_input, *spans[True]), union(changed_input, *spans[True], *spans[False])
         source = self.kv_source_layers[layer]
         shared = NONE if source is None or source < first else before[source - first].keys
-        # later positions attend to them; with a changed pattern all do
+        # later positions attend to them, and earlier ones of the same image; with a changed pattern all do
         changed_keys = (changed if source is None else shared) if self.mixes[layer] else NONE
         of_scores = score_edits([*edits, *self.base_edits], self.site_infos, layer)
-        attending = union((changed_keys[0], self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
+        attending = union((self.context.first_reader(changed_keys[0]), self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
         # an edit that replaces the whole output of attention hides the changed keys and values, but not the chosen keys
         is_replaced = layer not in self.index_source_layers and any(
             self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits
