@@ -6,16 +6,17 @@ from itertools import chain
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.context import BaseContext
 from hooked_lm.engine.cost import TokenCost, token_cost
-from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_trace import Logits, TracedAccess
 from hooked_lm.engine.site_info import SiteInfo, TokenScope
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows
 
 
 class BaseRun:
@@ -27,7 +28,7 @@ class BaseRun:
     def __init__(
         self,
         model: Decoder,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Rows,
         site_infos: Mapping[str, SiteInfo],
         edits: Sequence[Edit],
         keep: Sequence[str] = (),
@@ -53,7 +54,8 @@ class BaseRun:
     def _hook(self, edit: Edit, info: SiteInfo | None) -> Any:
         def write(value: Tensor, hook: Any) -> None:
             start = self.context.start if info is not None and info.scope is TokenScope.STATE else 0
-            edit.write(value, hook.dims, start, self.n_pos)
+            n_pos = by_position(value, hook.dims).shape[1] if info is None else self.n_pos
+            edit.write(value, hook.dims, start, n_pos)
 
         return write
 

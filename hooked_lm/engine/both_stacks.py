@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, scope
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision_inputs import Rows, VisionInputs
 
 Target = str | Sequence[str] | Int[Tensor, "..."] | None
 SIDES = ("encoder", "decoder")
@@ -99,9 +100,9 @@ def stack_of(model: Any, name: str) -> tuple[str, int]:
     return side, len(getattr(model, side))
 
 
-def tokens_at(model: Any, tokens: Int[Tensor, "batch pos"], site: str) -> Int[Tensor, "batch site_pos"]:
+def tokens_at(model: Any, tokens: Rows, site: str) -> Rows:
     """The tokens at the positions of a site: in an encoder-decoder, those of the source or of the target."""
-    if not isinstance(model, SourceAndTarget):
+    if not isinstance(model, SourceAndTarget) or isinstance(tokens, VisionInputs):
         return tokens
     dims, of_source = model.hook_dict[site].dims, not model.hook_dict[site].grows
     if dims[1:2] == ("key_pos",):  # keys of cross-attention are positions of the encoder

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import Attend
@@ -30,6 +30,8 @@ from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision_language import VisionLanguage
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
@@ -47,7 +49,7 @@ class Experiment:
     def __init__(
         self,
         model: HookedRootModule,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Rows,
         metrics: Sequence[Metric],
         base: Cell = (),
         max_memory: int | str = "auto",
@@ -56,9 +58,10 @@ class Experiment:
         if not isinstance(model, SourceAndTarget):
             refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
-        self.tokens = tokens.to(next(model.parameters()).device)
+        self.device = next(model.parameters()).device
+        self.tokens = tokens.to(self.device)
         self.base_changes = self._checked_cell(base)
-        self.budget = Budget.of(max_memory, self.tokens.device)
+        self.budget = Budget.of(max_memory, self.device)
         self.cost = Cost()
         self.site_infos: Mapping[str, SiteInfo] = site_infos(model) if isinstance(model, Decoder) else {}
         with torch.no_grad():
@@ -267,7 +270,7 @@ class Experiment:
         tokens = (
             None
             if reads.tokens is None or self._edits_logits(edits)
-            else torch.tensor(reads.tokens, device=base.tokens.device)
+            else torch.tensor(reads.tokens, device=self.device)
         )
         base_logits = self.base_logits if reads == self.reads else base.logits.some(reads)
         changing = [schedule for schedule in schedules if schedule.spans]
@@ -332,11 +335,11 @@ class Experiment:
         return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
 
 
-def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Tensor) -> str | None:
+def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Rows) -> str | None:
     """The reason why the effect of changes cannot be localised in this model; None if it can."""
     if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"
-    if type(model).forward is not Decoder.forward:
+    if type(model).forward not in (Decoder.forward, VisionLanguage.forward):
         return f"{type(model).__name__} overrides the forward pass of its base class"
     listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
     if listening is not None:
@@ -344,11 +347,15 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Ten
     foreign = next((name for name, module in model.named_modules() if not _is_ours(module)), None)
     if foreign is not None:
         return f"'{foreign}' is a foreign module"
-    if not all(module.causal for module in model.modules() if isinstance(module, Attend)):
+    if not all(module.causal for module in model.blocks.modules() if isinstance(module, Attend)):
         return "its attention is not causal"
-    if model.embedded(tokens)[2].real is not None:
-        return "the prompts are padded"
-    return None
+    return "the prompts are padded" if _are_padded(model, tokens) else None
+
+
+def _are_padded(model: Decoder, rows: Rows) -> bool:
+    mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
+    ids, mask = model._tokens_and_mask(ids_of(rows), None, None, mask)
+    return model.stack.real(model, mask, ids) is not None
 
 
 def _is_ours(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.models.vision_inputs import Rows
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
 WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers only check annotations
@@ -163,7 +164,7 @@ class Digest:
 
 def fingerprint(
     model: HookedRootModule,
-    runs: Sequence[Tensor | None],
+    runs: Sequence[Rows | None],
     metrics: Mapping[str, Any],
     cells: Iterable[tuple[Sequence[int], Cell]],
     about: Any,

@@ -7,21 +7,22 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Cell, Change, write_all
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.vision_inputs import Rows, repeated_rows
 
 Keep = dict[str, Any]  # site -> its value
 
 
 def whole_forwards(
-    model: HookedRootModule, tokens: Tensor, cells: Sequence[Cell], base: Cell, n_cells: int, keep: Keep | None = None
+    model: HookedRootModule, tokens: Rows, cells: Sequence[Cell], base: Cell, n_cells: int, keep: Keep | None = None
 ) -> Iterator[tuple[int, Tensor]]:
     """Yields each cell's index and output [batch, ...], up to `n_cells` in one pass. `keep` receives the values at its sites."""
     n_prompts = tokens.shape[0]
     for indices in _passes(model, cells, n_cells):
         batch = [[*base, *cells[index]] for index in indices]
         sites = dict.fromkeys(change.site for cell in batch for change in cell)
-        hooks: list[tuple[str, Any]] = [(site, _writer(site, batch, n_prompts)) for site in sites]
+        hooks: list[tuple[str, Any]] = [(site, writer(site, batch)) for site in sites]
         hooks += [] if keep is None else [(site, _keeper(keep)) for site in keep]
-        outputs = model.run_with_hooks(tokens.repeat(len(batch), 1), fwd_hooks=hooks)
+        outputs = model.run_with_hooks(repeated_rows(tokens, len(batch)), fwd_hooks=hooks)
         yield from zip(indices, outputs.unflatten(0, (len(batch), n_prompts)), strict=True)
 
 
@@ -55,16 +56,17 @@ def _keeper(keep: Keep) -> Callable[..., None]:
     return put
 
 
-def _writer(site: str, batch: Sequence[Sequence[Change]], n_prompts: int) -> Callable[..., Tensor]:
-    """The hook of one site, which applies each cell's changes to its rows."""
+def writer(site: str, batch: Sequence[Sequence[Change]]) -> Callable[..., Tensor]:
+    """The hook of one site, which applies each cell's changes to its rows: of prompts, in a tower of images."""
     changes = [[change for change in cell if change.site == site] for cell in batch]
 
     def write(value: Tensor, hook: Any) -> Tensor:
         if len(changes) == 1:
             return write_all(changes[0], value, hook.dims)
+        n_rows = value.shape[0] // len(changes)
         for index, of_cell in enumerate(changes):
             if of_cell:
-                rows = slice(index * n_prompts, (index + 1) * n_prompts)
+                rows = slice(index * n_rows, (index + 1) * n_rows)
                 value[rows] = write_all(of_cell, value[rows], hook.dims)
         return value
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
@@ -18,8 +19,9 @@ from hooked_lm.engine.prompts import (
     values_of,
 )
 from hooked_lm.engine.study import Study
-from hooked_lm.engine.values_like import values_like
+from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks.head_labels import head_label
+from hooked_lm.models.vision_inputs import Rows, ids_of
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
@@ -33,7 +35,7 @@ class Plan:
     def __init__(
         self,
         model: Any,
-        tokens: Tensor,
+        tokens: Rows,
         names: Sequence[str],
         layers: Which = "each",
         positions: Which = "each",
@@ -121,11 +123,11 @@ class Plan:
             )
         return stacks[self.names[0]][1]
 
-    def _tokens(self, tokens: Tensor, apart: bool) -> Tensor:
+    def _tokens(self, tokens: Rows, apart: bool) -> Rows:
         """The tokens at the positions of the sites; with `apart`, raises ValueError if sites have different tokens."""
         found = {site: tokens_at(self.model, tokens, site) for site in self.sites}
         first, *others = found.values()
-        if apart and any(other.shape != first.shape or not bool((other == first).all()) for other in others):
+        if apart and any(not torch.equal(ids_of(other), ids_of(first)) for other in others):
             raise ValueError(
                 f"{list(self.names)} have positions of the source and of the target: sweep each site separately"
             )
@@ -140,12 +142,12 @@ class Plan:
                 self.model.names((name, layers[0]))
         return {key: site for key, site in found.items() if site is not None}
 
-    def _sizes(self, tokens: Tensor) -> dict[str, int]:
+    def _sizes(self, tokens: Rows) -> dict[str, int]:
         """The number of heads or neurons of each site, determined by a forward pass of one token."""
         self.like = values_like(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
-        one = tokens[:1] if isinstance(self.model, SourceAndTarget) else tokens[:1, :1]
+        one = ids_of(tokens)[:1] if isinstance(self.model, SourceAndTarget) else one_token(self.model, tokens)
         shown = values_of(self.model, one, self.sites)
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}
 

@@ -1,6 +1,7 @@
 """Checks and normalises the arguments of a sweep: prompts, layers, positions, sources of values."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,22 @@ from hooked_lm.engine.edit import dense
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
-Prompts = str | Sequence[str] | Int[Tensor, "..."]  # ids [batch, pos] or [pos]; lengths are compared in words
+# texts, ids [batch, pos] or [pos] (lengths are compared in words), or ids with the images among them
+Prompts = str | Sequence[str] | Int[Tensor, "..."] | VisionInputs
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tensor, or a cache
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
+
+
+def rows_of(model: Any, prompts: Prompts, name: str = "prompts") -> Rows:
+    """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does."""
+    if not isinstance(prompts, VisionInputs):
+        return tokens_of(model, prompts, name)
+    mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
+    return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
@@ -44,7 +55,7 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
     return torch.stack(rows)
 
 
-def aligned(corrupted: Tensor, clean: Tensor) -> None:
+def aligned(corrupted: Rows, clean: Rows) -> None:
     """Raises ValueError unless both have the same number of prompts and tokens."""
     if corrupted.shape != clean.shape:
         raise ValueError(
@@ -91,14 +102,14 @@ def labelled_heads(heads: WhichHeads) -> list[tuple[int, int]] | None:
     return found
 
 
-def position_labels(model: Any, tokens: Int[Tensor, "batch pos"]) -> list[Label]:
+def position_labels(model: Any, rows: Rows) -> list[Label]:
     """Labels of the positions, with the tokens of the first prompt if there is a tokenizer."""
     if getattr(model, "tokenizer", None) is None:
-        return list(range(tokens.shape[1]))
-    return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(tokens[0])]
+        return list(range(rows.shape[1]))
+    return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(ids_of(rows)[0])]
 
 
-def values_of(model: Any, tokens: Tensor, sites: Sequence[str]) -> Mapping[str, Tensor]:
+def values_of(model: Any, tokens: Rows, sites: Sequence[str]) -> Mapping[str, Tensor]:
     """The values at these sites in a forward pass."""
     with torch.no_grad():
         return model.run_with_cache(tokens, names_filter=list(sites), return_type=None, return_cache_object=False)[1]
@@ -151,7 +162,7 @@ class Source:
     Raises ValueError for another word, and if the other run is missing; TypeError for other types.
     """
 
-    def __init__(self, model: Any, source: Any, other: Tensor | None, tokens: Tensor, sites: Sequence[str]) -> None:
+    def __init__(self, model: Any, source: Any, other: Rows | None, tokens: Rows, sites: Sequence[str]) -> None:
         self.model, self.source = model, source
         self.cache: Mapping[str, Tensor] = {}
         if not isinstance(source, (str, Tensor, Mapping)):

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.edit import Cell
@@ -20,6 +19,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.vision_inputs import Rows
 from hooked_lm.results import Label
 from hooked_lm.results.scores import origin
 
@@ -58,9 +58,9 @@ class Study:
     def carry_out(
         self,
         model: HookedRootModule,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Rows,
         metric: Metrics,
-        other: Int[Tensor, "batch pos"] | None = None,
+        other: Rows | None = None,
         max_memory: int | str = "auto",
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,

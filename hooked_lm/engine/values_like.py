@@ -11,9 +11,10 @@ from hooked_lm.engine.experiment import obstacle
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows, ids_of
 
 
-def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[str]) -> dict[str, Tensor]:
+def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
     """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a forward pass of the tokens.
 
     Only sites with axes of batch and position and floating-point values are included. Empty if the engine needs whole forward
@@ -32,8 +33,15 @@ def values_like(model: Any, tokens: Int[Tensor, "batch pos"], sites: Collection[
 
     record.records = True  # type: ignore[attr-defined]
     with torch.no_grad():
-        model.run_with_hooks(tokens[:1, :1], return_type=None, fwd_hooks=[(site, record) for site in sites])
+        model.run_with_hooks(one_token(model, tokens), return_type=None, fwd_hooks=[(site, record) for site in sites])
     return found
+
+
+def one_token(model: Any, rows: Rows) -> Int[Tensor, "1 1"]:
+    """A prompt of one token, a word: the first of the prompts, unless they begin with an image."""
+    ids, image_token = ids_of(rows), getattr(getattr(model, "tree", None), "image_token", None)
+    words = ids[ids != image_token]
+    return words[:1, None] if len(words) else ids.new_zeros(1, 1)
 
 
 def is_positional(value: Any, dims: tuple[str, ...]) -> bool:

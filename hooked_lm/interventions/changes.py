@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
@@ -12,6 +11,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.select import is_shorthand
 from hooked_lm.interventions.base import Controller, Detector, HookObject, rewrite
+from hooked_lm.models.vision_inputs import Rows
 
 GivenHooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
 PARTS = {"heads": "H", "positions": "pos", "features": "feature", "rows": "row", "rest": "rest"}
@@ -20,7 +20,7 @@ ERRORS = (IndexError, KeyError, TypeError, ValueError)
 
 def changes_of(
     model: HookedRootModule,
-    tokens: Int[Tensor, "batch pos"],
+    tokens: Rows,
     cells: Sequence[GivenHooks],
     names: Sequence[str] = (),
 ) -> list[list[Change]]:

@@ -1,6 +1,6 @@
 """The input of a model that reads images: token ids, and the images among them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +28,36 @@ class VisionInputs:
     is_image: Bool[Tensor, "batch pos"] | None = None
     is_suffix: Bool[Tensor, "batch suffix_pos"] | None = None
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the token ids [batch, pos]."""
+        return self.tokens.shape
+
+    def to(self, device: torch.device | str) -> "VisionInputs":
+        """The same inputs on a device."""
+        return self._each(lambda x: x.to(device))
+
     def repeated(self, n: int) -> "VisionInputs":
         """The same rows, `n` times one after the other."""
-        images = {name: torch.cat([value] * n) for name, value in self.images.items()}
-        names = ("attention_mask", "is_image", "is_suffix")
-        marks = {name: x if (x := getattr(self, name)) is None else x.repeat(n, 1) for name in names}
-        return replace(self, tokens=self.tokens.repeat(n, 1), images=images, **marks)
+        return self._each(lambda x: torch.cat([x] * n))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "VisionInputs":
+        """The inputs with a change of each tensor."""
+        marks = {name: change(x) for name, x in vars(self).items() if name != "images" and x is not None}
+        return replace(self, images={name: change(x) for name, x in self.images.items()}, **marks)
+
+
+Rows = Int[Tensor, "batch pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
+
+
+def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
+    """The token ids of what a model reads."""
+    return rows.tokens if isinstance(rows, VisionInputs) else rows
+
+
+def repeated_rows(rows: Rows, n: int) -> Rows:
+    """What a model reads, `n` times one after the other."""
+    return rows.repeated(n) if isinstance(rows, VisionInputs) else rows.repeat(n, 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.vision_inputs import VisionInputs
 from hooked_lm.patching.grids import Grid, run_grids, table
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,
@@ -29,12 +30,14 @@ from hooked_lm.patching.setters import (
     layer_pos_patch_setter,
 )
 
+Tokens = Int[Tensor, "*batch pos"] | VisionInputs
+
 # ---- any sweep -------------------------------------------------------------------------------------------------------
 
 
 def generic_activation_patch(
     model: HookedRootModule,
-    corrupted_tokens: Int[Tensor, "*batch pos"],
+    corrupted_tokens: Tokens,
     clean_cache: Mapping[str, Tensor],
     patching_metric: Metric,
     patch_setter: PatchSetter,
@@ -46,7 +49,8 @@ def generic_activation_patch(
     """The metric of the corrupted run with one clean activation patched in, for every cell of a grid.
 
     Args:
-        corrupted_tokens: the prompts to run, of the same length as those of `clean_cache`.
+        corrupted_tokens: the prompts to run, of the same length as those of `clean_cache`; `VisionInputs` for a model that reads
+            images.
         clean_cache: the cache of `run_with_cache` on the clean prompts, with at least this site.
         patching_metric: maps logits [batch, pos, d_vocab] to one number.
         patch_setter: called with the corrupted activation, the cell's indices and the clean activation of the same site;
@@ -97,7 +101,7 @@ class Sweep(Protocol):
     def __call__(
         self,
         model: HookedRootModule,
-        corrupted_tokens: Tensor,
+        corrupted_tokens: Tokens,
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
         index_axis_names: Sequence[str] | None = None,
@@ -111,7 +115,7 @@ def _sweep(name: str, what: str, activation_name: str, patch_setter: PatchSetter
 
     def sweep(
         model: HookedRootModule,
-        corrupted_tokens: Int[Tensor, "*batch pos"],
+        corrupted_tokens: Tokens,
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
         index_axis_names: Sequence[str] | None = None,
@@ -198,7 +202,7 @@ get_act_patch_attn_head_pattern_all_pos = _sweep(
 
 def get_act_patch_attn_head_all_pos_every(
     model: HookedRootModule,
-    corrupted_tokens: Int[Tensor, "*batch pos"],
+    corrupted_tokens: Tokens,
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "5 layer head"]:
@@ -223,7 +227,7 @@ def get_act_patch_attn_head_all_pos_every(
 
 def get_act_patch_attn_head_by_pos_every(
     model: HookedRootModule,
-    corrupted_tokens: Int[Tensor, "*batch pos"],
+    corrupted_tokens: Tokens,
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "5 layer pos head"]:
@@ -247,7 +251,7 @@ def get_act_patch_attn_head_by_pos_every(
 
 def get_act_patch_block_every(
     model: HookedRootModule,
-    corrupted_tokens: Int[Tensor, "*batch pos"],
+    corrupted_tokens: Tokens,
     clean_cache: Mapping[str, Tensor],
     metric: Metric,
 ) -> Float[Tensor, "3 layer pos"]:

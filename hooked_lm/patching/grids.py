@@ -16,6 +16,7 @@ from hooked_lm.engine.prompts import check_source, site_of_layer
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.models.checks import check_equal_heads
+from hooked_lm.models.vision_inputs import Rows, VisionInputs
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 
 
@@ -50,7 +51,7 @@ class Grid:
         return [list(cell) for cell in product(*map(range, self.shape(sizes)))]
 
 
-def table(grid: Grid, model: HookedRootModule, tokens: Tensor) -> pd.DataFrame:
+def table(grid: Grid, model: HookedRootModule, tokens: Any) -> pd.DataFrame:
     """The cells of a grid, one per row."""
     if grid.index_df is not None:
         return grid.index_df
@@ -75,7 +76,8 @@ def run_grids(
                 where.append((number, place))
     title = f"patching {', '.join(dict.fromkeys(grid.activation_name for grid in grids))}"
     results = [torch.full((max(1, torch.Size(shape).numel()),), torch.nan) for shape in shapes]
-    for cell, score in one_number(model, tokens, metric, cells, title):
+    rows = tokens if len(tokens.shape) == 2 else tokens[None]
+    for cell, score in one_number(model, rows, metric, cells, title):
         number, place = where[cell]
         results[number][place] = score
     device = next(model.parameters()).device
@@ -87,11 +89,11 @@ def run_grids(
 
 @undisturbed
 def one_number(
-    model: HookedRootModule, tokens: Tensor, metric: Metric, cells: Sequence[Cell], title: str
+    model: HookedRootModule, tokens: Rows, metric: Metric, cells: Sequence[Cell], title: str
 ) -> list[tuple[int, float]]:
     """Pairs (index of the cell, its metric); the metric must be one number for all prompts."""
     sites = {change.site for cell in cells for change in cell}
-    experiment = Experiment(model, tokens if tokens.ndim == 2 else tokens[None], [metric], compare=sites)
+    experiment = Experiment(model, tokens, [metric], compare=sites)
     if experiment.scores.shape[1] != 1:
         n_prompts = experiment.scores.shape[1]
         raise ValueError(
@@ -108,7 +110,7 @@ def one_number(
 def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
     """The size of each axis for this site. Raises KeyError if no layer has the site, TypeError if `tokens` is not a tensor."""
     refuse_two_stacks(model, "a classic sweep")
-    if not isinstance(tokens, Tensor):
+    if not isinstance(tokens, (Tensor, VisionInputs)):
         got = type(tokens).__name__
         raise TypeError(f"corrupted_tokens must be a tensor of ids, got {got}: model.to_tokens(text) makes one")
     cfg = model.cfg
@@ -156,10 +158,10 @@ def _checked_sites(
 
 
 def _check_cache(
-    model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Tensor, aligned: bool
+    model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Any, aligned: bool
 ) -> None:
     """Raises if the clean cache lacks a site, or, with `aligned`, if its shape does not fit the prompts or the model."""
-    batch, n_pos = tokens.shape if tokens.ndim == 2 else (1, tokens.shape[0])
+    batch, n_pos = tokens.shape if len(tokens.shape) == 2 else (1, tokens.shape[0])
     for site in sites:
         if site not in clean_cache:
             how = f"run_with_cache(clean_tokens, names_filter='{site_glob(site)}')"

@@ -3,16 +3,15 @@
 import os
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from hooked_lm.engine.both_stacks import Target, joined
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, aligned, tokens_of
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, aligned, rows_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision_inputs import Rows, ids_of
 
 
 @undisturbed
@@ -40,7 +39,7 @@ def sweep(
     forward pass per cell and many times faster, because the cells share computation.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape.
+        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
         sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
@@ -90,22 +89,22 @@ def both_runs(
     direction: str,
     decoder_input: Target = None,
     name: str = "corrupted",
-) -> tuple[HookedRootModule, Tensor, Tensor | None]:
-    """The model to run, the tokens of the patched run, and those of the other run; raises ValueError if their shapes differ.
+) -> tuple[HookedRootModule, Rows, Rows | None]:
+    """The model to run, what it reads in the patched run, and in the other run; raises ValueError if their shapes differ.
 
     `name` is the name of the first prompts in errors."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
-    first = tokens_of(model, corrupted, name)
+    first = rows_of(model, corrupted, name)
     if clean is None:
         if direction == "noise":
             raise ValueError("direction='noise' changes the clean run: give clean=...")
         other = None
     else:
-        other = tokens_of(model, clean, "clean")
+        other = rows_of(model, clean, "clean")
         aligned(first, other)
     if isinstance(model, EncoderDecoder):
-        model, first, other = joined(model, first, other, decoder_input)
+        model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)
     elif decoder_input is not None:
         raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")
     return (model, first, other) if direction == "denoise" or other is None else (model, other, first)

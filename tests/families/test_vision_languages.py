@@ -2,6 +2,7 @@
 names that mean what they say."""
 
 import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hooked_lm import HookedVisionLanguage, VisionInputs
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.patching import sweep
 from tests.close import APART, GRADIENT, assert_apart, assert_close
 from tests.families._models import (
     MODERATE,
@@ -264,6 +266,53 @@ def test_a_run_may_start_at_a_layer(case: VisionCase):
     if model.tree.rules:
         with pytest.raises(ValueError, match="but there are no images"):
             model(cache["resid_pre", 1], tokens=inputs["input_ids"], start_at_layer=1)
+
+
+# ---- studies ---------------------------------------------------------------------------------------------------------
+
+
+def runs(case: VisionCase) -> tuple[VisionInputs, VisionInputs]:
+    """Two prompts around two images each, and the same prompts with other images."""
+    both = (written(case, scenes(case)["two"] * 2, seed) for seed in (0, 1))
+    corrupted, clean = (pixels_of(inputs) for inputs in both)
+    ids = written(case, scenes(case)["two"] * 2)["input_ids"]
+    return VisionInputs(ids, corrupted), VisionInputs(ids, clean)
+
+
+def answer(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5] - logits[:, -2, 7]
+
+
+def some_positions(model: HookedVisionLanguage, inputs: VisionInputs) -> list[int]:
+    """Positions before, in and after images: the first and the last of an image, one in between, words around."""
+    places = (inputs.tokens[0] == model.tree.image_token).nonzero()[:, 0].tolist()
+    middle = places[len(places) // 2]
+    return sorted({0, places[0], places[0] + 1, middle, middle + 1, places[-1], places[-1] + 1, len(inputs.tokens[0]) - 1})
+
+
+@torch.no_grad()
+@unchecked()
+@pytest.mark.parametrize(("site", "head"), [("resid_pre", None), ("z", 1), ("mlp_out", None)])
+def test_a_sweep_over_text_and_images_is_a_loop_of_runs(case: VisionCase, site: str, head: int | None):
+    model, (corrupted, clean) = hooked_vlm(case), runs(case)
+    positions, heads = some_positions(model, corrupted), None if head is None else [head]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no cell runs as a whole forward pass
+        result = sweep(model, corrupted, clean, metric=answer, sites=site, positions=positions, heads=heads)
+    cache = model.run_with_cache(clean)[1]
+
+    def run(layer: int, position: int) -> Tensor:
+        def patch(value: Tensor, hook: Any) -> Tensor:
+            part = (slice(None), position, slice(None) if head is None else head)
+            value[part] = cache[hook.name][part]
+            return value
+
+        return answer(model.run_with_hooks(corrupted, fwd_hooks=[(model.names((site, layer))[0], patch)]))
+
+    values = result.values if head is None else result.values.squeeze(2)
+    expected = torch.stack([torch.stack([run(i, pos) for pos in positions]) for i in range(model.cfg.n_layers)])
+    assert_close(values, expected)
+    assert_apart(values, result.corrupted.expand_as(values))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
