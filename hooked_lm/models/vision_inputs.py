@@ -50,7 +50,7 @@ class VisionInputs:
         return replace(self, images={name: change(x) for name, x in self.images.items()}, **marks)
 
 
-Rows = Int[Tensor, "batch pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
+Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
 
 
 def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
