@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class BaseContext(Context):
     @classmethod
     def of(cls, context: Context) -> "BaseContext":
         """A context that keeps what cells read, with the attributes and the class of this one."""
-        base: BaseContext = object.__new__(_keeping(cls, type(context)))
+        base: BaseContext = object.__new__(type(cls.__name__, (cls, type(context)), {}))
         vars(base).update(vars(context))
         base.keys_values, base.states, base.start = {}, {}, 0
         base.may_read_later = type(context) is not Context
@@ -82,12 +82,6 @@ class BaseContext(Context):
             outputs.append(mixer(stream[:, pos : pos + 1], Context(1, self.device, None, cache), 0))
         self.start = 0
         return torch.cat(outputs, 1)
-
-
-@cache
-def _keeping(base: type[BaseContext], kind: type[Context]) -> type[BaseContext]:
-    """The class of base contexts whose runs have a context of this kind."""
-    return type(base.__name__, (base, kind), {})
 
 
 class RowContext(Context):

@@ -126,7 +126,9 @@ class Planner:
         # later positions attend to them, and earlier ones of the same image; with a changed pattern all do
         changed_keys = (changed if source is None else shared) if self.mixes[layer] else NONE
         of_scores = score_edits([*edits, *self.base_edits], self.site_infos, layer)
-        attending = union((self.context.first_reader(changed_keys[0]), self.n_pos), *(edit.span(self.n_pos) for edit in of_scores))
+        attending = union(
+            (self.context.first_reader(changed_keys[0]), self.n_pos), *(edit.span(self.n_pos) for edit in of_scores)
+        )
         # an edit that replaces the whole output of attention hides the changed keys and values, but not the chosen keys
         is_replaced = layer not in self.index_source_layers and any(
             self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits

@@ -12,6 +12,7 @@ from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision_inputs import Rows, ids_of
+from hooked_lm.models.vision_language import VisionLanguage
 
 
 def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
@@ -39,8 +40,8 @@ def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, T
 
 def one_token(model: Any, rows: Rows) -> Int[Tensor, "1 1"]:
     """A prompt of one token, a word: the first of the prompts, unless they begin with an image."""
-    ids, image_token = ids_of(rows), getattr(getattr(model, "tree", None), "image_token", None)
-    words = ids[ids != image_token]
+    ids = ids_of(rows)
+    words = ids[ids != model.tree.image_token] if isinstance(model, VisionLanguage) else ids[0]
     return words[:1, None] if len(words) else ids.new_zeros(1, 1)
 
 

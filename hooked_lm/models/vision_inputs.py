@@ -58,6 +58,15 @@ def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
     return rows.tokens if isinstance(rows, VisionInputs) else rows
 
 
+def some_rows(rows: Rows, which: slice) -> Rows:
+    """Some of the prompts; of those with images all. Raises ValueError for a part of prompts with images."""
+    if isinstance(rows, VisionInputs) and range(*which.indices(len(rows))) != range(len(rows)):
+        raise ValueError(
+            f"prompts {which.start} to {which.stop} of {len(rows)} with images: give a call of its own to each part"
+        )
+    return rows if isinstance(rows, VisionInputs) else rows[which]
+
+
 def repeated_rows(rows: Rows, n: int) -> Rows:
     """What a model reads, `n` times one after the other."""
     return rows.repeated(n) if isinstance(rows, VisionInputs) else rows.repeat(n, 1)

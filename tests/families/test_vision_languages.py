@@ -287,7 +287,9 @@ def some_positions(model: HookedVisionLanguage, inputs: VisionInputs) -> list[in
     """Positions before, in and after images: the first and the last of an image, one in between, words around."""
     places = (inputs.tokens[0] == model.tree.image_token).nonzero()[:, 0].tolist()
     middle = places[len(places) // 2]
-    return sorted({0, places[0], places[0] + 1, middle, middle + 1, places[-1], places[-1] + 1, len(inputs.tokens[0]) - 1})
+    return sorted(
+        {0, places[0], places[0] + 1, middle, middle + 1, places[-1], places[-1] + 1, len(inputs.tokens[0]) - 1}
+    )
 
 
 @torch.no_grad()

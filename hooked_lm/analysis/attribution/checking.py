@@ -1,7 +1,7 @@
 """Exact patching to check estimates: all cells of a grid, or some at random, if the cost allows."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.cost import token_cost
@@ -9,6 +9,7 @@ from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Source
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows
 
 Check = bool | int | None  # True: all cells; a number: that many; False: none; None: as many as are affordable
 AFFORDABLE = 2e11  # floating-point operations
@@ -39,8 +40,8 @@ def n_checked(check: Check, n_cells: int, flops: float) -> int:
 def exact_values(
     plan: Plan,
     estimated: Float[Tensor, "..."],
-    tokens: Int[Tensor, "batch pos"],
-    other: Int[Tensor, "batch pos"] | None,
+    tokens: Rows,
+    other: Rows | None,
     source: object,
     metric: Metrics,
     check: Check = None,
@@ -56,7 +57,7 @@ def exact_values(
     n_axes = len(plan.axes)
     is_there = ~estimated.reshape(-1, *estimated.shape[-n_axes - 1 :])[0, ..., 0].isnan()
     places = is_there.nonzero()
-    n = n_checked(check, len(places), tokens.numel() * _token_flops(plan.model))
+    n = n_checked(check, len(places), tokens.shape.numel() * _token_flops(plan.model))
     if n == 0:
         return None
     if n < len(places):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, logits_for
@@ -14,6 +14,7 @@ from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, value_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.vision_inputs import Rows, repeated_rows
 
 Effects = Float[Tensor, "batch pos_or_1 feature_or_1"]
 
@@ -43,7 +44,7 @@ class Run:
     """
 
     model: HookedRootModule
-    tokens: Int[Tensor, "batch pos"]
+    tokens: Rows
     metric: Metric
     sites: Sequence[str]
     source: Callable[[str], Tensor]
@@ -56,7 +57,7 @@ class Run:
     ) -> Tape:
         """A forward pass with a graph, of the prompts or of several copies of them."""
         self.cost.forwards += 1
-        tokens = self.tokens.repeat(copies, 1) if copies > 1 else self.tokens
+        tokens = repeated_rows(self.tokens, copies) if copies > 1 else self.tokens
         return Tape(self.model, tokens, self.sites if sites is None else sites, metric or self.metric, hooks)
 
     def gradients(self, tape: Tape, again: bool = False) -> dict[str, Tensor]:
@@ -144,9 +145,7 @@ def _wide(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def seen(
-    model: HookedRootModule, tokens: Int[Tensor, "batch pos"], sites: Sequence[str]
-) -> tuple[dict[str, Tensor], Tensor | Logits]:
+def seen(model: HookedRootModule, tokens: Rows, sites: Sequence[str]) -> tuple[dict[str, Tensor], Tensor | Logits]:
     """The values of a run at these sites, and its logits."""
     keep = Keep()
     with model.hooks(fwd_hooks=[(site, keep) for site in sites]):

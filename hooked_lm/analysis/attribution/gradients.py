@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -15,6 +15,8 @@ from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision_language import VisionLanguage
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
@@ -40,7 +42,7 @@ class Gradients:
 
 def gradients(
     model: HookedRootModule,
-    tokens: Int[Tensor, "batch pos"],
+    tokens: Rows,
     sites: Sequence[str],
     metric: Metric,
     hooks: Hooks = (),
@@ -80,7 +82,7 @@ class Tape:
     def __init__(
         self,
         model: HookedRootModule,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Rows,
         sites: Sequence[str],
         metric: Metric,
         hooks: Hooks = (),
@@ -139,9 +141,9 @@ def check_grad_mode(what: str) -> None:
         raise RuntimeError(f"{what} takes gradients, and there are none in torch.inference_mode(): leave it before")
 
 
-def logits_for(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> Tensor | Logits:
+def logits_for(model: HookedRootModule, tokens: Rows) -> Tensor | Logits:
     """The logits of a run; for a decoder only those that are read are computed."""
-    if not isinstance(model, Decoder) or type(model).forward is not Decoder.forward:
+    if not isinstance(model, Decoder) or type(model).forward not in (Decoder.forward, VisionLanguage.forward):
         return model(tokens)
     normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
     points = (module for module in model.unembed.modules() if isinstance(module, HookPoint))

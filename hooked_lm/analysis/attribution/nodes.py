@@ -26,6 +26,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, some_rows
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
 from hooked_lm.results.scores import METRIC, origin
@@ -245,7 +246,7 @@ class Job:
             source = news.of(some)
             for collected, metric, part in zip(found, self.metrics.values(), on_parts, strict=True):
                 own = part.on(some) if part else metric
-                run = Run(self.model, self.tokens[some], own, list(sums), source, sums, n_copies, news.cost)
+                run = Run(self.model, some_rows(self.tokens, some), own, list(sums), source, sums, n_copies, news.cost)
                 collected.add(_checked(self.method.estimate(run, self.steps), metric), some)
         width = max(len(collected.scores) for collected in found)
         by_metric = [collected.values() for collected in found]
@@ -264,7 +265,7 @@ class Job:
         if len(rows) == 1:
             return rows, [None] * len(self.metrics)
         cost.forwards += len(rows)
-        whole = joined([seen(self.model, self.tokens[some], [])[1] for some in rows])
+        whole = joined([seen(self.model, some_rows(self.tokens, some), [])[1] for some in rows])
         parts = [Part(metric, whole) for metric in self.metrics.values()]
         if any(len(part.scores) == 1 for part in parts):
             return [slice(0, len(self.tokens))], [None] * len(parts)
@@ -274,7 +275,8 @@ class Job:
         """The parts of the prompts that fit into memory, and the number of copies of a part that do."""
         n_prompts, n_pos = self.tokens.shape
         whole = [slice(0, n_prompts)]
-        if any(point.is_listening for point in self.model.hook_points()):  # hooks may depend on the batch size
+        listens = any(point.is_listening for point in self.model.hook_points())  # hooks may depend on the batch size
+        if listens or isinstance(self.tokens, VisionInputs):
             return whole, 1
         size = n_pos * self._token_bytes(sites)
         if self.budget.is_user_set and size > self.budget.n_bytes:
@@ -299,7 +301,7 @@ class NewValues:
     """The new values of the sites, for a part of the prompts at a time; `logits` are those of the other run."""
 
     def __init__(
-        self, model: HookedRootModule, tokens: Tensor, other: Tensor | None, source: Values, sites: Sequence[str]
+        self, model: HookedRootModule, tokens: Rows, other: Rows | None, source: Values, sites: Sequence[str]
     ) -> None:
         self.model, self.other, self.sites = model, other, list(dict.fromkeys(sites))
         self.runs = other is not None and isinstance(source, str) and source == "clean"
@@ -315,7 +317,7 @@ class NewValues:
         values = {site: new[rows] if len(new) == self.n_prompts else new for site, new in self.given.items()}
         if self.other is not None:
             self.cost.forwards += 1
-            found, logits = seen(self.model, self.other[rows], self.sites if self.runs else [])
+            found, logits = seen(self.model, some_rows(self.other, rows), self.sites if self.runs else [])
             self._logits.append(logits)
             values = found if self.runs else values
         return values.__getitem__

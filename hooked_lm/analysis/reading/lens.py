@@ -15,7 +15,7 @@ from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
-from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
+from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
@@ -226,7 +226,7 @@ def _run(
         return _merged(model, found), list(range(found[sites[-1]].shape[1]))
     if not len(prompts):
         raise ValueError("there are no prompts: give at least one text or row of ids")
-    tokens = tokens_of(model, prompts)
+    tokens = rows_of(model, prompts)
     _, cache = model.run_with_cache(tokens, names_filter=list(sites), return_type=None)
     return _merged(model, {name: cache[name] for name in sites}), position_labels(model, tokens)
 
