@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
+from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.engine.edit import NONE, Interval, overlap, repeated
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 
@@ -198,6 +199,12 @@ class PackedContext(Context):
 
     def per_layer_input(self, layer: int) -> Tensor | None:
         of_base = self.base.per_layer_input(layer)
+        return None if of_base is None else self.of_base(of_base)
+
+    def deepstack(self, layer: int) -> Tensor | None:
+        """What images add to the stream after a layer; None if there are none."""
+        assert isinstance(self.base, ImageContext), "only models that read images have such layers"
+        of_base = self.base.deepstack(layer)
         return None if of_base is None else self.of_base(of_base)
 
     def query_angles(self, rotary: Rotary) -> Angles:

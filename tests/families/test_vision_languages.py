@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hooked_lm import HookedVisionLanguage, VisionInputs
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.patching import sweep
 from tests.close import APART, GRADIENT, assert_apart, assert_close
 from tests.families._models import (
@@ -300,7 +301,10 @@ def test_a_sweep_over_text_and_images_is_a_loop_of_runs(case: VisionCase, site: 
     positions, heads = some_positions(model, corrupted), None if head is None else [head]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no cell runs as a whole forward pass
-        result = sweep(model, corrupted, clean, metric=answer, sites=site, positions=positions, heads=heads)
+        layers = [layer for layer in range(model.cfg.n_layers) if site_of_layer(model, site, layer)]
+        result = sweep(
+            model, corrupted, clean, metric=answer, sites=site, layers=layers, positions=positions, heads=heads
+        )
     cache = model.run_with_cache(clean)[1]
 
     def run(layer: int, position: int) -> Tensor:
@@ -312,7 +316,7 @@ def test_a_sweep_over_text_and_images_is_a_loop_of_runs(case: VisionCase, site: 
         return answer(model.run_with_hooks(corrupted, fwd_hooks=[(model.names((site, layer))[0], patch)]))
 
     values = result.values if head is None else result.values.squeeze(2)
-    expected = torch.stack([torch.stack([run(i, pos) for pos in positions]) for i in range(model.cfg.n_layers)])
+    expected = torch.stack([torch.stack([run(i, pos) for pos in positions]) for i in layers])
     assert_close(values, expected)
     assert_apart(values, result.corrupted.expand_as(values))
 
