@@ -44,6 +44,7 @@ def mixer(hf: HFConfig, **options: float) -> GatedDeltaNet.Config:
 
 def decoder(hf: HFConfig, mlps: Sequence[MoE.Config | GatedMLP.Config]) -> DecoderConfig:
     """The decoder with the MLP of each layer."""
+    hf.ignored_by_transformers(attn_output_gate=True, output_gate_type="swish", mamba_ssm_dtype="float32")
     norm = RMSNorm.Config(hf.hidden_size, hf.rms_norm_eps, offset=1.0)
     blocks = [
         PreNormBlock.Config(attn=attention(hf), ln1=norm, mlp=mlp, ln2=norm)

@@ -15,4 +15,5 @@ IGNORED = (*qwen3_vl.IGNORED, "mtp.*")  # of the prediction of several tokens
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
     sides = qwen3_vl.sides(hf, (11, 11, 10))
+    hf.part("vision_config").ignored_by_transformers(deepstack_visual_indexes=[])
     return VisionLanguageConfig(**sides, projector=qwen3_vl.merger(hf, sides["vision"]), rules=(AxisPositions(),))
