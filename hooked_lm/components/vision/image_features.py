@@ -11,9 +11,8 @@ class ImageFeatures:
     """The vectors of image tokens [image, token, d_model].
 
     `real` marks those that are no padding; None: all. `cells` are the row and column of each token in the grid of its image
-    [image, token, 2], -1 for a token that is no place of it, such as the end of a row. An image that is shown twice has a
-    grid in each of its `views`: 0 is the image as a whole, 1 its tiles together; None if there is one view. `deepstack` are
-    further vectors of the tokens, which the first layers of the decoder add to its stream.
+    [image, token, 2], -1 for a token that is no place of it, such as a class token. `deepstack` are further vectors of the
+    tokens, which the first layers of the decoder add to its stream.
     """
 
     vectors: Float[Tensor, "image token d_model"]
