@@ -1,6 +1,6 @@
 """Vision towers: ViT, DINOv2 and the towers of CLIP and SigLIP."""
 
-from tests.families import vision_idefics, vision_tiles
+from tests.families import vision_idefics, vision_pixtral, vision_tiles
 from tests.families._case import Case
 from tests.families._vision import CLIP, TOWER
 from tests.families.vision_dino import CASES as DINO
@@ -9,6 +9,7 @@ VIT = {**TOWER, "num_labels": 5}
 
 CASES = [
     *vision_idefics.TOWERS,
+    *vision_pixtral.TOWERS,
     Case("vit", "classifier", VIT, auto="AutoModelForImageClassification"),
     Case("vit", "pooler-unbiased-oblong", {**TOWER, "image_size": [12, 24], "qkv_bias": False}, auto="AutoModel"),
     Case(

@@ -1,6 +1,6 @@
 """Vision-language models: LLaVA, and those of other modules."""
 
-from tests.families import vision_gemma, vision_idefics, vision_qwen2, vision_qwen3, vision_tiles
+from tests.families import vision_gemma, vision_idefics, vision_pixtral, vision_qwen2, vision_qwen3, vision_tiles
 from tests.families._vision import AUTO, CLIP, IMAGE, LLAMA, QWEN, VisionCase, of_one_size
 
 
@@ -18,6 +18,7 @@ TOWER = {**CLIP, "num_hidden_layers": 3, "model_type": "clip_vision_model"}
 
 CASES = [
     *vision_idefics.CASES,
+    *vision_pixtral.CASES,
     VisionCase("llava", "last-but-one", llava(LLAMA, TOWER), auto=AUTO, writer=of_one_size(16)),
     VisionCase(
         "llava",

@@ -62,11 +62,19 @@ class MultimodalRotary(AxisRotary):
 
 @dataclass(frozen=True)
 class AxialRotary(AxisRotary):
-    """Rows and columns of an image, each with half of the pairs and the same frequencies. Rotates in fp32."""
+    """Rows and columns of an image, each with half of the pairs and the same frequencies. Rotates in fp32.
+
+    If `alternating`, they share the frequencies of a plain `Rotary`: rows have the first, third, ..., columns the others
+    (Pixtral, Agrawal et al. 2024, arXiv:2410.07073).
+    """
+
+    alternating: bool = False
 
     def base_frequencies(self, theta: float | None = None) -> Frequencies:
         if self.dim % 4:
             raise ValueError(f"pairs of features for rows and columns need a multiple of 4 features, got {self.dim}")
+        if self.alternating:
+            return Rotary(self.dim, self.theta).base_frequencies(theta).unflatten(0, (-1, 2)).T.flatten()
         return Rotary(self.dim // 2, self.theta).base_frequencies(theta).repeat(2)
 
     def axes(self) -> Int[Tensor, " half"]:

@@ -19,7 +19,7 @@ from hooked_lm.components.verification.registry import (
 )
 from hooked_lm.components.vision.deepstack import DeepstackMerger
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
-from hooked_lm.components.vision.merger import LinearMerger, PatchMerger
+from hooked_lm.components.vision.merger import LinearMerger, MergingProjector, PatchMerger
 from hooked_lm.components.vision.projector import LinearProjector, MLPProjector, PoolingProjector
 
 
@@ -110,7 +110,24 @@ def _(merger: DeepstackMerger, at: Sites, get_input: LazyTensor) -> Iterator[Ide
             yield f"deepstack: {name}", pair
 
 
-def two_layers(module: MLPProjector | PatchMerger, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+@identities.register
+def _(projector: MergingProjector, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from norm_identity(projector, "ln", at, get_input)
+    yield (
+        "the first patch begins the first square",
+        lambda: (
+            norm_output(projector, "ln", at, get_input)[:, 0],
+            at("hook_merged")[:, 0, : projector.cfg.d_vision],
+        ),
+    )
+    yield "merged @ W_merge == mlp_in", lambda: (at("hook_merged") @ projector.W_merge, at("hook_mlp_in"))
+    yield from two_layers(projector, at, lambda: at("hook_mlp_in"))
+
+
+def two_layers(
+    module: MLPProjector | PatchMerger | MergingProjector, at: Sites, get_input: LazyTensor
+) -> Iterator[Identity]:
     """The identities of two linear layers with an activation between them."""
     yield "input @ W_in + b_in == pre", lambda: (add_bias(get_input() @ module.W_in, module.b_in), at("hook_pre"))
     yield "act(pre) == post", lambda: (module.act_fn(at("hook_pre")), at("hook_post"))

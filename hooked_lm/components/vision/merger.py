@@ -97,6 +97,50 @@ class LinearMerger(nn.Module):
         return ImageFeatures(self.hook_out(F.linear(merged, self.W.T)), cells, None if bool(real.all()) else real)
 
 
+class MergingProjector(nn.Module):
+    """`act(y W_in + b_in) W_out + b_out` with `y = x W_merge`, where `x` are the patches of a square side by side, normalised one
+    by one (Mistral Small 3.1, Mistral AI 2025). `hook_merged` are the squares, `hook_mlp_in` is `y`.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_vision: int
+        d_model: int
+        norm: NormConfig
+        merge: int = 2
+        act_fn: Activation = "gelu"
+        bias: bool = False
+
+        def build(self) -> "MergingProjector":
+            return MergingProjector(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_in = HookPoint("batch", "pos", "d_vision")
+        add_norm(self, "ln", cfg.norm, ("batch", "pos", "d_vision"))
+        self.hook_merged = HookPoint("batch", "pos", "d_merged")
+        self.W_merge = nn.Parameter(torch.empty(cfg.d_vision * cfg.merge**2, cfg.d_vision))
+        self.hook_mlp_in = HookPoint("batch", "pos", "d_vision")
+        self.W_in = nn.Parameter(torch.empty(cfg.d_vision, cfg.d_model))
+        self.b_in = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.W_out = nn.Parameter(torch.empty(cfg.d_model, cfg.d_model))
+        self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
+        self.hook_pre = HookPoint("batch", "pos", "d_model")
+        self.hook_post = HookPoint("batch", "pos", "d_model")
+        self.act_fn = activation(cfg.act_fn)
+        self.hook_out = HookPoint("batch", "pos", "d_model")
+
+    def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
+        x = norm_of(self, "ln")(self.hook_in(x[:, n_class_tokens:]))
+        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
+        rows = torch.arange(len(x), device=x.device)[:, None, None]
+        merged = self.hook_mlp_in(F.linear(self.hook_merged(x[rows, squares].flatten(2)), self.W_merge.T))
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
+        out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
+        return ImageFeatures(out, cells, None if bool(real.all()) else real)
+
+
 def squares_of(
     grid: Int[Tensor, "image 2"], merge: int
 ) -> tuple[Int[Tensor, "image token 2"], Bool[Tensor, "image token"], Int[Tensor, "image token patch"]]:

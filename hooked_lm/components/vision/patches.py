@@ -31,6 +31,11 @@ class Patches:
         return torch.arange(self.vectors.shape[1], device=self.grid.device) < self.n_patches[:, None]
 
     @property
+    def padded(self) -> bool:
+        """Whether some images have fewer patches than others."""
+        return bool((self.n_patches < self.vectors.shape[1]).any())
+
+    @property
     def cells(self) -> Int[Tensor, "image patch 2"]:
         """The row and column of each patch; of padding, those that it would have in a longer image."""
         index, columns = torch.arange(self.vectors.shape[1], device=self.grid.device), self.grid[:, 1:]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
@@ -117,4 +118,50 @@ class ImageRows:
         return {name: x[:, None] for name, x in drawn.items()}
 
 
-Pixels = PixelImages | MaskedImages | ImageRows | TileImages | FlatPatches  # all ways
+@dataclass(frozen=True)
+class SizedImages:
+    """`pixel_values` [image, channel, height, width] with padding below and at the right, and `image_sizes` [image, 2].
+
+    The sizes are height and width in pixels; the padding is not run. Without sizes there is none. Random images have whole
+    squares of `merge` x `merge` patches.
+    """
+
+    merge: int = 1
+    arguments: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+
+    def patches(
+        self,
+        embed: PatchEmbed,
+        pixel_values: Float[Tensor, "image channel height width"],
+        image_sizes: Tensor | None = None,
+    ) -> Patches:
+        """The images as patches. Raises ValueError for sizes that do not fit."""
+        whole = PixelImages().patches(embed, pixel_values)
+        if image_sizes is None:
+            return whole
+        if image_sizes.shape != (len(pixel_values), 2):
+            raise ValueError(
+                f"image_sizes must be [image, 2], here {(len(pixel_values), 2)}, got {tuple(image_sizes.shape)}"
+            )
+        height, width = pixel_values.shape[2:]
+        for image, size in enumerate(image_sizes.tolist()):
+            if not (embed.cfg.patch_size <= size[0] <= height and embed.cfg.patch_size <= size[1] <= width):
+                raise ValueError(
+                    f"image {image} has a size of {size[0]} x {size[1]} pixels: it must be between one patch "
+                    f"({embed.cfg.patch_size}) and {height} x {width}, the size of pixel_values"
+                )
+        grid = image_sizes.to(whole.grid) // embed.cfg.patch_size
+        inside = (whole.cells < grid[:, None]).all(2)
+        kept = [vectors[is_inside] for vectors, is_inside in zip(whole.vectors, inside, strict=True)]
+        return Patches(pad_sequence(kept, batch_first=True), grid)
+
+    def drawn(
+        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Random images of a grid of patches, in whole squares, as arguments."""
+        rows, columns = (-(-n // self.merge) * self.merge for n in grid)
+        drawn = PixelImages().drawn(embed, (rows, columns), n_images, generator)
+        return {**drawn, "image_sizes": torch.tensor([[rows, columns]] * n_images) * embed.patch_size}
+
+
+Pixels = PixelImages | MaskedImages | ImageRows | TileImages | FlatPatches | SizedImages  # all ways

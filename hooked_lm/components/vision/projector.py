@@ -52,7 +52,9 @@ class MLPProjector(nn.Module):
         x = self.hook_in(x if self.cfg.keeps_class_tokens else x[:, n_class_tokens:])
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
-        return ImageFeatures(out, cells_of(patches, out.shape[1] - patches.vectors.shape[1]))
+        n_before = out.shape[1] - patches.vectors.shape[1]
+        real = F.pad(patches.real, (n_before, 0), value=True) if patches.padded else None
+        return ImageFeatures(out, cells_of(patches, n_before), real)
 
 
 class LinearProjector(nn.Module):

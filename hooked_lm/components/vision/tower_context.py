@@ -19,7 +19,7 @@ class TowerContext(Context):
     def __init__(self, patches: Patches, n_before: int = 0) -> None:
         n_patches, real = patches.vectors.shape[1], patches.real
         self.hidden = None if patches.hidden is None else F.pad(patches.hidden, (n_before, 0), value=False)
-        mask = F.pad(real, (n_before, 0), value=True) if bool((patches.n_patches < n_patches).any()) else None
+        mask = F.pad(real, (n_before, 0), value=True) if patches.padded else None
         super().__init__(n_before + n_patches, patches.vectors.device, mask)
         self.n_before = n_before
         self.grid: Int[Tensor, "image 2"] = patches.grid

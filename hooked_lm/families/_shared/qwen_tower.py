@@ -35,14 +35,14 @@ def pixels(hf: HFConfig) -> FlatPatches:
     return FlatPatches(hf.spatial_merge_size)
 
 
-def rotary(hf: HFConfig, d_head: int) -> AxialRotary:
+def rotary(hf: HFConfig, d_head: int, alternating: bool = False) -> AxialRotary:
     """The rotary embedding of rows and columns. Raises ValueError for another kind."""
     rope = {"rope_type": "axial", "rope_theta": 10000.0, **(hf.rope_parameters or {})}
     if rope["rope_type"] != "axial" or len(rope) > 2:
         raise ValueError(
             f"rope_parameters={rope} of a vision tower: only rope_theta with rope_type 'axial' is supported"
         )
-    return AxialRotary(d_head, float(rope["rope_theta"]))
+    return AxialRotary(d_head, float(rope["rope_theta"]), alternating=alternating)
 
 
 def merger(vision: VisionConfig, d_model: int, norm: NormConfig) -> PatchMerger.Config:
