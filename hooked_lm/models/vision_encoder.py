@@ -6,22 +6,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.patches import Patches
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat import HookedTransformerConfig, HookedVisionConfig
 from hooked_lm.models.config.tree import VisionConfig
-from hooked_lm.models.stack import follow_flags
+from hooked_lm.models.stack import Stream, follow_flags
 from hooked_lm.models.verification.identities import vision_identities
 from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision_tower import TowerParts
 
-RETURN_TYPES = ("output", "embeddings", "pooled", "projected", "logits", None)
+RETURN_TYPES = ("output", "embeddings", "pooled", "projected", "logits", "tokens", None)
 
 
 class VisionEncoder(TowerParts, BaseModel):
     """A vision tower in which every intermediate value has a name, built from a config.
 
     `batch` are images; `pos` are class tokens, then patches row by row. Absent heads are None: `pooler`, `projection`,
-    `classifier`. `hooked_lm.HookedVisionEncoder` adds loading and saving of checkpoints.
+    `classifier`, `merger`. `hooked_lm.HookedVisionEncoder` adds loading and saving of checkpoints.
 
     >>> import torch
     >>> from hooked_lm.models.vision_encoder import VisionEncoder
@@ -57,7 +59,7 @@ class VisionEncoder(TowerParts, BaseModel):
 
     def forward(
         self,
-        pixel_values: Float[Tensor, "*image channel height width"] | None = None,
+        pixel_values: Float[Tensor, "..."] | None = None,
         return_type: str | None = "output",
         *,
         interpolate_pos_encoding: bool = False,
@@ -68,8 +70,9 @@ class VisionEncoder(TowerParts, BaseModel):
         Args:
             pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image.
             return_type: "embeddings", the stream after the last norm [image, pos, d_model]; "pooled" [image, d_model];
-                "projected" [image, d_out], as texts are compared with it; "logits" [image, class]; None. The default,
-                "output", means the last of these that the model has a head for.
+                "projected" [image, d_out], as texts are compared with it; "logits" [image, class]; "tokens" [image, token,
+                d_out] of a merger, 0 where an image has fewer than others; None. The default, "output", means the last of these
+                that the model has a head for.
             interpolate_pos_encoding: accept images of another size, with positions between the learned ones.
             images: what else describes the images, under the names that the processor gives it.
 
@@ -85,17 +88,24 @@ class VisionEncoder(TowerParts, BaseModel):
         pooled = None if self.pooler is None else self.pooler(embeddings, context.real)
         projected = None if self.projection is None else self.projection(pooled)
         logits = None if self.classifier is None else self.classifier(pooled)
-        found = {"embeddings": embeddings, "pooled": pooled, "projected": projected, "logits": logits, None: None}
-        return found[return_type]
+        tokens = None if self.merger is None else self._tokens(embeddings, patches)
+        found = {"embeddings": embeddings, "pooled": pooled, "projected": projected, "logits": logits, "tokens": tokens}
+        return None if return_type is None else found[return_type]
+
+    def _tokens(self, embeddings: Stream, patches: Patches) -> Float[Tensor, "image token d_out"]:
+        """The tokens that the merger makes of images."""
+        assert self.merger is not None, "checked by the caller"
+        features: ImageFeatures = self.merger(embeddings, patches, self.embed.cfg.n_before)
+        return features.vectors if features.real is None else features.vectors * features.real[..., None]
 
     @property
     def main_return_type(self) -> str:
         """What a run returns by default."""
-        heads = {"logits": self.classifier, "projected": self.projection, "pooled": self.pooler}
+        heads = {"tokens": self.merger, "logits": self.classifier, "projected": self.projection, "pooled": self.pooler}
         return next((name for name, head in heads.items() if head is not None), "embeddings")
 
     def _check_return_type(self, return_type: str | None) -> None:
-        heads = {"pooled": "pooler", "projected": "projection", "logits": "classifier"}
+        heads = {"pooled": "pooler", "projected": "projection", "logits": "classifier", "tokens": "merger"}
         if return_type not in RETURN_TYPES:
             raise ValueError(f"return_type must be one of {', '.join(map(repr, RETURN_TYPES))}, got {return_type!r}")
         if return_type in heads and getattr(self, heads[return_type]) is None:

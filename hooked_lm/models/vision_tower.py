@@ -46,6 +46,7 @@ class TowerParts(nn.Module):
         self.pooler = None if tree.pooler is None else tree.pooler.build()
         self.projection = None if tree.projection is None else tree.projection.build()
         self.classifier = None if tree.classifier is None else tree.classifier.build()
+        self.merger = None if tree.merger is None else tree.merger.build()
 
     def before_blocks(self, patches: Patches, interpolation: Mode | None = None) -> tuple[Stream, TowerContext]:
         """The stream before the first block, and the context of the run."""

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from hooked_lm import HookedVisionLanguage, VisionInputs
+from hooked_lm import HookedVisionEncoder, HookedVisionLanguage, VisionInputs
 from hooked_lm.components.embeddings.axis_rotary import AxialRotary, MultimodalRotary
 from hooked_lm.components.kv_cache import KeyValueCache
 from tests.close import assert_apart, assert_close
-from tests.families._vision import VisionCase, hooked_vlm, reference, scenes, theirs, written
-from tests.families.vision_qwen2 import BEGIN, CASES, END, IMAGE
+from tests.families._case import Case
+from tests.families._models import assert_same_tensors
+from tests.families._vision import VisionCase, hooked_tower, hooked_vlm, reference, scenes, theirs, written
+from tests.families.vision_qwen2 import BEGIN, CASES, END, IMAGE, TOWERS
+from tests.unchecked import unchecked
 
 WINDOWS, OLD = CASES[0], CASES[3]
 
@@ -124,6 +128,79 @@ def test_patterns_show_windows():
         pattern = cache[f"vision.blocks.{layer}.attn.hook_pattern"][1, :, : rows * columns, : rows * columns]
         assert_close(pattern.sum(-1), torch.ones(pattern.shape[:-1]))
         assert bool(((pattern > 0) == same).all()) == windowed
+
+
+# ---- towers alone ----------------------------------------------------------------------------------------------------
+
+alone = pytest.mark.parametrize("case", TOWERS, ids=str)
+
+
+def drawn(case: Case, *sizes: tuple[int, int]) -> dict[str, Tensor]:
+    """Images of these numbers of squares."""
+    cfg = hooked_tower(case).tree
+    grids = torch.tensor([[1, cfg.pixels.merge * rows, cfg.pixels.merge * columns] for rows, columns in sizes])
+    n_patches, generator = int(grids.prod(1).sum()), torch.Generator().manual_seed(5)
+    pixels = torch.randn(n_patches, cfg.embed.d_patch, generator=generator)
+    return {"pixel_values": pixels, "image_grid_thw": grids}
+
+
+def tokens_of(case: Case, images: dict[str, Tensor], model: Any = None) -> Tensor:
+    """What transformers gives, the tokens of one image after the other."""
+    return (model or theirs(case))(images["pixel_values"], images["image_grid_thw"]).pooler_output
+
+
+@alone
+@torch.no_grad()
+def test_tokens_of_a_tower_alone(case: Case):
+    model, images = hooked_tower(case), drawn(case, (3, 5), (2, 2))
+    found, expected = model(**images), tokens_of(case, images)
+    assert_close(torch.cat([found[0], found[1, :4]]), expected)
+    assert not found[1, 4:].any()
+    assert model(**images, return_type="embeddings").shape[:2] == (2, 15 * model.tree.pixels.merge**2)
+
+
+@torch.no_grad()
+def test_a_part_of_a_model_is_a_tower_alone():
+    """transformers has no model of `qwen2_vl_vision` alone, but each Qwen2-VL has one."""
+    tower = theirs(OLD).model.visual
+    model, inputs = HookedVisionEncoder.from_pretrained("tiny", hf_model=tower), scenes_of(OLD, "one")
+    found = model(**images_of(inputs))
+    assert_close(found[0], tower(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output)
+    report = model.verify()
+    assert report.ok, str(report)
+
+
+@alone
+@torch.no_grad()
+def test_a_tower_alone_comes_back(case: Case, tmp_path: Path):
+    model, images = hooked_tower(case), drawn(case, (3, 5))
+    reference(case).save_pretrained(tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    ours, original = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
+    assert_same_tensors(ours, original)
+    again = HookedVisionEncoder.from_pretrained(tmp_path / "ours")
+    assert torch.equal(again(**images), model(**images))
+
+
+@alone
+def test_identities_of_a_tower_alone(case: Case):
+    for images in (hooked_tower(case).drawn_images(), drawn(case, (3, 5), (2, 2))):
+        report = hooked_tower(case).verify(**images)
+        assert report.ok, str(report)
+
+
+@alone
+@torch.no_grad()
+@unchecked()
+def test_every_site_of_a_tower_alone_is_alive(case: Case):
+    model, images = hooked_tower(case), drawn(case, (2, 3))
+    clean = model(**images)
+
+    def bend(value: Tensor, hook: Any) -> Tensor:
+        return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+    moved = {name: model.run_with_hooks(**images, fwd_hooks=[(name, bend)]) - clean for name in model.all_points()}
+    assert [name for name, x in moved.items() if x.abs().max() < 1e-5] == []
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------

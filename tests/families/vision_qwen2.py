@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tests.families._case import GROUPED, SIZES
+from tests.families._case import GROUPED, SIZES, Case, rope
 from tests.families._vision import Size, VisionCase, Writer
 
 IMAGE, BEGIN, END = 58, 41, 42  # ids: the token of images, and words around it
@@ -54,6 +54,7 @@ def whole(text: dict, vision: dict, tied: bool = False) -> dict:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": tied, **ids}
 
 
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8.0, mrope_section=[2, 3, 3])
 TOWER = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "patch_size": 4, "out_hidden_size": 32}
 OLD_TOWER = {"embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "depth": 2}
 
@@ -85,9 +86,17 @@ CASES = [
     ),
     VisionCase(
         "qwen2_5_vl",
-        "narrow-merging-three-one-frame",
+        "merging-three-one-frame-sliding",
         whole(
-            {**TEXT, **axes(2, 3, 3), "hidden_size": 64, "num_key_value_heads": 1},
+            {
+                **TEXT,
+                **axes(2, 3, 3),
+                "hidden_size": 64,
+                "num_key_value_heads": 1,
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "max_window_layers": 1,
+            },
             {
                 **TOWER,
                 "depth": 2,
@@ -123,12 +132,35 @@ CASES = [
     ),
     VisionCase(
         "qwen2_vl",
-        "merging-three-one-channel",
+        "merging-three-one-channel-yarn",
         whole(
-            {**TEXT, **axes(2, 3, 3), "hidden_size": 64, "num_key_value_heads": 4},
+            {**TEXT, **YARN, "hidden_size": 64, "num_key_value_heads": 4},
             {**OLD_TOWER, "hidden_size": 64, "spatial_merge_size": 3, "in_channels": 1, "patch_size": 5},
         ),
         auto=AUTO,
         writer=writer(5, (3, 9), (6, 6), merge=3, n_channels=1),
+    ),
+]
+
+TOWERS = [
+    Case(
+        "qwen2_5_vl_vision",
+        "windows",
+        {**TOWER, "depth": 3, "window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 20},
+        auto="AutoModel",
+    ),
+    Case(
+        "qwen2_5_vl_vision",
+        "gelu-merging-three-one-frame",
+        {
+            **TOWER,
+            "depth": 2,
+            "window_size": 32,
+            "fullatt_block_indexes": [],
+            "spatial_merge_size": 3,
+            "temporal_patch_size": 1,
+            "hidden_act": "gelu",
+        },
+        auto="AutoModel",
     ),
 ]

@@ -55,7 +55,7 @@ def merger(vision: VisionConfig, d_model: int, norm: NormConfig) -> PatchMerger.
 
 
 def rows(tree: VisionConfig, of_mlp: list[Row]) -> list[Row]:
-    """The rows of a tower; those of its MLPs are given."""
+    """The rows of a tower, with its merger if it is alone; those of its MLPs are given."""
     embed = tree.embed
     sizes: dict[str, Any] = {"c": embed.n_channels, "t": embed.n_frames, "a": embed.patch_size, "b": embed.patch_size}
     of_layer = [
@@ -69,6 +69,7 @@ def rows(tree: VisionConfig, of_mlp: list[Row]) -> list[Row]:
         Row("patch_embed.proj.weight", "embed.W_E", "m c t a b -> (c t a b) m", **sizes),
         Row("patch_embed.proj.bias", "embed.b_E"),
         *vision_like.of_layers(of_layer, tree),
+        *(merger_rows("merger.", "merger.") if tree.merger is not None else []),
     ]
 
 

@@ -107,7 +107,7 @@ def tower(hf: HFConfig) -> VisionConfig:
     """The vision tower of a composite, from its `vision_config`, without heads."""
     module = family(hf.vision_config["model_type"], *VISION_ENCODERS.values())
     tree: VisionConfig = module.config(hf.part("vision_config", getattr(module, "NO_EFFECT", ())))
-    return replace(tree, pooler=None, projection=None, classifier=None)
+    return replace(tree, pooler=None, projection=None, classifier=None, merger=None)
 
 
 def both_sides(hf: HFConfig, **fields: Any) -> dict[str, Any]:

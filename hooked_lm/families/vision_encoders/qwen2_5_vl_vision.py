@@ -1,6 +1,8 @@
 """The vision tower of Qwen2.5-VL (Bai et al. 2025, arXiv:2502.13923): attention within windows, and to all patches in a few
 layers."""
 
+from dataclasses import replace
+
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.windowed import WindowAttention
 from hooked_lm.components.blocks.block import PreNormBlock
@@ -15,7 +17,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREFIX = ""
 IGNORED = ("*.rotary_pos_emb.inv_freq",)
-NO_EFFECT = ("tokens_per_second", "out_hidden_size")  # of videos; of the merger
+NO_EFFECT = ("tokens_per_second",)  # of videos
 
 
 def config(hf: HFConfig) -> VisionConfig:
@@ -35,12 +37,13 @@ def config(hf: HFConfig) -> VisionConfig:
     full = Attention.Config(**shape, rotary=rotary, causal=False)
     windowed = WindowAttention.Config(**shape, rotary=rotary, causal=False, side=side)
     attns = [full if layer in hf.fullatt_block_indexes else windowed for layer in range(hf.depth)]
-    return VisionConfig(
+    tree = VisionConfig(
         n_ctx=qwen_tower.N_CTX,
         embed=embed,
         blocks=tuple(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm) for attn in attns),
         pixels=pixels,
     )
+    return replace(tree, merger=qwen_tower.merger(tree, hf.out_hidden_size, norm))
 
 
 def rows(tree: VisionConfig) -> list[Row]:

@@ -1,5 +1,7 @@
 """The vision tower of Qwen2-VL (Wang et al. 2024, arXiv:2409.12191)."""
 
+from dataclasses import replace
+
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
@@ -9,11 +11,10 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "config", "rows"]
 
 PREFIX = ""
 IGNORED = ("*.rotary_pos_emb.inv_freq",)
-NO_EFFECT = ("hidden_size",)  # of the merger
 
 
 def config(hf: HFConfig) -> VisionConfig:
@@ -23,12 +24,13 @@ def config(hf: HFConfig) -> VisionConfig:
     rotary = qwen_tower.rotary(hf, d_head)
     attn = Attention.Config(d_model, n_heads, d_head, qkv_bias=True, out_bias=True, rotary=rotary, causal=False)
     mlp = MLP.Config(d_model, int(d_model * hf.mlp_ratio), hf.hidden_act)
-    return VisionConfig(
+    tree = VisionConfig(
         n_ctx=qwen_tower.N_CTX,
         embed=qwen_tower.patch_embed(hf, d_model),
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.depth,
         pixels=qwen_tower.pixels(hf),
     )
+    return replace(tree, merger=qwen_tower.merger(tree, hf.hidden_size, norm))
 
 
 def rows(tree: VisionConfig) -> list[Row]:

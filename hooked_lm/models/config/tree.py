@@ -22,6 +22,7 @@ from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.text_pool import EndToken, LastToken
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
+from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
 from hooked_lm.components.vision.pixels import PixelImages, Pixels
 from hooked_lm.models.config.fit import check_fit, check_tied
@@ -146,7 +147,8 @@ class VisionConfig:
     """A vision tower: patches and positions, an optional norm of their sum, blocks, an optional final norm and heads.
 
     `n_ctx` is the largest number of class tokens and patches. `pooler` makes one vector of an image, which `projection` brings
-    into the space of texts, and which `classifier` gives a score for each class. `pixels` says how images are given.
+    into the space of texts, and which `classifier` gives a score for each class. `merger` makes the tokens that a language model
+    reads of an image. `pixels` says how images are given.
     """
 
     n_ctx: int
@@ -158,6 +160,7 @@ class VisionConfig:
     pooler: Pooler.Config | ClassToken.Config | ClassAndMean.Config | ProbePooler.Config | None = None
     projection: Projection.Config | None = None
     classifier: Classifier.Config | None = None
+    merger: PatchMerger.Config | None = None
     pixels: Pixels = field(default_factory=PixelImages)
     layout: int = 0
 

@@ -219,10 +219,10 @@ def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identit
 
 def vision_head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
     """Identities of the heads of a vision encoder."""
-    if model.pooler is None:
+    if model.pooler is None and model.merger is None:
         yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)
     inputs: dict[str, LazyTensor] = {"pooler": stream, "projection": lambda: at("pooler.hook_pooler_out")}
-    for name, get_input in {**inputs, "classifier": inputs["projection"]}.items():
+    for name, get_input in {**inputs, "classifier": inputs["projection"], "merger": stream}.items():
         if getattr(model, name) is not None:
             for identity, pair in component_identities(getattr(model, name), within(at, name), get_input):
                 yield f"{name}: {identity}", pair
