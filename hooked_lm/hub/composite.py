@@ -75,8 +75,8 @@ def text_family(config: Any, text: Any) -> ModuleType:
     return found
 
 
-class LanguageModel(Renamed):
-    """The tensors of a composite's language model, by the names that they have in a checkpoint of it alone.
+class Part(Renamed):
+    """The tensors of one model of a composite, by the names that they have in a checkpoint of it alone.
 
     `left_out` maps the composite's other modules to their numbers of tensors.
     """
@@ -93,7 +93,7 @@ class LanguageModel(Renamed):
 
 def language_model(
     tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree, text_names: Mapping[str, str | None]
-) -> LanguageModel:
+) -> Part:
     """The tensors of the language model among those of a composite; `text_names` are those of its family.
 
     Raises ValueError if there is no embedding of the language model, and for tensors of it that no row reads.
@@ -103,7 +103,7 @@ def language_model(
     names, unread, left_out = dict[str, str](), list[str](), Counter[str]()
     for name in tensors:
         if (rest := finder.below_tower(name)) is None:
-            left_out[_module(name)] += 1
+            left_out[left_out_module(name)] += 1
         elif part := finder.for_images(rest):
             left_out[name.removesuffix(rest) + part] += 1
         elif (present := finder.present(rest)) is None:
@@ -122,7 +122,7 @@ def language_model(
         for whole, parts in finder.joined.items()
         if names.keys() >= {*parts}
     }
-    return LanguageModel(tensors, {**names, **joined}, _united(left_out))
+    return Part(tensors, {**names, **joined}, united(left_out))
 
 
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
@@ -156,16 +156,16 @@ def _inner(config: Any) -> Any | None:
     return next((part for name in PARTS if (part := getattr(config, name, None)) is not None), None)
 
 
-def _module(name: str) -> str:
+def left_out_module(name: str) -> str:
     """The module of a composite that has this tensor, in the words of the file."""
     parts = name.split(".")
     return ".".join(parts[: 2 if parts[0] in ("model", "thinker") else 1])
 
 
-def _united(left_out: Mapping[str, int]) -> dict[str, int]:
+def united(left_out: Mapping[str, int]) -> dict[str, int]:
     """The same, with one entry for modules that differ in numbers alone.
 
-    >>> _united({"layers.3": 2, "layers.8": 2, "layers.9": 2, "tower": 7})
+    >>> united({"layers.3": 2, "layers.8": 2, "layers.9": 2, "tower": 7})
     {'layers.{3,8-9}': 6, 'tower': 7}
     """
     total, numbers = Counter[str](), dict[str, list[set[int]]]()

@@ -17,7 +17,7 @@ from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES,
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
-from hooked_lm.hub.model_classes import Model
+from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.dual_encoder import DualEncoder
@@ -122,9 +122,9 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
         )
     if model.cfg.left_out is not None:
         raise ValueError(
-            f"this is the language model of a {model.cfg.original_architecture}, which cannot be written back: left out were "
-            f"{described(model.cfg.left_out)}. Keep that checkpoint; model.cfg.left_out = None writes the language model alone, "
-            f"as a {model.hf_config['model_type']}"
+            f"this is the {kept_part(model)} of a {model.cfg.original_architecture}, which cannot be written back: left out were "
+            f"{described(model.cfg.left_out)}. Keep that checkpoint; model.cfg.left_out = None writes the {kept_part(model)} "
+            f"alone, as a {model.hf_config['model_type']}"
         )
     from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
 
@@ -168,10 +168,16 @@ def _is_bare(model: Encoder | VisionEncoder, config: Any) -> bool:
 
     Adds a class that fits the heads to a config that names none.
     """
-    from transformers import AutoModel, AutoModelForMaskedLM
+    from transformers import AutoModel, AutoModelForImageClassification, AutoModelForMaskedLM
 
-    auto = AutoModel if isinstance(model, VisionEncoder) or model.unembed is None else AutoModelForMaskedLM
-    config.architectures = config.architectures or [auto._model_mapping[type(config)].__name__]
+    if isinstance(model, VisionEncoder):
+        auto = AutoModel if model.classifier is None else AutoModelForImageClassification
+        ending = "WithProjection" if model.projection is not None else ""
+    else:
+        auto, ending = (AutoModel if model.unembed is None else AutoModelForMaskedLM), ""
+    if type(config) not in auto._model_mapping:
+        raise ValueError(f"transformers has no class for a {config.model_type} alone: it is part of larger models only")
+    config.architectures = config.architectures or [auto._model_mapping[type(config)].__name__ + ending]
     return bool(config.architectures[0] == AutoModel._model_mapping[type(config)].__name__)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, family, supported
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.hub import composite
+from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.renamed import in_present_names
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
-from hooked_lm.models.config.tree import DecoderConfig, VisionLanguageConfig
+from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
 
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
@@ -33,8 +33,8 @@ class HFCheckpoint:
 
     `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None. `architectures` are
     the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
-    that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, and `whole` is
-    the config of the composite.
+    that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, or of its vision
+    tower, and `whole` is the config of the composite.
     """
 
     config: Any
@@ -50,6 +50,8 @@ class HFCheckpoint:
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
         text_names = getattr(self.family, "text_names", None)
+        if self.whole is not None and self.options.reads_images is not None:
+            return composite_tower.tower(self.open_weights(), self.family, read_config(self.family, self.config))
         if self.whole is not None or text_names is not None:
             weights = self.open_weights()
             tree = self._fitted(read_config(self.family, self.config), weights)
@@ -64,6 +66,8 @@ class HFCheckpoint:
             check_layers(self.family, tree, tensors)
         if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, DecoderConfig)):
             tree = composite.fitted(tree, self.family, tensors)
+        if self.whole is not None and isinstance(tree, VisionConfig):
+            tree = composite_tower.fitted(tree, self.family, tensors)
         return self._fitted(tree, tensors)
 
     def _fitted(self, tree: Tree, tensors: Mapping[str, Tensor]) -> Tree:
@@ -84,7 +88,7 @@ class HFCheckpoint:
             device=str(device),
             init_weights=False,
             **self._facts(),
-            **({"left_out": tensors.left_out} if isinstance(tensors, composite.LanguageModel) else {}),
+            **({"left_out": tensors.left_out} if isinstance(tensors, composite.Part) else {}),
             **self._generation_facts({field.name for field in fields(flat_class)}),
         )
 
@@ -203,6 +207,12 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _parts(config: Any, options: Options) -> tuple[Any, ModuleType, Any]:
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
     if options.reads_images is not None:
+        is_supported, wants_tower = (
+            config.model_type in supported(options.reads_images),
+            options.reads_images in VISION_ENCODERS.values(),
+        )
+        if wants_tower and not is_supported and (vision := composite_tower.vision_config(config)) is not None:
+            return vision, composite_tower.tower_family(config, vision), config
         return config, family(config.model_type, options.reads_images), None
     if config.model_type in supported():
         return config, family(config.model_type), None

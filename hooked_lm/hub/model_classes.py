@@ -32,3 +32,8 @@ _CLASSES: dict[type, Any] = {
 def model_class(tree: Tree) -> Any:
     """The class in `hooked_lm.models` that a tree describes."""
     return _CLASSES[type(tree)]
+
+
+def kept_part(model: Model) -> str:
+    """What a model that was loaded from a composite is of it."""
+    return "vision tower" if isinstance(model, VisionEncoder) else "language model"

@@ -68,7 +68,8 @@ class VisionEncoder(TowerParts, BaseModel):
         """Runs the tower on images.
 
         Args:
-            pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image.
+            pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image;
+                of towers that read patches, such as Qwen's, [patch, d_patch].
             return_type: "embeddings", the stream after the last norm [image, pos, d_model]; "pooled" [image, d_model];
                 "projected" [image, d_out], as texts are compared with it; "logits" [image, class]; "tokens" [image, token,
                 d_out] of a merger, 0 where an image has fewer than others; None. The default, "output", means the last of these

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedVisionEncoder, HookedVisionLanguage
+from hooked_lm import HookedDualEncoder, HookedVisionEncoder, HookedVisionLanguage
 from tests.families._case import GROUPED, SIZES, Case, reference
 
 Size = tuple[int, int]  # of an image, in patches: rows and columns
@@ -83,6 +83,12 @@ def hooked_vlm(case: VisionCase) -> HookedVisionLanguage:
 def hooked_tower(case: Case) -> HookedVisionEncoder:
     """The case's model as we load it; whoever wants to change it takes a copy."""
     return HookedVisionEncoder.from_pretrained_no_processing("tiny", hf_model=reference(case))
+
+
+@lru_cache(maxsize=2)
+def hooked_pair(case: Case) -> HookedDualEncoder:
+    """The case's model as we load it; whoever wants to change it takes a copy."""
+    return HookedDualEncoder.from_pretrained("tiny", hf_model=reference(case))
 
 
 def theirs(case: Case, dtype: torch.dtype = torch.float32) -> Any:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,12 @@ from tests.families._models import (
     distance,
     save_shuffled,
 )
-from tests.families._vision import theirs
+from tests.families._vision import hooked_pair, theirs
 from tests.families.dual_encoders import CASES
 from tests.unchecked import unchecked
 
 EACH_CASE = CASES
 Inputs = dict[str, Tensor]
-
-
-@lru_cache(maxsize=2)
-def hooked_pair(case: Case) -> HookedDualEncoder:
-    """The case's model as we load it; whoever wants to change it takes a copy."""
-    return HookedDualEncoder.from_pretrained("tiny", hf_model=reference(case))
 
 
 def inputs_of(case: Case, n: int = 3, dtype: torch.dtype = torch.float32) -> Inputs:

@@ -13,7 +13,8 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 PREFIX = "vision_model."
 IGNORED = ("*embeddings.position_ids",)
-NO_EFFECT = ("tie_word_embeddings",)
+# PaliGemma writes into the config of its tower what its projector reads
+NO_EFFECT = ("tie_word_embeddings", "num_image_tokens", "projection_dim", "projector_hidden_act")
 
 
 def config(hf: HFConfig) -> VisionConfig:
