@@ -10,7 +10,11 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
-NO_EFFECT = ("hidden_size", "vocab_size", "ignore_index", "num_image_tokens", "projector_hidden_act")
+# what the towers and the decoder say too, and what older versions wrote
+NO_EFFECT = (
+    *("hidden_size", "vocab_size", "num_hidden_layers", "num_positions", "num_image_tokens"),
+    *("ignore_index", "projector_hidden_act"),
+)
 
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
