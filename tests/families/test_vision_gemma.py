@@ -12,6 +12,7 @@ from hooked_lm import HookedVisionLanguage
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.families import family as family_of
 from hooked_lm.hub.hf_checkpoint import read_config
+from hooked_lm.patching import sweep
 from tests.close import assert_apart, assert_close
 from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, theirs, written
 from tests.families.vision_gemma import CASES, GEMMA3, SIGLIP, composite
@@ -174,3 +175,39 @@ def test_what_transformers_computes_otherwise_is_refused(family: str, fields: di
     config = transformers.CONFIG_MAPPING[family](**{**given, **fields})
     with pytest.raises(ValueError, match=message):
         read_config(family_of(family, "HookedVisionLanguage"), config)
+
+
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", ["pattern", "v"])
+@pytest.mark.parametrize("case", [GEMMA["window-in-images"], PALIGEMMA["gemma2-window-in-prompts"]], ids=str)
+@torch.no_grad()
+def test_sweeps_know_which_tokens_see_each_other(case: VisionCase, site: str):
+    """Also where tokens after a prompt are marked: a sweep is a loop of runs."""
+    model, head, a = hooked_vlm(case), 1, case.writer.sizes[0]
+    given = [written(case, [[2, a, 3, a, 4]], seed) for seed in (0, 1)]
+    types = case.writer.more(given[0]["input_ids"])["token_type_ids"]
+    types[:, -3:] = 1
+    corrupted, clean = (model.inputs({**inputs, "token_type_ids": types}) for inputs in given)
+    n_tokens = corrupted.shape[1]
+    found = sweep(model, corrupted, clean, metric=answer, sites=site, layers=[0, 1], heads=[head])
+    _, cache = model.run_with_cache(clean)
+
+    def run(layer: int, position: int) -> Tensor:
+        part = (slice(None), head, position) if site == "pattern" else (slice(None), position, head)
+
+        def patch(value: Tensor, hook: Any) -> Tensor:
+            value[part] = cache[hook.name][part]
+            return value
+
+        return answer(model.run_with_hooks(corrupted, fwd_hooks=[(model.names((site, layer))[0], patch)]))
+
+    expected = torch.stack([torch.stack([run(layer, pos) for pos in range(n_tokens)]) for layer in (0, 1)])
+    assert_close(found.values.squeeze(2), expected)
+    assert_apart(found.values.squeeze(2), found.corrupted.expand_as(expected))
+
+
+def answer(logits: Tensor) -> Tensor:
+    """What a sweep measures."""
+    return logits[:, -1, 5] - logits[:, -1, 7]
