@@ -8,8 +8,8 @@ import torch
 
 from hooked_lm import HookedVisionLanguage
 from tests.close import assert_close
-from tests.families._vision import hooked_tower, hooked_vlm, logits_of, reference, theirs, written
-from tests.families.vision_pixtral import CASES, TOWERS
+from tests.families._vision import hooked_tower, hooked_vlm, logits_of, reference, scenes, theirs, written
+from tests.families.vision_pixtral import CASES, MINISTRAL, TOWERS
 from tests.unchecked import unchecked
 
 CASE = CASES[0]
@@ -47,6 +47,12 @@ def test_a_head_in_the_file_that_differs_is_not_tied(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     model, inputs = HookedVisionLanguage.from_pretrained_no_processing(tmp_path), written(CASE, [[3, (4, 2), 2]])
     assert_close(model(**inputs), logits_of(CASE, inputs))
+
+
+@torch.no_grad()
+def test_ministral_reads_images():
+    inputs = written(MINISTRAL, scenes(MINISTRAL)["two"])
+    assert_close(hooked_vlm(MINISTRAL)(**inputs), logits_of(MINISTRAL, inputs))
 
 
 @unchecked()

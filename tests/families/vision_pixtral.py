@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tests.families._case import Case
 from tests.families._vision import AUTO, IMAGE, LLAMA, QWEN, Size, VisionCase, Writer, one_by_one
+from tests.families.attention_options import steep
 
 LINE, END = 44, 45  # the words after each row of an image, and after the last one
 TOWER = {
@@ -82,6 +83,14 @@ CASES = [
         writer=sized((2, 3), (3, 1), merge=1),
     ),
 ]
+# On its own: transformers counts the padding of its prompts as positions
+MINISTRAL = VisionCase(
+    "mistral3",
+    "ministral3",
+    mistral3({**LLAMA, "model_type": "ministral3", "head_dim": 8, **steep(5, 0.4, factor=4.0)}, TOWER),
+    auto=AUTO,
+    writer=sized((4, 2), (2, 6)),
+)
 TOWERS = [
     Case("pixtral", name, fields, auto="AutoModel")
     for name, fields in {"published": TOWER, "one-channel": GREY, "steep": STEEP}.items()
