@@ -69,6 +69,28 @@ def test_published_configs_are_read(case: VisionCase, tmp_path: Path):
         assert torch.equal(loaded(**inputs), hooked_vlm(case)(**inputs))
 
 
+@pytest.mark.parametrize("case", [WINDOWS, OLD], ids=str)
+def test_configs_that_repeat_fields_of_the_text_are_read(case: VisionCase, tmp_path: Path):
+    """Older versions of transformers wrote the fields of the language model twice."""
+    reference(case).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config["text_config"]
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "default", "rope_type": "default", "mrope_section": rope["mrope_section"]}
+    text |= {"rope_theta": rope["rope_theta"], "rope_scaling": scaling, "vision_token_id": 57, "image_token_id": None}
+    flat = {name: x for name, x in text.items() if name not in ("model_type", "dtype", "architectures", "rope_scaling")}
+    more = {"sliding_window": 32768, "max_window_layers": 70, "rope_scaling": {**scaling, "type": "mrope"}}
+    written = {**config, **flat, **more, "image_token_id": IMAGE}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    loaded, inputs = HookedVisionLanguage.from_pretrained_no_processing(tmp_path), scenes_of(case, "two")
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs), hooked_vlm(case)(**inputs))
+    for field, value in {"rms_norm_eps": 0.1, "rope_scaling": {**scaling, "mrope_section": [1, 1, 2]}}.items():
+        (tmp_path / "config.json").write_text(json.dumps({**written, field: value}))
+        with pytest.raises(ValueError, match=f"transformers ignores {field.replace('scaling', 'parameters')}="):
+            HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+
+
 def scenes_of(case: VisionCase, name: str) -> dict[str, Tensor]:
     return written(case, scenes(case)[name])
 

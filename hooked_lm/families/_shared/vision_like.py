@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hooked_lm.components.activations import Activation
@@ -114,6 +115,26 @@ def both_sides(hf: HFConfig, **fields: Any) -> dict[str, Any]:
     """The fields of a `VisionLanguageConfig` that are those of its two sides; `fields` replace some of the text config."""
     types = {"text_type": hf.text_config["model_type"], "vision_type": hf.vision_config["model_type"]}
     return {**vars(language(hf, **fields)), **types, "vision": tower(hf)}
+
+
+def read_repeated(hf: HFConfig) -> None:
+    """Reads the fields of a whole that repeat those of its `text_config`, as older versions of transformers wrote them.
+
+    Call it when all else is read. Raises ValueError where they differ: `text_config` counts.
+    """
+    text = hf.text_config
+    quiet = (
+        *getattr(family(text["model_type"]), "NO_EFFECT", ()),
+        *([] if hf.get("use_sliding_window") else ["sliding_window"]),
+    )
+    for field in hf.unread():
+        if field == "rope_parameters":
+            own, of_text = ({**rope, "rope_type": None, "type": None} for rope in (hf.rope_parameters, text[field]))
+            hf.changed(rope_parameters=own).ignored_by_transformers(rope_parameters=of_text)
+        elif any(fnmatchcase(field, glob) for glob in quiet):
+            hf.get(field)
+        elif field in text:
+            hf.ignored_by_transformers(**{field: text[field]})
 
 
 def features_read(hf: HFConfig, vision: VisionConfig) -> tuple[tuple[int, ...], bool]:

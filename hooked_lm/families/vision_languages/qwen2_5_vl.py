@@ -21,12 +21,14 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
     sides["blocks"] = mrope.with_axes(sides["blocks"], hf.text_config["rope_parameters"], (16, 24, 24))
     vision = sides["vision"]
     norm = RMSNorm.Config(vision.embed.d_model, 1e-6)
-    return VisionLanguageConfig(
+    tree = VisionLanguageConfig(
         **sides,
         projector=qwen_tower.merger(vision, hf.vision_config["out_hidden_size"], norm),
         image_token=hf.image_token_id,
         rules=(AxisPositions(),),
     )
+    vision_like.read_repeated(hf)
+    return tree
 
 
 def rows(tree: VisionLanguageConfig) -> list[Row]:
