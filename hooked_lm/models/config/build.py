@@ -130,7 +130,7 @@ def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
     norm, n_rows = LayerNorm.Config(cfg.d_model, cfg.eps), (cfg.image_size or cfg.patch_size) // cfg.patch_size
     if not n_rows:
         raise ValueError(f"images of {cfg.image_size} pixels have no patch of {cfg.patch_size} pixels")
-    attn = replace(_attention(cfg, 0), causal=False)
+    attn = replace(_attention(cfg, 0), causal=False, window=None)
     mlp = MLP.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, cfg.act_fn or "gelu")
     return VisionConfig(
         n_ctx=cfg.n_ctx,
