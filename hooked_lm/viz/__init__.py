@@ -1,10 +1,11 @@
 """Plotly figures from tensors and strings, and self-contained HTML pages of figures.
 
-`heatmap`, `bars` and `attention_patterns` return figures; `report` writes a page of `Section`s, whose parts are text, tables
-(pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
+`heatmap`, `bars`, `attention_patterns` and `image_heat_map` return figures; `report` writes a page of `Section`s, whose parts
+are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
 """
 
 from hooked_lm.viz.graphs import curves, layered_graph
+from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.maps import feature_maps
 from hooked_lm.viz.page import Section, check_writable, report
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
@@ -21,6 +22,7 @@ __all__ = [
     "curves",
     "feature_maps",
     "heatmap",
+    "image_heat_map",
     "layered_graph",
     "report",
     "token_label",

@@ -86,7 +86,7 @@ def heatmap(
         text=[[_number(value) for value in row] for row in matrix.tolist()] if show_values else None,
         texttemplate="%{text}" if show_values else None,
         textfont={"size": 11},
-        colorbar=_colour_bar(value_name),
+        colorbar=colour_bar(value_name),
         customdata=_ends(matrix, interval),
         hovertemplate=f"%{{y}}<br>%{{x}}<br><b>%{{z:.3f}}</b>{FROM_TO if interval else ''}<extra></extra>",
         xgap=1,
@@ -96,7 +96,7 @@ def heatmap(
     x_axis, y_axis = _axis(x_labels, n_columns, "columns", x_title), _axis(y_labels, n_rows, "rows", y_title)
     _turn_long_labels(x_axis)
     top, bottom = 56 if title else 12, _room_below(x_axis)
-    _style(figure, title, height=max(140, 34 * n_rows) + top + bottom, margin={"t": top, "b": bottom})
+    style(figure, title, height=max(140, 34 * n_rows) + top + bottom, margin={"t": top, "b": bottom})
     figure.update_xaxes(x_axis)
     figure.update_yaxes(y_axis, autorange="reversed")
     return figure
@@ -136,12 +136,12 @@ def bars(
     if ends is not None:
         low, high = ends[..., 0], ends[..., 1]
         below, above = numbers.numpy() - low, high - numbers.numpy()
-        style = {"color": INK, "thickness": 1.2, "width": 5}
-        trace.error_y = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **style}
+        line = {"color": INK, "thickness": 1.2, "width": 5}
+        trace.error_y = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **line}
     x_axis = _turn_long_labels(_axis(labels, len(numbers), "bars", x_title))
     top, bottom = 56 if title else 12, _room_below(x_axis)
     figure = go.Figure(trace)
-    _style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom})
+    style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom})
     y_axis_title = {"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}}
     figure.update_layout(plot_bgcolor="#ffffff")
     figure.update_xaxes(x_axis)
@@ -197,8 +197,8 @@ def attention_patterns(
         )
         figure.update_xaxes(x_axis, showticklabels=head + columns >= n_heads, **cell)
         figure.update_yaxes(axis, showticklabels=column == 0, autorange="reversed", **cell)
-    bar = {**_colour_bar("weight"), "len": min(1.0, 300 / height), "y": 1, "yanchor": "top"}
-    _style(figure, title, height=height, margin={"t": top, "b": bottom})
+    bar = {**colour_bar("weight"), "len": min(1.0, 300 / height), "y": 1, "yanchor": "top"}
+    style(figure, title, height=height, margin={"t": top, "b": bottom})
     figure.update_annotations(font={"size": 13, "color": INK})
     figure.update_layout(coloraxis={"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 1, "colorbar": bar})
     return figure
@@ -255,7 +255,8 @@ def _number(value: float) -> str:
     return "" if shown in ("0.00", "-0.00", "nan") else shown.replace("-", MINUS)
 
 
-def _colour_bar(title: str) -> dict[str, Any]:
+def colour_bar(title: str) -> dict[str, Any]:
+    """The colour bar of a figure."""
     return {
         "title": {"text": html.escape(title, quote=False), "side": "top", "font": {"size": 12, "color": FAINT}},
         "thickness": 10,
@@ -266,7 +267,8 @@ def _colour_bar(title: str) -> dict[str, Any]:
     }
 
 
-def _style(figure: go.Figure, title: str, height: int, margin: dict[str, int]) -> None:
+def style(figure: go.Figure, title: str, height: int, margin: dict[str, int]) -> None:
+    """Gives a figure its title, fonts and size."""
     figure.update_layout(
         title={"text": html.escape(title, quote=False), "x": 0, "xref": "paper", "font": {"size": 15, "color": INK}},
         font={"family": FONT, "size": 12, "color": INK},

@@ -1,0 +1,99 @@
+"""Figures of values over the places of an image."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.subplots import make_subplots
+from torch import Tensor
+
+from hooked_lm.viz.plots import DOWN, FAINT, UP, colour_bar, style
+
+PANEL, GAP = 190, 24  # pixels: the height of a panel, and the room between panels
+
+
+def image_heat_map(
+    values: Float[Tensor, "*panel row column"],
+    image: Float[Tensor, "channel height width"] | None = None,
+    panels: Sequence[Any] | None = None,
+    title: str = "",
+    value_name: str = "",
+    limit: float | None = None,
+) -> go.Figure:
+    """Values over the places of an image, on top of a pale grey image, which shows through small values.
+
+    Args:
+        values: a number for each place [row, column], or for each place in several panels, such as layers.
+        image: the picture, [channel, height, width] with one channel or three. Its smallest value is shown black, the largest
+            white. The first panel shows it alone, in its colours. None: no picture.
+        panels: titles of the panels; numbers if None.
+        value_name: the title of the colour bar.
+        limit: the absolute value at the end of the colour scale; the largest one if None.
+
+    Raises ValueError for an image with another number of channels, and for the wrong number of titles.
+
+    >>> import torch
+    >>> figure = image_heat_map(torch.rand(2, 3, 4), image=torch.rand(3, 30, 40), panels=["layer 0", "layer 1"])
+    >>> [type(trace).__name__ for trace in figure.data]
+    ['Image', 'Image', 'Heatmap', 'Image', 'Heatmap']
+    """
+    maps = values.detach().float().cpu().reshape(-1, *values.shape[-2:])
+    names = [str(name) for name in (range(len(maps)) if panels is None else panels)]
+    if len(names) != len(maps):
+        raise ValueError(f"{len(names)} titles for {len(maps)} panels")
+    if limit is None:
+        limit = maps.abs().nan_to_num().max().item() if maps.numel() else 0.0
+    n_rows, n_columns = maps.shape[1:]
+    shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
+    figure = make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=GAP / (len(shown) * (PANEL + GAP)))
+    if image is not None:
+        figure.add_trace(_picture(image, n_rows, n_columns), 1, 1)
+    for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
+        if image is not None:
+            figure.add_trace(_picture(image, n_rows, n_columns, pale=True), 1, column)
+        figure.add_trace(_overlay(cells.numpy(), limit or 1.0, value_name, opaque=image is None), 1, column)
+    top = 84 if title else 44
+    style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16})
+    figure.update_layout(width=len(shown) * round(PANEL * n_columns / n_rows + GAP) + 110)
+    figure.update_annotations(font={"size": 12, "color": FAINT})
+    figure.update_xaxes(visible=False, range=[-0.5, n_columns - 0.5], constrain="domain")
+    figure.update_yaxes(visible=False, range=[n_rows - 0.5, -0.5], constrain="domain")
+    for column in range(1, 1 + len(shown)):
+        figure.update_yaxes(scaleanchor=f"x{column if column > 1 else ''}", row=1, col=column)
+    return figure
+
+
+def _picture(image: Float[Tensor, "channel height width"], n_rows: int, n_columns: int, pale: bool = False) -> go.Image:
+    """The image, stretched over the cells of a grid; `pale` makes it a light grey."""
+    if image.ndim != 3 or image.shape[0] not in (1, 3):
+        raise ValueError(f"an image is [channel, height, width] with 1 or 3 channels, got {tuple(image.shape)}")
+    pixels = image.detach().float().cpu()
+    low, high = pixels.min(), pixels.max()
+    pixels = 255 * (pixels - low) / (high - low).clamp(min=1e-12)
+    if pale:
+        pixels = 255 - 0.4 * (255 - pixels.mean(0, keepdim=True))
+    rgb = pixels.expand(3, -1, -1).permute(1, 2, 0).round().numpy().astype(np.uint8)
+    dx, dy = n_columns / rgb.shape[1], n_rows / rgb.shape[0]
+    return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip")
+
+
+def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> go.Heatmap:
+    """The values of a panel; without a picture behind them, small ones are white."""
+    middle = "rgba(255, 255, 255, 1)" if opaque else "rgba(255, 255, 255, 0)"
+    ends = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
+    return go.Heatmap(
+        z=cells,
+        zmin=-limit,
+        zmax=limit,
+        colorscale=[(0.0, ends[0]), (0.5, middle), (1.0, ends[1])],
+        colorbar=colour_bar(value_name),
+        hovertemplate="row %{y}, column %{x}<br><b>%{z:.3f}</b><extra></extra>",
+    )
+
+
+def _translucent(colour: str) -> str:
+    """A colour that lets a little of what is behind it through."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, 0.85)"

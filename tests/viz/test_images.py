@@ -1,0 +1,39 @@
+"""Figures of values over the places of an image."""
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+
+from hooked_lm.viz import image_heat_map
+
+
+def test_a_cell_lies_over_its_part_of_the_image() -> None:
+    """Row 1, column 2 of a grid of 2 x 4 covers the pixels of rows 10 to 19 and columns 20 to 29."""
+    image = torch.zeros(3, 20, 40)
+    image[:, 10:20, 20:30] = 1.0
+    values = torch.zeros(2, 4)
+    values[1, 2] = 5.0
+    figure = image_heat_map(values, image)
+    picture, cells = figure.data[0], figure.data[-1]
+    assert cells.z[1][2] == 5.0
+    lit = np.argwhere(np.array(picture.z)[..., 0] == 255)
+    x, y = picture.x0 + picture.dx * lit[:, 1], picture.y0 + picture.dy * lit[:, 0]
+    assert 1.5 < x.min() < x.max() < 2.5
+    assert 0.5 < y.min() < y.max() < 1.5
+    assert (figure.layout.xaxis.range, figure.layout.yaxis.range) == ((-0.5, 3.5), (1.5, -0.5))
+
+
+def test_panels_share_a_scale_and_show_the_image_in_grey() -> None:
+    figure = image_heat_map(torch.tensor([[[1.0]], [[-3.0]]]), torch.rand(1, 6, 6), panels=["layer 0", "layer 1"])
+    maps = [trace for trace in figure.data if isinstance(trace, go.Heatmap)]
+    assert [(trace.zmin, trace.zmax) for trace in maps] == [(-3.0, 3.0)] * 2
+    assert [note.text for note in figure.layout.annotations] == ["image", "layer 0", "layer 1"]
+    assert len(image_heat_map(torch.rand(2, 3)).data) == 1
+
+
+def test_wrong_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match="1 titles for 2 panels"):
+        image_heat_map(torch.rand(2, 3, 3), panels=["one"])
+    with pytest.raises(ValueError, match=r"1 or 3 channels, got \(2, 4, 4\)"):
+        image_heat_map(torch.rand(3, 3), torch.rand(2, 4, 4))
