@@ -11,8 +11,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, scope
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision_inputs import Rows, VisionInputs
+from hooked_lm.models.vision_language import VisionLanguage
 
 Target = str | Sequence[str] | Int[Tensor, "..."] | None
 SIDES = ("encoder", "decoder")
@@ -91,7 +93,12 @@ def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
 
 
 def stack_of(model: Any, name: str) -> tuple[str, int]:
-    """The stack of a site with this short name ("" in a model with one stack), and its number of layers."""
+    """The stack of a site with this short name ("" in a model with one stack), and its number of layers; 0 if the name is that
+    of a site outside all layers."""
+    if isinstance(model, Decoder) and name in model.hook_dict and ".blocks." not in f".{name}":
+        return name, 0
+    if isinstance(model, VisionLanguage) and name.startswith("vision."):
+        return "vision", len(model.vision.blocks)
     if not isinstance(model, EncoderDecoder):
         return "", model.cfg.n_layers
     side = name.partition(".")[0]

@@ -21,6 +21,11 @@ class TokenCost:
     rest: int
     has_state: bool = False
 
+    @property
+    def total(self) -> int:
+        """The operations of a token that passes the whole layer."""
+        return self.keys + self.mixing + self.output + self.rest
+
 
 def token_cost(block: nn.Module) -> TokenCost:
     """The cost of a token in a block. Only the experts that the token is routed to count."""

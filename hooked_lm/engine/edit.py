@@ -98,6 +98,10 @@ class Edit:
             inside = inside[length:]
 
 
+class Input(Edit):
+    """New values before all edits of a site, those of the base run included."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rewrite:
     """A function of the whole value of a site, such as a hook; which parts it changes is not known."""

@@ -9,29 +9,30 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches
-from hooked_lm.engine.cost import Cost
+from hooked_lm.engine.cost import Cost, token_cost
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
-from hooked_lm.engine.full_forward import whole_forwards
+from hooked_lm.engine.full_forward import passes, whole_forwards
+from hooked_lm.engine.image_cells import FIRST_STREAM, entering, is_before_blocks, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
+from hooked_lm.engine.obstacle import is_ours, obstacle
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
-from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision_inputs import Rows
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
@@ -120,7 +121,8 @@ class Experiment:
         """The values at these sites [batch, pos, ...] in the base run, and in each cell where they may differ."""
         cells = [self._checked_cell(cell) for cell in cells]
         known = all(site in self.site_infos and self.site_infos[site].dims[:2] == ("batch", "pos") for site in sites)
-        if self.base is None or not known or not all(map(self._is_known, cells)):
+        early = any(is_before_blocks(self.model, change.site) for cell in cells for change in cell)
+        if self.base is None or not known or early or not all(map(self._is_known, cells)):
             return self._captured_by_whole_forwards(cells, sites)
         kept = self._kept(change.site for cell in cells for change in cell)
         base = BaseRun(
@@ -193,16 +195,55 @@ class Experiment:
                 f"{self._fallback_reason([cells[i] for i in others])}: {run}",
                 stacklevel=stacklevel_outside(sys._getframe()),
             )
-        done: set[int] = set()
-        if known:
-            try:
-                for cell, scores in self._incrementally(cells, known, self.reads, title, progress):
-                    done.add(cell)
-                    yield cell, scores
-            except UntracedAccess:  # a metric reads logits that it did not read in the base run: compute all of them
-                left = [cell for cell in known if cell not in done]
-                yield from self._incrementally(cells, left, EVERYTHING, title, progress)
+        early = [i for i in known if any(is_before_blocks(self.model, change.site) for change in cells[i])]
+        late = sorted(set(known) - set(early))
+        yield from self._together(late, [cells[i] for i in late], title, progress)
+        with progress_bar(title, len(early), progress if early else False, unit="cells") as bar:
+            for some in self._parts([cells[i] for i in early]):
+                assert self.base is not None, "cells share the values of a base run"
+                part = [early[i] for i in some]
+                yield from self._together(
+                    part, entering(self.base, self.base_changes, [cells[i] for i in part]), title, False
+                )
+                bar.update(len(part))
         yield from self._whole(cells, others, title, progress)
+
+    def _parts(self, cells: Sequence[Cell]) -> Iterator[list[int]]:
+        """The cells whose changes before the blocks are computed together."""
+        if not cells:
+            return
+        n_tokens = max(self.tokens.shape.numel(), *(shape[:2].numel() for shape in self._image_shapes.values()))
+        n_cells = self.budget.cells_of_whole_forwards(self.model, torch.Size([1, n_tokens, 1]))
+        per_cell = n_tokens * sum(token_cost(block).total for block in getattr(self.model.vision, "blocks", ()))
+        for part in passes(self.model, cells, n_cells):
+            self.cost.flops += per_cell * len(part)
+            yield part
+
+    def _together(
+        self, numbers: Sequence[int], cells: Sequence[Cell], title: str, progress: bool | None
+    ) -> Iterator[tuple[int, Scores]]:
+        """The scores of cells that share values of the base run, with their numbers."""
+        done: set[int] = set()
+        try:
+            for i, scores in self._incrementally(cells, self.reads, title, progress):
+                done.add(i)
+                yield numbers[i], scores
+        except UntracedAccess:  # a metric reads logits that it did not read in the base run: compute all of them
+            left = [i for i in range(len(cells)) if i not in done]
+            for i, scores in self._incrementally([cells[i] for i in left], EVERYTHING, title, progress):
+                yield numbers[left[i]], scores
+
+    @cached_property
+    def _image_shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the values at sites whose batch are images."""
+        return shapes_at(self.model, self.tokens)
+
+    def _n_pos(self, site: str) -> int:
+        """The number of positions at a site."""
+        if not is_of_images(self.model, site):
+            return tokens_at(self.model, self.tokens, site).shape[1]
+        shape = self._image_shapes.get(site) or shapes_at(self.model, self.tokens, [site])[site]
+        return n_positions(shape, self.model.hook_dict[site].dims)
 
     def _is_kept_by_a_base_run(self, change: Change) -> bool:
         """Whether a base run can include this change: it is before the blocks, or at a site where cells can repeat it."""
@@ -216,9 +257,9 @@ class Experiment:
         for change in cell:
             [site] = self.model.names(change.site)
             if isinstance(change, Edit) and change.positions is not None:
-                if not {"pos", "query_pos", "key_pos"}.intersection(self.model.hook_dict[site].dims):
+                if not {"pos", "patch", "query_pos", "key_pos"}.intersection(self.model.hook_dict[site].dims):
                     raise ValueError(f"positions={change.positions}, and '{site}' has no axis of positions")
-                n_pos = tokens_at(self.model, self.tokens, site).shape[1]
+                n_pos = self._n_pos(site)
                 for pos in change.positions:
                     if not -n_pos <= pos < n_pos:
                         raise IndexError(f"position {pos} at '{site}' is out of range: the prompts have {n_pos}")
@@ -232,11 +273,15 @@ class Experiment:
         They are not if the cell edits an on-demand site, and the base run is changed before attention in the same layer: the
         copies at on-demand sites bypass the sites of the norm, so every position of the cell differs from the base run.
         """
-        if not all(isinstance(change, Edit) and change.site in self.site_infos for change in cell):
+        early = [is_before_blocks(self.model, change.site) for change in cell]
+        if any(early) and FIRST_STREAM not in self.site_infos:
+            return False
+        later = [change for change, is_early in zip(cell, early, strict=True) if not is_early]
+        if not all(isinstance(change, Edit) and change.site in self.site_infos for change in later):
             return False
         if norm_and_copies([*cell, *self.base_changes]) or sees_changed_states(self.base_changes, cell):
             return False
-        layers = {self.site_infos[change.site].layer for change in cell if self.site_infos[change.site].on_demand}
+        layers = {self.site_infos[change.site].layer for change in later if self.site_infos[change.site].on_demand}
         base = [self.site_infos[change.site] for change in self.base_changes if change.site in self.site_infos]
         return layers.isdisjoint(info.layer for info in base if info.scope is TokenScope.BEFORE_MIXING)
 
@@ -257,13 +302,15 @@ class Experiment:
         )
 
     def _incrementally(
-        self, cells: Sequence[Cell], known: Sequence[int], reads: TracedAccess, title: str, progress: bool | None
+        self, cells: Sequence[Cell], reads: TracedAccess, title: str, progress: bool | None
     ) -> Iterator[tuple[int, Scores]]:
+        if not cells:
+            return
         assert self.base is not None, "cells share the values of a base run"
         first_change = FirstChange(self.base, self.site_infos)
         base, edits = self.base, [first_change.trimmed(_edits(cell)) for cell in cells]
         planner = Planner(base, self.site_infos, reads.interval(base.n_pos))
-        schedules = [planner.schedule(cell, edits[cell]) for cell in known]
+        schedules = [planner.schedule(*each) for each in enumerate(edits)]
         for schedule in schedules:
             if not schedule.spans:
                 yield schedule.cell, self.scores
@@ -326,47 +373,13 @@ class Experiment:
     def _may_see_the_batch(self) -> bool:
         """Whether there is a user hook or a third-party module, which may depend on the number of rows."""
         return any(
-            module.is_listening if isinstance(module, HookPoint) else not _is_ours(module)
+            module.is_listening if isinstance(module, HookPoint) else not is_ours(module)
             for module in self.model.modules()
         )
 
     def _is_by_row(self, site: str) -> bool:
         """Whether axis 0 of a site is the batch; inside experts it is tokens."""
         return all(point.dims[:1] == ("batch",) for point in self.model.points(site))
-
-
-def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Rows) -> str | None:
-    """The reason why the effect of changes cannot be localised in this model; None if it can."""
-    if not isinstance(model, Decoder):
-        return f"a {type(model).__name__} is not a causal decoder"
-    if type(model).forward not in (Decoder.forward, VisionLanguage.forward):
-        return f"{type(model).__name__} overrides the forward pass of its base class"
-    listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
-    if listening is not None:
-        return f"a hook is open at '{listening}'"
-    foreign = next((name for name, module in model.named_modules() if not _is_ours(module)), None)
-    if foreign is not None:
-        return f"'{foreign}' is a foreign module"
-    if not all(module.causal for module in model.blocks.modules() if isinstance(module, Attend)):
-        return "its attention is not causal"
-    return "the prompts are padded" if _are_padded(model, tokens) else None
-
-
-def _are_padded(model: Decoder, rows: Rows) -> bool:
-    mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
-    ids, mask = model._tokens_and_mask(ids_of(rows), None, None, mask)
-    return model.stack.real(model, mask, ids) is not None
-
-
-def _is_ours(module: nn.Module) -> bool:
-    """Whether a module is one of this package (or a container), without foreign hooks, so that its mixing of tokens is known."""
-    kind = type(module)
-    known = kind.__module__.startswith("hooked_lm.") or kind in (nn.Identity, nn.ModuleList, nn.ParameterList)
-    return known and "forward" not in vars(module) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
-
-
-def _has_torch_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def norm_and_copies(changes: Sequence[Change]) -> bool:

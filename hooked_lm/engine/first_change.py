@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
-from hooked_lm.engine.edit import NONE, Edit
+from hooked_lm.engine.edit import NONE, Edit, Input
 from hooked_lm.engine.site_info import SiteInfo, score_edits
 
 
@@ -34,7 +34,7 @@ class FirstChange:
     def of(self, edit: Edit) -> int:
         """The first position that an edit changes (or may change, if the base run did not keep the site)."""
         start, stop = edit.span(self.base.n_pos)
-        if edit.site not in self.base.kept or not isinstance(edit.value, Tensor):
+        if edit.site not in self.base.kept or not isinstance(edit.value, Tensor) or isinstance(edit, Input):
             return start
         key = edit.site, id(edit.value)
         if key not in self._known:

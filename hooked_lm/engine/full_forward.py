@@ -17,7 +17,7 @@ def whole_forwards(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yields each cell's index and output [batch, ...], up to `n_cells` in one pass. `keep` receives the values at its sites."""
     n_prompts = tokens.shape[0]
-    for indices in _passes(model, cells, n_cells):
+    for indices in passes(model, cells, n_cells):
         batch = [[*base, *cells[index]] for index in indices]
         sites = dict.fromkeys(change.site for cell in batch for change in cell)
         hooks: list[tuple[str, Any]] = [(site, writer(site, batch)) for site in sites]
@@ -26,7 +26,7 @@ def whole_forwards(
         yield from zip(indices, outputs.unflatten(0, (len(batch), n_prompts)), strict=True)
 
 
-def _passes(model: HookedRootModule, cells: Sequence[Cell], n_cells: int) -> Iterator[list[int]]:
+def passes(model: HookedRootModule, cells: Sequence[Cell], n_cells: int) -> Iterator[list[int]]:
     """The cells of each pass.
 
     A hook at an on-demand site changes what other sites hold, in all rows: copies of the stream bypass the sites of the norm, or

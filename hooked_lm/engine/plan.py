@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
+from hooked_lm.engine.image_cells import n_positions, patch_labels, shapes_at
 from hooked_lm.engine.prompts import (
     Which,
     WhichHeads,
@@ -21,7 +22,7 @@ from hooked_lm.engine.prompts import (
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks.head_labels import head_label
-from hooked_lm.models.vision_inputs import Rows, ids_of
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
@@ -53,10 +54,11 @@ class Plan:
             if not (isinstance(layers, str) and layers == "each"):
                 raise ValueError(f"heads={heads!r} have their layers in their labels: leave out layers={layers!r}")
             layers, heads = (sorted({pair[i] for pair in self.pairs}) for i in (0, 1))
-        self.layers = chosen(layers, self.n_layers, "layer")
+        self.layers = None if self.n_layers == 0 else chosen(layers, self.n_layers, "layer")
         self.found = self._found()
         self.tokens = self._tokens(tokens, apart=positions is not None)
-        self.positions = chosen(positions, self.tokens.shape[1], "position")
+        self.shapes = shapes_at(model, tokens, self.sites)  # of values whose batch are images
+        self.positions = chosen(positions, self._n_pos(), "position")
         self.like: dict[str, Tensor] = {}  # shapes and dtypes of values, as meta tensors, if determined
         self.feature = "head" if heads is not None else "neuron" if neurons is not None else None
         self.sizes = self._sizes(tokens) if self.feature is not None else {}
@@ -109,7 +111,7 @@ class Plan:
     ) -> Iterator[tuple[str, tuple[int, ...] | None, Rest]]:
         """Yields the sites of a cell, with positions and indices; skips layers without the site or the head."""
         where = None if positions is None else tuple(positions)
-        for layer in range(self.n_layers) if layers is None else layers:
+        for layer in range(max(self.n_layers, 1)) if layers is None else layers:
             site = self.found.get((name, layer))
             if site is not None and (features is None or features[0] < self.sizes[site]):
                 yield site, where, () if features is None else self._rest(site, features[0])
@@ -135,6 +137,8 @@ class Plan:
 
     def _found(self) -> dict[tuple[str, int], str]:
         """The full name of each site in each layer that has it; raises KeyError, with similar names, if no layer has it."""
+        if self.n_layers == 0:
+            return {(name, 0): name for name in self.names}
         layers = range(self.n_layers) if self.layers is None else self.layers
         found = {(name, layer): site_of_layer(self.model, name, layer) for name in self.names for layer in layers}
         for name in self.names:
@@ -142,8 +146,17 @@ class Plan:
                 self.model.names((name, layers[0]))
         return {key: site for key, site in found.items() if site is not None}
 
+    def _n_pos(self) -> int:
+        """The number of positions of the sites; raises ValueError if they have different ones."""
+        found = {n_positions(shape, self.model.hook_dict[site].dims) for site, shape in self.shapes.items()}
+        if len(found) > 1:
+            raise ValueError(f"{list(self.names)} have {sorted(found)} positions: sweep each site separately")
+        return found.pop() if found else self.tokens.shape[1]
+
     def _sizes(self, tokens: Rows) -> dict[str, int]:
         """The number of heads or neurons of each site, determined by a forward pass of one token."""
+        if self.shapes:
+            return {site: shape[self._axis(site)] for site, shape in self.shapes.items()}
         self.like = values_like(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
@@ -172,8 +185,10 @@ class Plan:
         if self.layers is not None and not self.pairs:
             axes["layer"] = list(self.layers)
         if self.positions is not None:
-            labels = position_labels(self.model, self.tokens)
-            axes["position"] = [labels[pos] for pos in self.positions]
+            name, labels = "position", position_labels(self.model, self.tokens)
+            if self.shapes and isinstance(self.tokens, VisionInputs):
+                name, labels = "patch", patch_labels(self.model, self.tokens, self._n_pos())
+            axes[name] = [labels[pos] for pos in self.positions]
         if self.features is not None and self.feature is not None:
             axes[self.feature] = [head_label(*pair) for pair in self.pairs or ()] or list(self.features)
         return axes

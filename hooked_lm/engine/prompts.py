@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import dense
+from hooked_lm.engine.image_cells import shapes_at
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
@@ -190,7 +191,13 @@ class Source:
             raise UnknownSite(f"the cache has no '{site}'")
         value = self.cache[site]
         if isinstance(self.source, Mapping):
-            check_source(self.model, value, site, self.batch, tokens_at(self.model, self.tokens, site).shape[1])
+            here = shapes_at(self.model, self.tokens, [site]).get(site)
+            if here is None:
+                check_source(self.model, value, site, self.batch, tokens_at(self.model, self.tokens, site).shape[1])
+            elif value.shape != here:
+                raise ValueError(
+                    f"the clean '{site}' has shape {tuple(value.shape)}, that of these images is {tuple(here)}"
+                )
         if isinstance(self.source, str) and self.source == "mean":
             check_has_mean(site, value)
             return value.mean(0, keepdim=True)

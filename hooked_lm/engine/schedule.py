@@ -22,7 +22,7 @@ from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
-from hooked_lm.engine.edit import NONE, Edit, Interval, overlap, repeated, union
+from hooked_lm.engine.edit import NONE, Edit, Input, Interval, overlap, repeated, union
 from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, mixing, score_edits
@@ -181,7 +181,7 @@ class BatchedPass:
         self.context = PackedContext(base.context, base.n_prompts)
         self.by_site: dict[str, list[tuple[int, Edit]]] = {}
         for index, schedule in enumerate(self.schedules):
-            for edit in (*base.edits, *cells[schedule.cell]):
+            for edit in sorted((*base.edits, *cells[schedule.cell]), key=lambda edit: not isinstance(edit, Input)):
                 if edit.site in site_infos and site_infos[edit.site].layer >= schedule.first:
                     self.by_site.setdefault(edit.site, []).append((index, edit))
         self.cost = Cost()

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.experiment import obstacle
+from hooked_lm.engine.obstacle import obstacle
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder

@@ -17,6 +17,7 @@ from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
@@ -65,6 +66,13 @@ class VisionLanguage(Decoder):
         others = ("vision.", "projector.", "hook_image_features")
         of_decoder = {f"language.{name}": name for name in names if not name.startswith(others)}
         return {**super().find_aliases(names), **of_decoder}
+
+    def site_name(self, site: Any) -> str:
+        """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower."""
+        name, *rest = site if isinstance(site, tuple) else (site,)
+        if not rest or not isinstance(name, str) or not name.startswith("vision."):
+            return super().site_name(site)
+        return "vision." + site_name((name.removeprefix("vision."), *rest), len(self.vision.blocks))
 
     def forward(  # type: ignore[override]
         self,

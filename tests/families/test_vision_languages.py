@@ -321,6 +321,34 @@ def test_a_sweep_over_text_and_images_is_a_loop_of_runs(case: VisionCase, site: 
     assert_apart(values, result.corrupted.expand_as(values))
 
 
+@torch.no_grad()
+@unchecked()
+@pytest.mark.parametrize(
+    "site", ["vision.hook_patch_embed", "vision.resid_pre", "projector.hook_out", "hook_image_features"]
+)
+def test_a_sweep_over_patches_is_a_loop_of_runs(case: VisionCase, site: str):
+    """The tower runs again; the text shares what is before the images."""
+    model, (corrupted, clean) = hooked_vlm(case), runs(case)
+    layers = [0, 1] if site == "vision.resid_pre" else "each"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no cell runs as a whole forward pass
+        result = sweep(model, corrupted, clean, metric=answer, sites=site, layers=layers, positions=[0, 1, -1])
+    assert list(result.axes) == ["layer", "patch"][isinstance(layers, str) :]
+    cache = model.run_with_cache(clean)[1]
+
+    def run(name: str, position: int) -> Tensor:
+        def patch(value: Tensor, hook: Any) -> Tensor:
+            value[:, position] = cache[name][:, position]
+            return value
+
+        return answer(model.run_with_hooks(corrupted, fwd_hooks=[(name, patch)]))
+
+    names = [site] if isinstance(layers, str) else [model.names((site, layer))[0] for layer in layers]
+    expected = torch.stack([torch.stack([run(name, pos) for pos in (0, 1, -1)]) for name in names])
+    assert_close(result.values.view(expected.shape), expected)
+    assert_apart(result.values, result.corrupted.expand_as(result.values))
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 

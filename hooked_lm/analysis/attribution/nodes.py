@@ -26,7 +26,8 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, some_rows
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of, some_rows
+from hooked_lm.models.vision_language import VisionLanguage
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
 from hooked_lm.results.scores import METRIC, origin
@@ -237,6 +238,9 @@ class Job:
 
     def _estimated(self, plans: Sequence[Plan]) -> tuple[list[Tensor], Tensor, Tensor | None, Cost]:
         """For each plan the estimates [metric, *grid, prompt]; the metrics of the base run and of the other run; the cost."""
+        for site, shape in ((site, shape) for plan in plans for site, shape in plan.shapes.items()):
+            if not self._has_one_image_each(shape[0]):
+                raise ValueError(f"'{site}' has {shape[0]} images: attribution there needs one in each of the prompts")
         sums = {site: Sums.of(plan, site) for plan in plans for site in plan.sites}
         news = NewValues(self.model, self.tokens, self.other, self.source, [*sums, *self.method.also(self.model)])
         rows, n_copies = self._parts(list(sums))
@@ -256,6 +260,11 @@ class Job:
         if news.logits is not None:
             clean = _stacked([_scores(metric, news.logits) for metric in self.metrics.values()], width)
         return values, scores, clean, news.cost
+
+    def _has_one_image_each(self, n_images: int) -> bool:
+        assert isinstance(self.model, VisionLanguage), "a model with sites of images"
+        has_image = self.model.images_among(ids_of(self.tokens)).any(1)
+        return n_images == len(self.tokens) and bool(has_image.all())
 
     def _metrics_of(self, rows: list[slice], cost: Cost) -> tuple[list[slice], list[Part | None]]:
         """The parts of the prompts, with each metric as a `Part`, or None if there is one part only.

@@ -1,0 +1,46 @@
+"""Why the effect of changes cannot be localised in a model, so that each cell needs a whole forward pass."""
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.engine.site_info import SiteInfo
+from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision_language import VisionLanguage
+
+
+def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Rows) -> str | None:
+    """The reason why the effect of changes cannot be localised in this model; None if it can."""
+    if not isinstance(model, Decoder):
+        return f"a {type(model).__name__} is not a causal decoder"
+    if type(model).forward not in (Decoder.forward, VisionLanguage.forward):
+        return f"{type(model).__name__} overrides the forward pass of its base class"
+    listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
+    if listening is not None:
+        return f"a hook is open at '{listening}'"
+    foreign = next((name for name, module in model.named_modules() if not is_ours(module)), None)
+    if foreign is not None:
+        return f"'{foreign}' is a foreign module"
+    if not all(module.causal for module in model.blocks.modules() if isinstance(module, Attend)):
+        return "its attention is not causal"
+    return "the prompts are padded" if _are_padded(model, tokens) else None
+
+
+def _are_padded(model: Decoder, rows: Rows) -> bool:
+    mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
+    ids, mask = model._tokens_and_mask(ids_of(rows), None, None, mask)
+    return model.stack.real(model, mask, ids) is not None
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether a module is one of this package (or a container), without foreign hooks, so that its mixing of tokens is known."""
+    kind = type(module)
+    known = kind.__module__.startswith("hooked_lm.") or kind in (nn.Identity, nn.ModuleList, nn.ParameterList)
+    return known and "forward" not in vars(module) and (isinstance(module, HookPoint) or not _has_torch_hooks(module))
+
+
+def _has_torch_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
