@@ -6,15 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedVisionLanguage
+from hooked_lm import HookedVisionLanguage, VisionInputs
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.reading.direct import direct_logit_attribution
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_languages import qwen3_vl
+from hooked_lm.patching import sweep
 from tests.close import assert_apart, assert_close
 from tests.families._models import with_tree
 from tests.families._vision import hooked_vlm, logits_of, reference, scenes, written
 from tests.families.vision_qwen3 import CASES
+from tests.unchecked import unchecked
 
 CASE = CASES[0]
 SITES = ("blocks.0.hook_deepstack", "blocks.1.hook_deepstack")
@@ -102,3 +104,28 @@ def test_folding_changes_no_prediction() -> None:
     assert "w" not in processed.blocks[0].ln1._parameters
     assert_close(processed(**inputs).log_softmax(-1), hooked_vlm(CASE)(**inputs).log_softmax(-1))
     assert processed.verify().ok
+
+
+@torch.no_grad()
+@unchecked()
+def test_a_sweep_over_the_site_is_a_loop_of_runs() -> None:
+    model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["two"])
+    both = (written(CASE, scenes(CASE)["two"], seed) for seed in (0, 1))
+    images = ({name: each[name] for name in ("pixel_values", "image_grid_thw")} for each in both)
+    corrupted, clean = (VisionInputs(inputs["input_ids"], each) for each in images)
+    positions = [1, 3, 7, 30, inputs["input_ids"].shape[1] - 1]
+    result = sweep(model, corrupted, clean, metric=answer, sites="deepstack", layers=[0, 1], positions=positions)
+    _, cache = model.run_with_cache(clean)
+
+    def run(site: str, pos: int) -> Tensor:
+        def patch(value: Tensor, hook: object) -> Tensor:
+            value[:, pos] = cache[site][:, pos]
+            return value
+
+        return answer(model.run_with_hooks(corrupted, fwd_hooks=[(site, patch)]))
+
+    assert_close(result.values, torch.stack([torch.stack([run(site, pos) for pos in positions]) for site in SITES]))
+
+
+def answer(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5] - logits[:, -2, 7]
