@@ -18,6 +18,7 @@ from hooked_lm.engine.prompts import (
     WhichHeads,
     check_has_mean,
     chosen,
+    rows_of,
     site_of_layer,
     tokens_of,
     values_of,
@@ -27,6 +28,7 @@ from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
+from hooked_lm.models.vision_inputs import Rows, VisionInputs
 
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 
@@ -37,7 +39,7 @@ SITES: Mapping[str, Sequence[str]] = {
     "attention": MIXED,
     "neurons": ("post",),
     "positions": ("resid_pre",),
-    "layers": (*MIXED, "mlp_out", "laurel_out", "per_layer_out", "conv_out"),
+    "layers": (*MIXED, "mlp_out", "laurel_out", "per_layer_out", "conv_out", "deepstack"),
 }
 METHODS = ("zero", "mean", "resample")
 TOKENS_A_RUN = 4096
@@ -68,7 +70,7 @@ def ablate(
     per cell.
 
     Args:
-        prompts: texts or ids [batch, pos], of one length.
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         components: "heads" (the `z` of a head), "mlps" (`mlp_out`), "attention" (`attn_out`, or `mixer_out` in state-space
             layers), "neurons" (`post` of an MLP), "positions" (the residual stream before each layer, at one position), or
             "layers" (all outputs that a layer adds to the residual stream).
@@ -101,7 +103,7 @@ def ablate(
     """
     refuse_two_stacks(model, "ablate")
     _check_options(components, method, source_prompts, heads, neurons)
-    tokens = tokens_of(model, prompts)
+    tokens = rows_of(model, prompts)
     rows = None if source_prompts is None else _rows(model, source_prompts)
     donors = _donors(tokens, rows, seed) if method == "resample" else None
     plan = Plan(
@@ -116,7 +118,7 @@ def ablate(
     if donors is not None:
         value = values_of(model, donors, plan.sites).__getitem__
     elif method == "mean":
-        value = _means(model, list(tokens) if rows is None else rows, plan.sites).__getitem__
+        value = _means(model, [tokens] if rows is None else _of_equal_lengths(rows), plan.sites).__getitem__
     else:
         value = _zeros(model)
     study = _together(plan.study(value, f"ablating {components}"))
@@ -173,8 +175,16 @@ def _rows(model: Any, prompts: Dataset) -> list[Int[Tensor, " _"]]:
     return ids
 
 
-def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]) -> dict[str, Tensor]:
-    """The mean of each site over all tokens of `rows`, [1, 1, ...], in fp32 or higher precision."""
+def _of_equal_lengths(rows: Sequence[Tensor]) -> list[Int[Tensor, "_ _"]]:
+    """The rows, those of each length together."""
+    by_length: dict[int, list[Tensor]] = {}
+    for row in rows:
+        by_length.setdefault(len(row), []).append(row)
+    return [torch.stack(group) for group in by_length.values()]
+
+
+def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]) -> dict[str, Tensor]:
+    """The mean of each site over all tokens, [1, 1, ...], in fp32 or higher precision."""
     means: dict[str, Tensor] = {}
     n_seen = n_new = 0
 
@@ -183,20 +193,20 @@ def _means(model: HookedRootModule, rows: Sequence[Tensor], sites: Sequence[str]
         new = value.to(torch.promote_types(value.dtype, torch.float32)).mean((0, 1), keepdim=True)
         means[hook.name] = torch.lerp(means.get(hook.name, new), new, n_new / (n_seen + n_new))
 
-    by_length: dict[int, list[Tensor]] = {}
-    for row in rows:
-        by_length.setdefault(len(row), []).append(row)
     with torch.no_grad():
-        for length, group in by_length.items():
-            for batch in torch.stack(group).split(max(1, TOKENS_A_RUN // length)):
-                n_new = batch.numel()
+        for group in groups:
+            few = max(1, TOKENS_A_RUN // group.shape[1])
+            for batch in [group] if isinstance(group, VisionInputs) else group.split(few):
+                n_new = batch.shape.numel()
                 model.run_with_hooks(batch, return_type=None, fwd_hooks=[(site, add) for site in sites])
                 n_seen += n_new
     return means
 
 
-def _donors(tokens: Tensor, rows: Sequence[Tensor] | None, seed: int) -> Int[Tensor, "batch pos"]:
-    """For each prompt, the prompt whose values replace its values."""
+def _donors(tokens: Rows, rows: Sequence[Tensor] | None, seed: int) -> Int[Tensor, "batch pos"]:
+    """For each prompt, the prompt whose values replace its values. Raises ValueError for prompts with images."""
+    if isinstance(tokens, VisionInputs):
+        raise ValueError("method='resample' does not draw images: patch the values of other prompts by a sweep")
     generator = torch.Generator().manual_seed(seed)
     if rows is None:
         if len(tokens) < 2:

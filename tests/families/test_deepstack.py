@@ -11,7 +11,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.reading.direct import direct_logit_attribution
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_languages import qwen3_vl
-from hooked_lm.patching import sweep
+from hooked_lm.patching import ablate, sweep
 from tests.close import assert_apart, assert_close
 from tests.families._models import with_tree
 from tests.families._vision import hooked_vlm, logits_of, reference, scenes, written
@@ -87,10 +87,14 @@ def test_depths_that_transformers_would_not_use_are_refused(indexes: list[int]) 
 def test_analyses_count_it_as_a_component() -> None:
     """The contributions to a logit sum to it, and the writers of a graph to the stream."""
     model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["two"])
-    ids = torch.tensor([[4, 7, 9, 12], [8, 3, 3, 20]])
-    found = direct_logit_attribution(model, ids, [5, 6])
-    assert_close(found.values.sum(0), model(ids)[[0, 1], -1, [5, 6]])
-    assert "1_deepstack" in found.axes["component"]
+    for prompts in (torch.tensor([[4, 7, 9, 12], [8, 3, 3, 20]]), with_images(inputs)):
+        for position in (-1, -3):
+            found = direct_logit_attribution(model, prompts, 5, positions=position)
+            assert_close(found.values.sum(0), model(prompts)[:, position, 5])
+    place = found.axes["component"].index("1_deepstack")
+    on_image = direct_logit_attribution(model, with_images(inputs), 5, positions=8)
+    assert not found.values[place].any()
+    assert on_image.values[place].abs() > 0.01
     writers, last = Graph.of(model).writers, "blocks.1.hook_resid_post"
     _, cache = model.run_with_cache(**inputs, names_filter=[*(node.site for node in writers), last])
     assert {"d0", "d1"} < {node.name for node in writers}
@@ -111,8 +115,7 @@ def test_folding_changes_no_prediction() -> None:
 def test_a_sweep_over_the_site_is_a_loop_of_runs() -> None:
     model, inputs = hooked_vlm(CASE), written(CASE, scenes(CASE)["two"])
     both = (written(CASE, scenes(CASE)["two"], seed) for seed in (0, 1))
-    images = ({name: each[name] for name in ("pixel_values", "image_grid_thw")} for each in both)
-    corrupted, clean = (VisionInputs(inputs["input_ids"], each) for each in images)
+    corrupted, clean = (with_images({**each, "input_ids": inputs["input_ids"]}) for each in both)
     positions = [1, 3, 7, 30, inputs["input_ids"].shape[1] - 1]
     result = sweep(model, corrupted, clean, metric=answer, sites="deepstack", layers=[0, 1], positions=positions)
     _, cache = model.run_with_cache(clean)
@@ -129,3 +132,32 @@ def test_a_sweep_over_the_site_is_a_loop_of_runs() -> None:
 
 def answer(logits: Tensor) -> Tensor:
     return logits[:, -1, 5] - logits[:, -2, 7]
+
+
+def with_images(inputs: dict[str, Tensor]) -> VisionInputs:
+    return VisionInputs(inputs["input_ids"], {name: inputs[name] for name in ("pixel_values", "image_grid_thw")})
+
+
+@torch.no_grad()
+@unchecked()
+def test_an_ablated_layer_adds_nothing() -> None:
+    model, inputs = hooked_vlm(CASE), with_images(written(CASE, scenes(CASE)["two"]))
+    found = ablate(model, inputs, "layers", metric=answer, layers=[0, 1])
+    before: list[Tensor] = []
+
+    def keep(value: Tensor, hook: object) -> None:
+        before[:] = [value]
+
+    for layer in (0, 1):
+        sites = [(f"blocks.{layer}.hook_resid_pre", keep), (f"blocks.{layer}.hook_resid_post", lambda *_: before[0])]
+        assert_close(found.values[layer], answer(model.run_with_hooks(inputs, fwd_hooks=sites)))
+    mean = ablate(model, inputs, "layers", metric=answer, layers=[0], method="mean")
+    assert_apart(mean.values[0], found.values[0])
+    _, cache = model.run_with_cache(inputs)
+    of_mean = [
+        (f"blocks.0.hook_{name}", lambda value, hook: cache[hook.name].mean((0, 1)).expand_as(value))
+        for name in ("attn_out", "mlp_out", "deepstack")
+    ]
+    assert_close(mean.values[0], answer(model.run_with_hooks(inputs, fwd_hooks=of_mean)))
+    with pytest.raises(ValueError, match="method='resample' does not draw images"):
+        ablate(model, inputs, "layers", metric=answer, method="resample")

@@ -13,11 +13,12 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, tokens_of
+from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision_inputs import Rows
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
@@ -47,6 +48,7 @@ def direct_logit_attribution(
     Elhage et al. 2021, "A mathematical framework for transformer circuits".
 
     Args:
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         answers, wrong_answers: strings or ids; one for all prompts, or a list or tensor with one for each prompt.
         by: "layer": attention and MLP of each layer; "head": attention split into heads and bias; "neuron": MLPs split into
             neurons and bias.
@@ -134,7 +136,7 @@ class _Run:
     def __init__(
         self,
         model: Decoder,
-        tokens: Int[Tensor, "prompt pos"],
+        tokens: Rows,
         ids: Int[Tensor, " prompt"],
         others: Int[Tensor, " prompt"] | None,
         pos: int,
@@ -232,11 +234,11 @@ def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
 
 def _checked(
     model: Decoder, prompts: Prompts, answers: Answers, wrong_answers: Answers | None, pos: int
-) -> tuple[Int[Tensor, "prompt n_pos"], Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
+) -> tuple[Rows, Int[Tensor, " prompt"], Int[Tensor, " prompt"] | None, int]:
     """The ids of prompts, answers and wrong answers, and the non-negative position."""
     if not len(prompts):
         raise ValueError("there are no prompts: give at least one text or row of ids")
-    tokens = tokens_of(model, prompts).to(model.device)
+    tokens = rows_of(model, prompts).to(model.device)
     if not -tokens.shape[1] <= pos < tokens.shape[1]:
         raise IndexError(f"position {pos} is out of range: the prompts have {tokens.shape[1]} tokens")
     ids = _one_each(model, answers, len(tokens), "answers")
