@@ -27,7 +27,7 @@ def causal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tensor]:
     def run(model: HookedVisionLanguage, inputs: dict[str, Tensor]) -> Tensor:
         with monkeypatch.context() as patch:
             patch.setattr(
-                ImageContext, "runs", property(lambda context: None, lambda context, runs: None), raising=False
+                ImageContext, "groups", property(lambda context: None, lambda context, groups: None), raising=False
             )
             return model(**inputs)
 
@@ -62,7 +62,7 @@ def test_types_of_tokens_are_derived(case: VisionCase):
 @pytest.mark.parametrize("name", GEMMA)
 @torch.no_grad()
 def test_adjacent_images_see_each_other(name: str):
-    """As transformers counts runs of image tokens, not images."""
+    """As transformers counts contiguous image tokens, not images."""
     case = GEMMA[name]
     n_tokens, a = case.writer.ids(case.writer.sizes[0]).count(IMAGE), case.writer.sizes[0]
     inputs = written(case, [[2, a, a, 3], [2, a, 3, a]])

@@ -18,9 +18,9 @@ class ImageContext(Context):
     `axis_positions` are positions in time, row and column; None: on each axis they are `positions`, as on text alone.
     `shift` is what earlier images add to the position of the text after them, in each row.
 
-    New tokens with the same number in `runs` see each other in both directions, those with -1 see what is before them; None: all
-    do. With `windows_end_runs` a token sees no further back in its run than the window of a layer. `suffix` marks the tokens
-    after a prompt.
+    New tokens with the same number in `groups` see each other in both directions, those with -1 see what is before them; None:
+    all are causal. With `windows_end_groups` a token sees no further back in its group than the window of a layer. `suffix` marks
+    the tokens after a prompt.
 
     `deepstack_terms` are what images add to the stream after the first layers, 0 at all other positions.
     """
@@ -29,8 +29,8 @@ class ImageContext(Context):
         super().__init__(*args, **options)
         self.shift: Int[Tensor, " batch"] | None = None if self.cache is None else last_shift(self.cache)
         self.axis_positions: Int[Tensor, "axis batch pos"] | None = None
-        self.runs: Int[Tensor, "batch pos"] | None = None
-        self.windows_end_runs = True
+        self.groups: Int[Tensor, "batch pos"] | None = None
+        self.windows_end_groups = True
         self.suffix: Bool[Tensor, "batch pos"] | None = None
         self.deepstack_terms: tuple[Float[Tensor, "batch pos d_model"], ...] = ()
         if self.shift is not None:
@@ -44,18 +44,18 @@ class ImageContext(Context):
         return self.once(rotary, lambda: rotary.angles_on_axes(positions))
 
     def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        return super().mask(causal, window) if self.runs is None else self.full_mask(causal, window)
+        return super().mask(causal, window) if self.groups is None else self.full_mask(causal, window)
 
     def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
         allowed, together = super()._full_mask(causal, window), self.seen_together(window)
         return allowed if together is None else allowed | together[:, None]
 
     def seen_together(self, window: int | None = None) -> Bool[Tensor, "batch query_pos key_pos"] | None:
-        """Which keys a query may attend to since both are in one run; None if there are no runs."""
-        if self.runs is None:
+        """Which keys a query may attend to since both are in one group; None if there are no groups."""
+        if self.groups is None:
             return None
-        together = (self.runs[:, :, None] == self.runs[:, None]) & (self.runs[:, :, None] >= 0)
-        if window is not None and self.windows_end_runs:
+        together = (self.groups[:, :, None] == self.groups[:, None]) & (self.groups[:, :, None] >= 0)
+        if window is not None and self.windows_end_groups:
             together = together.triu(1)  # later keys are within any window
         return F.pad(together, (self.n_past, 0))
 

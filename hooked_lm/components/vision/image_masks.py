@@ -25,7 +25,7 @@ class BidirectionalImages(ImageRule):
     ) -> None:
         if tokens.shape[1] > 1 and bool(is_image.any()):
             begins = is_image & ~F.pad(is_image, (1, 0))[:, :-1]
-            context.runs = torch.where(is_image, begins.long().cumsum(1), -1)
+            context.groups = torch.where(is_image, begins.long().cumsum(1), -1)
 
 
 @dataclass(frozen=True)
@@ -53,4 +53,4 @@ class BidirectionalPrefix(ImageRule):
         real = context.new_real()
         outside = torch.zeros_like(is_image) if context.suffix is None else context.suffix
         outside = outside if real is None else outside | ~real
-        context.runs, context.windows_end_runs = -outside.long(), False
+        context.groups, context.windows_end_groups = torch.where(outside, -1, 0), False

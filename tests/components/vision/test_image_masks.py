@@ -51,7 +51,7 @@ def expected(rows: list[str], seen: Callable[[str, int, int], bool], window: int
 
 
 def in_one_image(row: str, query: int, key: int) -> bool:
-    """Whether a later key is in the run of image tokens of the query."""
+    """Whether a later key is in the contiguous image tokens of the query."""
     between = row[query : key + 1]
     return key > query and all(token in "ab" for token in between)
 
@@ -81,7 +81,7 @@ def test_images_see_themselves_among_padding():
 def test_images_after_a_cache_see_themselves(row: str, n_past: int):
     context = made(BidirectionalImages(), [row], n_past)
     assert_masks(context, lambda window: expected([row], in_one_image, window, n_past))
-    assert (context.runs is None) == ("b" not in row)
+    assert (context.groups is None) == ("b" not in row)
 
 
 def test_text_needs_no_mask():
