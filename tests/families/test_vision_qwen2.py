@@ -277,6 +277,11 @@ def test_positions_of_images_matter():
     model, inputs = hooked_vlm(WINDOWS), scenes_of(WINDOWS, "one")
     found = theirs(WINDOWS)(**inputs).logits
     assert_apart(found[:, -1], model(**inputs)[:, -1])
+    kinds = WINDOWS.writer.more(inputs["input_ids"])
+    assert torch.equal(model(**inputs, **kinds), model(**inputs))
+    assert torch.equal(model({**inputs, **kinds}), model(**inputs))
+    options: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False, "stop_at_eos": False, "verbose": False}
+    assert torch.equal(model.generate(**inputs, **kinds, **options), model.generate(**inputs, **options))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
