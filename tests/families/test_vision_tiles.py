@@ -16,12 +16,17 @@ from tests.families._case import reference
 from tests.families._vision import VisionCase, hooked_vlm, scenes, theirs, written
 from tests.families.vision_tiles import CASES, TOWERS
 
-WIDE, SIGLIP, _, TIED, *_ = CASES
+WIDE, SIGLIP, _, TIED, _, _, SHRUNK, *_ = CASES
 FIELDS = {  # of published configs, besides those of the classes
     "llava_next": {"ignore_index": -100, "use_image_newline_parameter": True, "vocab_size": 32064},
     "internvl": {"image_seq_length": 4},
+    "llava_onevision": {"use_image_newline_parameter": True},
 }
-OF_TOWER = {"llava_next": {"vocab_size": 32000}, "internvl": {"initializer_factor": 0.1, "dropout": 0.0}}
+OF_TOWER = {
+    "llava_next": {"vocab_size": 32000},
+    "internvl": {"initializer_factor": 0.1, "dropout": 0.0},
+    "llava_onevision": {},
+}
 
 
 def saved(case: Any, folder: Path, vision: dict[str, Any] | None = None, **fields: Any) -> Path:
@@ -34,7 +39,7 @@ def saved(case: Any, folder: Path, vision: dict[str, Any] | None = None, **field
     return folder
 
 
-@pytest.mark.parametrize("case", [WIDE, TIED], ids=str)
+@pytest.mark.parametrize("case", [WIDE, TIED, SHRUNK], ids=str)
 def test_published_configs_are_read(case: VisionCase, tmp_path: Path):
     folder = saved(case, tmp_path, OF_TOWER[case.family], **FIELDS[case.family])
     model, inputs = HookedVisionLanguage.from_pretrained_no_processing(folder), written(case, scenes(case)["two"])
@@ -73,6 +78,21 @@ def test_tiles_are_images_of_the_tower():
 
 
 @torch.no_grad()
+def test_several_images_of_a_prompt_are_not_cut_into_tiles():
+    """In LLaVA-OneVision: a prompt with two images in one tile each, and one with an image in several."""
+    model, (a, b) = hooked_vlm(SHRUNK), SHRUNK.writer.sizes
+    alone, image = [model.tree.image_token] * 17, [model.tree.image_token] * len(SHRUNK.writer.ids(b))
+    rows = [[5, *alone, 6, *alone, 7], [0] * 7 + [5, *image, 6]]
+    tokens, drawn = torch.tensor(rows), SHRUNK.writer.pixels([[a, a], [b]], torch.Generator().manual_seed(0))
+    drawn["pixel_values"][:2, 1:] = 0.0
+    inputs = {"input_ids": tokens, "attention_mask": (tokens != 0).long(), **drawn}
+    counted = {**inputs, "batch_num_images": torch.tensor([2, 1])}
+    expected, real = theirs(SHRUNK)(**counted).logits, inputs["attention_mask"].bool()
+    assert_close(model(**counted)[real], expected[real])
+    assert_close(model(**inputs)[real], expected[real])
+
+
+@torch.no_grad()
 def test_squares_of_oblong_images_have_their_places():
     """transformers takes the patches of any image for a square (`get_image_features` of InternVL): 2 x 8 for 4 x 4."""
     model = hooked_vlm(TIED)
@@ -97,6 +117,12 @@ REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
     (SIGLIP, {"vision_feature_select_strategy": "default"}, {}, "leaves out a class token, which the tower lacks"),
     (WIDE, {"image_grid_pinpoints": [[24, 50]]}, {}, "24 x 50, which is no whole number of tiles of 24 x 24"),
     (WIDE, {"use_image_newline_parameter": False}, {}, "ignores use_image_newline_parameter=False"),
+    (
+        SHRUNK,
+        {"vision_aspect_ratio": "pad"},
+        {},
+        "vision_aspect_ratio='pad': known is 'anyres_max_' with a number of tiles",
+    ),
     (TIED, {"vision_feature_select_strategy": "full"}, {}, "need one layer without class tokens"),
     (TIED, {"vision_feature_layer": [0, 1]}, {}, r"vision_feature_layer=\[0, 1\] is not supported"),
     (TIED, {"downsample_ratio": 0.4}, {}, "downsample_ratio=0.4 is not supported: it must be one over a whole number"),

@@ -60,6 +60,10 @@ def llava_next(text: dict, tower: dict, resolutions: list[list[int]], **fields: 
     return {**sides, "image_token_index": IMAGE, "image_grid_pinpoints": resolutions, **fields}
 
 
+def onevision(text: dict, tower: dict, resolutions: list[list[int]], **fields: object) -> dict:
+    return {**llava_next(text, tower, resolutions), "video_token_index": 57, **fields}
+
+
 def internvl(text: dict, tower: dict, **fields: object) -> dict:
     sides = {"text_config": text, "vision_config": {**INTERNVL_TOWER, **tower}, "tie_word_embeddings": False}
     return {**sides, "image_token_id": IMAGE, **fields}
@@ -139,5 +143,45 @@ CASES = [
         ),
         auto=AUTO,
         writer=of_one_size(4, patch=3, rows=8, columns=8),
+    ),
+    VisionCase(
+        "llava_onevision",
+        "siglip-shrunk",
+        onevision(
+            QWEN,
+            SIGLIP_TOWER | {"patch_size": 6},
+            [[24, 48], [48, 24], [48, 48]],
+            vision_aspect_ratio="anyres_max_1",
+            vision_feature_select_strategy="full",
+        ),
+        auto=AUTO,
+        writer=in_tiles(24, {(30, 50): (5, 16 + 2 * 6), (20, 13): (3, 16 + 4 * 3)}),
+    ),
+    VisionCase(
+        "llava_onevision",
+        "clip-two-layers-relu-llama",
+        onevision(
+            LLAMA,
+            CLIP_TOWER,
+            [[24, 24], [72, 24], [48, 48]],
+            vision_aspect_ratio="anyres_max_2",
+            vision_feature_layer=[-2, 0],
+            vision_feature_select_strategy="default",
+            projector_hidden_act="relu",
+        ),
+        auto=AUTO,
+        writer=in_tiles(24, {(48, 40): (5, 16 + 6 * 5), (24, 24): (2, 16 + 4 * 5)}),
+    ),
+    VisionCase(
+        "llava_onevision",
+        "unbiased-tied-large",
+        onevision(
+            {**QWEN, "tie_word_embeddings": True},
+            SIGLIP_TOWER,
+            [[48, 24], [24, 48]],
+            multimodal_projector_bias=False,
+        ),
+        auto=AUTO,
+        writer=in_tiles(24, {(31, 100): (3, 9 + 1 * 7), (100, 41): (3, 9 + 6 * 4)}),
     ),
 ]

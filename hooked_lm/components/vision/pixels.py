@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.components.vision.patches import Patches
-from hooked_lm.components.vision.tiles import TileImages
+from hooked_lm.components.vision.tiles import TileImages, TileOrWholeImages
 
 
 @dataclass(frozen=True)
@@ -164,4 +164,4 @@ class SizedImages:
         return {**drawn, "image_sizes": torch.tensor([[rows, columns]] * n_images) * embed.patch_size}
 
 
-Pixels = PixelImages | MaskedImages | ImageRows | TileImages | FlatPatches | SizedImages  # all ways
+Pixels = PixelImages | MaskedImages | ImageRows | TileImages | TileOrWholeImages | FlatPatches | SizedImages  # all ways

@@ -18,7 +18,8 @@ Size = tuple[int, int]  # height and width
 class TilePatches(Patches):
     """The patches of tiles; each tile is an image of the tower.
 
-    Of each image there are its size in pixels, and how many rows and columns of tiles follow the tile that shows all of it.
+    Of each image there are its size in pixels, and how many rows and columns of tiles follow the tile that shows all of it: none
+    of an image in one tile.
     """
 
     sizes: tuple[Size, ...] = field(kw_only=True)
@@ -49,6 +50,11 @@ class TileImages:
         image_sizes: Int[Tensor, "..."] | None = None,
     ) -> TilePatches:
         """The tiles of all images, one image after the other, as patches. Raises ValueError if tiles and sizes do not fit."""
+        pixels, sizes = self._checked(pixel_values, image_sizes)
+        return self._cut(embed, pixels, sizes, tuple(self.tile_grid(size) for size in sizes))
+
+    def _checked(self, pixel_values: Tensor | None, image_sizes: Tensor | None) -> tuple[Tensor, tuple[Size, ...]]:
+        """The tiles and the size of each image."""
         if pixel_values is None or image_sizes is None:
             absent = "pixel_values" if pixel_values is None else "image_sizes"
             raise ValueError(f"images need both pixel_values and image_sizes, but there are no {absent}")
@@ -56,15 +62,15 @@ class TileImages:
             raise ValueError(
                 f"pixel_values must be [image, tile, channel, height, width], got {tuple(pixel_values.shape)}"
             )
-        sizes = self._sizes(image_sizes, len(pixel_values))
-        grids = tuple(self.tile_grid(size) for size in sizes)
-        pixel_values = pixel_values.to(embed.W_E.device)
-        tiles = [
-            self._tiles_of(image, pixels, size, grid)
-            for image, (pixels, size, grid) in enumerate(zip(pixel_values, sizes, grids, strict=True))
-        ]
-        cut = embed.patches(torch.cat(tiles))
-        return TilePatches(cut.vectors, cut.grid, sizes=sizes, tile_grids=grids)
+        return pixel_values, self._sizes(image_sizes, len(pixel_values))
+
+    def _cut(
+        self, embed: PatchEmbed, pixels: Tensor, sizes: tuple[Size, ...], tile_grids: tuple[Size, ...]
+    ) -> TilePatches:
+        """The tiles of all images as patches."""
+        of_images = zip(pixels.to(embed.W_E.device), sizes, tile_grids, strict=True)
+        cut = embed.patches(torch.cat([self._tiles_of(image, *given) for image, given in enumerate(of_images)]))
+        return TilePatches(cut.vectors, cut.grid, sizes=sizes, tile_grids=tile_grids)
 
     def tile_grid(self, size: Size) -> Size:
         """How many rows and columns of tiles an image of this size has.
@@ -109,6 +115,41 @@ class TileImages:
         of_tile = (grid[0] * embed.patch_size, grid[1] * embed.patch_size)
         pixels = torch.randn(n_images, 1 + rows * columns, embed.n_channels, *of_tile, generator=generator)
         return {"pixel_values": pixels, "image_sizes": torch.tensor([size] * n_images)}
+
+
+@dataclass(frozen=True)
+class TileOrWholeImages(TileImages):
+    """As `TileImages`, but each of several images of a prompt has one tile, which shows all of it (LLaVA-OneVision).
+
+    `batch_num_images` [batch] is the number of images of each prompt; without it the tiles that are there say which have others.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = (
+        *("pixel_values", "image_sizes", "batch_num_images"),
+        *("pixel_values_videos", "image_sizes_videos"),
+    )
+
+    def patches(
+        self,
+        embed: PatchEmbed,
+        pixel_values: Float[Tensor, "..."] | None = None,
+        image_sizes: Int[Tensor, "..."] | None = None,
+        batch_num_images: Int[Tensor, " batch"] | None = None,
+        pixel_values_videos: Tensor | None = None,
+        image_sizes_videos: Tensor | None = None,
+    ) -> TilePatches:
+        """The tiles of all images as patches. Raises ValueError for videos, and if tiles, sizes and numbers do not fit."""
+        if pixel_values_videos is not None or image_sizes_videos is not None:
+            raise ValueError("videos are not supported: give their frames as images, in pixel_values and image_sizes")
+        pixels, sizes = self._checked(pixel_values, image_sizes)
+        if batch_num_images is None:
+            is_alone = [not bool(tiles[1:].any()) for tiles in pixels]
+        else:
+            is_alone = [n > 1 for n in batch_num_images.tolist() for _ in range(n)]
+        if len(is_alone) != len(sizes):
+            raise ValueError(f"batch_num_images counts {len(is_alone)} images, but pixel_values has {len(sizes)}")
+        grids = [(0, 0) if alone else self.tile_grid(size) for alone, size in zip(is_alone, sizes, strict=True)]
+        return self._cut(embed, pixels, sizes, tuple(grids))
 
 
 def best_resolution(size: Size, resolutions: Sequence[Size]) -> Size:

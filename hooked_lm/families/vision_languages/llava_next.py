@@ -17,6 +17,11 @@ RENAMED = {**llava.RENAMED, r"^model\.image_newline": "image_newline"}
 
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
+    return tiled(hf, TileImages)
+
+
+def tiled(hf: HFConfig, images: type[TileImages], max_tiles: int | None = None) -> VisionLanguageConfig:
+    """The tree of a model that reads such images, in pictures of at most so many tiles."""
     sides = vision_like.both_sides(hf)
     vision = sides["vision"]
     layers, keeps_class_tokens = vision_like.features_read(hf, vision)
@@ -35,9 +40,10 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
         sides["embed"].d_model,
         hf.projector_hidden_act,
         hf.multimodal_projector_bias,
+        max_tiles=max_tiles,
     )
     return VisionLanguageConfig(
-        **{**sides, "vision": replace(vision, pixels=TileImages(size, resolutions))},
+        **{**sides, "vision": replace(vision, pixels=images(size, resolutions))},
         projector=projector,
         image_token=hf.image_token_index,
         feature_layers=layers,

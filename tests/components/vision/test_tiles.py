@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.tile_projector import TileProjector
-from hooked_lm.components.vision.tiles import TileImages, TilePatches, best_resolution, picture_in
+from hooked_lm.components.vision.tile_projector import TileProjector, side_by_side
+from hooked_lm.components.vision.tiles import TileImages, TileOrWholeImages, TilePatches, best_resolution, picture_in
 
 RESOLUTIONS = ((24, 48), (48, 24), (48, 48), (72, 24), (24, 72))
-TILES = TileImages(24, RESOLUTIONS)
+TILES, WHOLE = TileImages(24, RESOLUTIONS), TileOrWholeImages(24, RESOLUTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -61,15 +61,48 @@ def test_tokens_have_their_cells(embed: PatchEmbed):
     assert torch.equal(features.vectors[0, 16:][ends], projector.image_newline.expand(4, -1))
 
 
-def test_a_token_is_the_patch_that_lies_there(embed: PatchEmbed):
+def test_a_token_is_the_patch_that_lies_there():
     """The second tile is right of the first: its upper left patch follows the upper right patch of the first."""
-    patches = TILES.patches(embed, **given((48, 48)))
-    projector = TileProjector.Config(2, 2).build()
-    tiles = torch.arange(5.0)[:, None].expand(5, 16)
-    x = torch.stack([tiles, torch.arange(16.0).expand(5, 16)], -1)
-    picture = projector.in_rows(x[1:], (4, 4), (48, 48), patches.tile_grids[0]).view(8, 9, 2)[:, :-1]
-    assert picture[0].tolist() == [[1, 0], [1, 1], [1, 2], [1, 3], [2, 0], [2, 1], [2, 2], [2, 3]]
-    assert picture[:, 0].tolist() == [[1, 0], [1, 4], [1, 8], [1, 12], [3, 0], [3, 4], [3, 8], [3, 12]]
+    x = torch.stack([torch.arange(4.0)[:, None].expand(4, 16), torch.arange(16.0).expand(4, 16)], -1)
+    picture = side_by_side(x, (4, 4), (2, 2))
+    assert picture[0].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0], [1, 1], [1, 2], [1, 3]]
+    assert picture[:, 0].tolist() == [[0, 0], [0, 4], [0, 8], [0, 12], [2, 0], [2, 4], [2, 8], [2, 12]]
+
+
+def several(n_tiles: int, *image_sizes: tuple[int, int]) -> dict[str, Tensor]:
+    """Images in one tile each."""
+    pixels = torch.zeros(len(image_sizes), n_tiles, 3, 24, 24)
+    pixels[:, 0] = 1.0
+    return {"pixel_values": pixels, "image_sizes": torch.tensor(image_sizes)}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_several_images_of_a_prompt_have_one_tile_each(embed: PatchEmbed, told: bool):
+    alone, tiled = several(3, (30, 50), (48, 48)), given((20, 13), n_tiles=3)
+    images = {name: torch.cat([alone[name], tiled[name]]) for name in alone}
+    numbers = {"batch_num_images": torch.tensor([2, 0, 1])} if told else {}
+    patches = WHOLE.patches(embed, **images, **numbers)
+    assert patches.n_tiles == [1, 1, 3]
+    features = TileProjector.Config(8, 4).build()(embed(patches.vectors), patches, 0)
+    assert features.n_tokens == [17, 17, 16 + 4 * 3]
+    whole = [[row, column] for row in range(4) for column in range(4)]
+    assert features.cells[0].tolist() == whole + [[-1, -1]] * 12
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"batch_num_images": torch.tensor([2])}, "batch_num_images counts 2 images, but pixel_values has 1"),
+        ({"batch_num_images": torch.tensor([1])}, "image 0 of 30 x 50 pixels has 5 tiles, one and 2 x 2, .* has 3"),
+        (
+            {"pixel_values_videos": torch.zeros(1, 2, 3, 24, 24)},
+            "videos are not supported: give their frames as images",
+        ),
+    ],
+)
+def test_numbers_of_images_and_videos_that_do_not_fit(embed: PatchEmbed, more: dict[str, Tensor], message: str):
+    with pytest.raises(ValueError, match=message):
+        WHOLE.patches(embed, **several(3, (30, 50)), **more)
 
 
 @pytest.mark.parametrize(
