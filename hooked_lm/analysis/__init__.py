@@ -14,6 +14,7 @@ from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
 from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.heads import attention_statistics, head_scores, repeated_random_tokens
+from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
 from hooked_lm.analysis.reading.lens import Lens, logit_lens
 from hooked_lm.analysis.reading.max_activating import MaxActivating, max_activating_examples
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens
@@ -34,6 +35,7 @@ __all__ = [
     "SVDInterpreter",
     "TunedLens",
     "attention_statistics",
+    "attention_to_images",
     "attribute",
     "attribute_edges",
     "attribute_nodes",
@@ -49,7 +51,9 @@ __all__ = [
     "logit_lens",
     "max_activating_examples",
     "metrics",
+    "nearest_words",
     "neuron_top_tokens",
+    "on_image",
     "patch_edges",
     "patchscope",
     "repeated_random_tokens",

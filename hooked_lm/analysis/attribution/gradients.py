@@ -20,7 +20,8 @@ from hooked_lm.models.vision_language import VisionLanguage
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
-EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed")  # the modules at whose weights a graph begins
+# the modules at whose weights a graph begins
+EMBEDDINGS = ("embed", "pos_embed", "decoder_embed", "decoder_pos_embed", "vision.embed", "vision.pos_embed")
 # Attributes and methods that describe a weight and compute nothing with it.
 _ASKED = [getattr(Tensor, name) for name in ("requires_grad", "grad", "is_leaf", "grad_fn")]
 _SAID = [getattr(Tensor, name) for name in ("requires_grad", "grad", "data")]
@@ -169,8 +170,10 @@ class _SeparateLogits(TorchFunctionMode):
         super().__init__()
         self._views: dict[int, Tensor] = {}
         for name, weight in model.named_parameters():
-            is_first = name.split(".")[0] in begins and (weight.is_floating_point() or weight.is_complex())
-            self._views[id(weight)] = weight.detach().requires_grad_(is_first)
+            part, _, inner = name.partition(".")
+            is_first = part in begins or f"{part}.{inner.partition('.')[0]}" in begins
+            has_gradient = weight.is_floating_point() or weight.is_complex()
+            self._views[id(weight)] = weight.detach().requires_grad_(is_first and has_gradient)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OF_THE_WEIGHT:

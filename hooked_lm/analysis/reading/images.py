@@ -1,0 +1,138 @@
+"""Readings of the tokens of images in a vision-language model: nearest words, attention to them, values over the picture."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hooked_lm.analysis.reading.lens import spelled
+from hooked_lm.engine.image_cells import patch_labels
+from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
+from hooked_lm.models.checks import check_one_stream
+from hooked_lm.models.vision_inputs import VisionInputs, ids_of
+from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.results import Label
+from hooked_lm.results.scores import Scores, origin
+
+
+@torch.no_grad()
+def nearest_words(
+    model: VisionLanguage, prompts: VisionInputs, *, layers: Which = "each", site: str = "resid_pre", k: int = 5
+) -> pd.DataFrame:
+    """The words whose embeddings are nearest to the stream at the tokens of images, before each layer.
+
+    A row for each prompt, layer, image token and rank, with the cosine of the angle between the stream and the embedding. Before
+    layer 0 the stream is what the projector gives to the text.
+
+    Raises ValueError for prompts without images and for a model with several streams; IndexError for a layer out of range.
+
+    >>> from hooked_lm import HookedTransformerConfig, HookedVisionEncoder, HookedVisionLanguage, VisionInputs
+    >>> from hooked_lm.components.vision.projector import MLPProjector
+    >>> from hooked_lm.models.config.flat import HookedVisionLanguageConfig
+    >>> from hooked_lm.models.config.tree import VisionLanguageConfig
+    >>> sizes = dict(n_layers=2, d_model=16, n_heads=2, act_fn="gelu")
+    >>> tower = HookedVisionEncoder(dict(image_size=8, patch_size=4, **sizes)).cfg.tree
+    >>> text = HookedTransformerConfig(n_ctx=8, d_vocab=20, **sizes).tree
+    >>> images = dict(vision=tower, projector=MLPProjector.Config(16, 16), image_token=9, text_type="gpt2", vision_type="vit")
+    >>> model = HookedVisionLanguage(HookedVisionLanguageConfig.from_tree(VisionLanguageConfig(**vars(text), **images)))
+    >>> prompt = VisionInputs(torch.tensor([[1, 9, 9, 9, 9, 2]]), {"pixel_values": torch.ones(1, 3, 8, 8)})
+    >>> table = nearest_words(model, prompt, layers=[0], k=2)
+    >>> list(table.columns), len(table)
+    (['prompt', 'layer', 'position', 'rank', 'token', 'id', 'cosine'], 8)
+    """
+    check_one_stream(model, "nearest_words")
+    if not 1 <= k <= model.cfg.d_vocab:
+        raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the size of the vocabulary, got {k}")
+    which, found = chosen(layers, model.cfg.n_layers, "layer"), list[pd.DataFrame]()
+    rows, is_image = _with_images(model, prompts)
+    sites = {layer: model.names((site, layer))[0] for layer in which or ()}
+    _, cache = model.run_with_cache(rows, names_filter=list(sites.values()), return_type=None)
+    embeddings = torch.nn.functional.normalize(model.W_E.float(), dim=-1)
+    prompt, position = is_image.nonzero(as_tuple=True)
+    for layer, name in sites.items():
+        stream = torch.nn.functional.normalize(cache[name][prompt, position].float(), dim=-1)
+        best = (stream @ embeddings.T).topk(k)
+        words = spelled(model, best.indices)
+        columns = {
+            "prompt": prompt.repeat_interleave(k).tolist(),
+            "layer": layer,
+            "position": position.repeat_interleave(k).tolist(),
+            "rank": list(range(k)) * len(prompt),
+            "token": [words[token] for token in best.indices.flatten().tolist()],
+            "id": best.indices.flatten().tolist(),
+            "cosine": best.values.flatten().tolist(),
+        }
+        found.append(pd.DataFrame(columns))
+    return pd.concat(found, ignore_index=True).sort_values(["prompt", "layer", "position", "rank"], ignore_index=True)
+
+
+@torch.no_grad()
+def attention_to_images(
+    model: VisionLanguage, prompts: VisionInputs, *, position: int = -1, layers: Which = "each"
+) -> Scores:
+    """How much each head attends from a position, as that of the answer, to the tokens of images.
+
+    Returns Scores with the axes layer, head and patch; `on_image` folds them into rows and columns. Layers without patterns are
+    left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
+    or layer out of range.
+    """
+    rows, is_image = _with_images(model, prompts)
+    counts = is_image.sum(1).tolist()
+    if len(set(counts)) > 1:
+        raise ValueError(f"the prompts must have the same number of image tokens; these have {counts}")
+    n_pos = rows.shape[1]
+    if not -n_pos <= position < n_pos:
+        raise IndexError(f"position {position} is out of range: the prompts have {n_pos}")
+    which = chosen(layers, model.cfg.n_layers, "layer") or []
+    sites = {layer: site for layer in which if (site := site_of_layer(model, "pattern", layer)) is not None}
+    _, cache = model.run_with_cache(rows, names_filter=list(sites.values()), return_type=None)
+    at = torch.stack([row.nonzero()[:, 0] for row in is_image])  # batch, token
+    weights = [_picked(cache[site][:, :, position], at) for site in sites.values()]
+    values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
+    axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
+    return Scores(
+        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=origin(model, position=position)
+    )
+
+
+def _picked(
+    pattern: Float[Tensor, "batch head key_pos"], at: Int[Tensor, "batch token"]
+) -> Float[Tensor, "batch head token"]:
+    return pattern.gather(2, at[:, None].expand(-1, pattern.shape[1], -1))
+
+
+def on_image(scores: Scores) -> Float[Tensor, "*axis row column"]:
+    """The means of scores with an axis "patch", over the picture: that axis becomes two, row and column, which are the last.
+
+    Labels without a place, as those of class tokens, are left out; places without a label are NaN. Raises ValueError if there is
+    no such axis, or no label is a place.
+
+    >>> on_image(Scores(torch.tensor([[9.0], [1.0], [2.0]]), {"patch": [0, "0,0", "1,0"]}))
+    tensor([[1.],
+            [2.]])
+    """
+    names = list(scores.axes)
+    places = {}
+    for index, label in enumerate(scores.axes.get("patch", ())):
+        if isinstance(label, str):
+            place = label.split(",")
+            places[int(place[0]), int(place[1])] = index
+    if not places:
+        raise ValueError(f"the scores have no axis 'patch' with rows and columns; their axes are {', '.join(names)}")
+    values = scores.mean.movedim(names.index("patch"), -1)
+    n_rows, n_columns = (max(place) + 1 for place in zip(*places, strict=True))
+    picture = values.new_full((*values.shape[:-1], n_rows, n_columns), torch.nan)
+    for (row, column), index in places.items():
+        picture[..., row, column] = values[..., index]
+    return picture
+
+
+def _with_images(model: VisionLanguage, prompts: VisionInputs) -> tuple[VisionInputs, Tensor]:
+    """What the model reads, and which of its tokens are of images."""
+    rows = rows_of(model, model.inputs(prompts))
+    is_image = model.images_among(ids_of(rows).to(model.device))
+    if not isinstance(rows, VisionInputs) or not rows.images or not bool(is_image.any()):
+        raise ValueError("the prompts have no images: give VisionInputs with the tensors of images")
+    return rows, is_image

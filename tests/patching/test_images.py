@@ -1,0 +1,156 @@
+"""Studies of prompts with images, on a small LLaVA: hook objects on both sides, attribution, lenses, readings of image tokens."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import VisionInputs, analysis, patching
+from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
+from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.experiment import Experiment
+from hooked_lm.interventions import PatchHead, PatchMLP, PatchResidual, Scale, ZeroAblate
+from tests.close import assert_apart, assert_close
+from tests.families._vision import VisionCase, hooked_vlm, scenes, written
+from tests.families.vision_languages import CASES
+
+CASE: VisionCase = next(case for case in CASES if case.name == "last-but-one")
+MODEL = hooked_vlm(CASE)
+
+
+def prompts(scene: str = "one", n: int = 2, seed: int = 0) -> VisionInputs:
+    """Rows of a scene with images of this seed; the text is the same for every seed."""
+    inputs, images = written(CASE, scenes(CASE)[scene] * n), written(CASE, scenes(CASE)[scene] * n, seed)
+    return VisionInputs(inputs["input_ids"], {"pixel_values": images["pixel_values"]})
+
+
+def metric(logits: Tensor) -> Tensor:
+    return logits[:, -1, 5] - logits[:, -2, 7]
+
+
+CORRUPTED, CLEAN = prompts(), prompts(seed=1)
+_, CACHE = MODEL.run_with_cache(CLEAN)
+IMAGE = (CORRUPTED.tokens[0] == MODEL.tree.image_token).nonzero()[:, 0].tolist()
+
+
+def test_hook_objects_act_on_both_sides():
+    """In one list, and in cells of `run_each`, which are the runs one by one."""
+    cells = {
+        "residual": PatchResidual(layer=0, positions=IMAGE[3], source=CACHE),
+        "heads": [PatchHead(layer=0, heads=[1], positions=IMAGE[0], source=CACHE), PatchMLP(layer=1, source=CACHE)],
+        "tower": ZeroAblate(("vision.z", 0), heads=[2]),
+        "patch": Scale(("vision.resid_post", 0), factor=3.0, positions=[5]),
+        "both": [PatchResidual(("vision.resid_pre", 1), positions=[2], source=CACHE), ZeroAblate("z", 1, heads=[0])],
+        "projector": [Scale("projector.hook_out", factor=0.5), Scale("hook_embed_merged", factor=2.0, positions=0)],
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no cell runs as a whole forward pass
+        result = patching.run_each(MODEL, CORRUPTED, cells, metric=metric)
+    with torch.no_grad():
+        runs = [
+            metric(MODEL.run_with_hooks(CORRUPTED, fwd_hooks=cell if isinstance(cell, list) else [cell]))
+            for cell in cells.values()
+        ]
+    assert_close(result.values, torch.stack(runs))
+    for values in result.values:
+        assert_apart(values, result.corrupted)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("base", ["vision.blocks.0.hook_resid_pre", "blocks.0.hook_resid_pre", "hook_embed_merged"])
+def test_changes_of_the_base_run_come_with_those_of_a_cell(base: str):
+    shared = Edit(base, lambda value: value * 2, (1,) if base.startswith("vision") else (IMAGE[1],))
+    cell = [
+        Edit("vision.blocks.1.hook_mlp_out", torch.zeros(1), (3,)),
+        Edit("blocks.1.hook_mlp_out", torch.zeros(1), (4,)),
+    ]
+    experiment = Experiment(MODEL, CORRUPTED, [metric], [shared])
+    [(_, found)] = experiment.run([cell], progress=False)
+
+    def hook(edit: Edit):
+        return edit.site, lambda value, hook: edit.write(value, hook.dims, 0, value.shape[1])
+
+    assert_close(found[0], metric(MODEL.run_with_hooks(CORRUPTED, fwd_hooks=[hook(edit) for edit in (shared, *cell)])))
+    assert_apart(found[0], experiment.scores[0])
+
+
+def test_text_before_an_image_is_not_computed_again():
+    """A cell of the tower starts at the first token of its images, and one at the last patch of a layer at its token."""
+    experiment = Experiment(MODEL, CORRUPTED, [metric])
+    with torch.no_grad():
+        list(experiment.run([[Edit("hook_image_features", torch.zeros(1), (2,))]], progress=False))
+    n_pos, n_layers = CORRUPTED.shape[1], MODEL.cfg.n_layers
+    assert 0 < experiment.cost.layer_rows <= 2 * n_layers * (n_pos - IMAGE[0])
+
+
+def test_padded_prompts_run_as_whole_forward_passes():
+    inputs = written(CASE, scenes(CASE)["padded"])
+    padded = VisionInputs(inputs["input_ids"], {"pixel_values": inputs["pixel_values"]}, inputs["attention_mask"])
+    cell = ZeroAblate(("vision.z", 0), heads=[2])
+    with pytest.warns(UserWarning, match="the prompts are padded: 1 cell runs as a whole forward pass"):
+        result = patching.run_each(MODEL, padded, [cell], metric=metric)
+    with torch.no_grad():
+        assert_close(result.values[0], metric(MODEL.run_with_hooks(padded, fwd_hooks=[cell])))
+
+
+def test_a_classic_sweep_takes_images():
+    found = patching.get_act_patch_resid_pre(MODEL, CORRUPTED, CACHE, lambda logits: metric(logits).mean())
+    expected = patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric).mean
+    assert_close(found, expected)
+
+
+def test_attribution_of_patches_and_tokens():
+    for site in ("resid_pre", "vision.resid_pre", "hook_image_features"):
+        found = analysis.attribute(MODEL, CORRUPTED, CLEAN, metric=metric, sites=site, check=True)
+        assert_close(found.exact, patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, sites=site).values)
+        assert found.values.shape == found.exact.shape
+    with pytest.raises(ValueError, match="has 4 images: attribution there needs one in each of the prompts"):
+        analysis.attribute(MODEL, prompts("two"), prompts("two", seed=1), metric=metric, sites="vision.resid_pre")
+
+
+def test_a_lens_at_image_positions():
+    found = analysis.logit_lens(MODEL, CORRUPTED, positions=IMAGE)
+    with torch.no_grad():
+        logits = MODEL(CORRUPTED)[:, IMAGE].transpose(0, 1)
+    assert_close(found.logits[-1], logits.topk(5).values)
+
+
+def test_nearest_words():
+    table = nearest_words(MODEL, CORRUPTED, k=3)
+    assert len(table) == 2 * MODEL.cfg.n_layers * len(IMAGE) * 3
+    row = table.query(f"prompt == 1 and layer == 1 and position == {IMAGE[4]} and rank == 0").iloc[0]
+    with torch.no_grad():
+        stream = MODEL.run_with_cache(CORRUPTED)[1]["resid_pre", 1][1, IMAGE[4]]
+        cosines = torch.nn.functional.cosine_similarity(stream, MODEL.W_E, dim=-1)
+    assert row["id"] == int(cosines.argmax())
+    assert_close(torch.tensor(row["cosine"], dtype=torch.float32), cosines.max())
+    with pytest.raises(ValueError, match="the prompts have no images"):
+        nearest_words(MODEL, VisionInputs(torch.tensor([[3, 4]])))
+
+
+def test_attention_to_images():
+    found = attention_to_images(MODEL, CORRUPTED)
+    with torch.no_grad():
+        pattern = MODEL.run_with_cache(CORRUPTED)[1]["pattern", 1]
+    assert_close(found.values[1, 2], pattern[:, 2, -1, IMAGE].T)
+    picture = on_image(found)
+    assert picture.shape[-2:] == (4, 4)
+    assert_close(picture[1, 2, 2, 3], found.mean[1, 2, 11])
+
+
+def test_results_over_patches_fold_into_a_picture():
+    result = patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, sites="vision.resid_pre", layers=[0])
+    assert on_image(result).shape == (1, 4, 4)  # without the class token
+    assert_close(on_image(result)[0, 1, 2], result.select(patch="1,2").mean[0])
+    with pytest.raises(ValueError, match="no axis 'patch' with rows and columns; their axes are layer, position"):
+        on_image(patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric))
+
+
+def test_a_cache_of_other_images_is_refused():
+    with pytest.raises(
+        ValueError, match=r"the clean 'projector.hook_out' has shape \(4, 16, .*, that of these images is \(2, 16"
+    ):
+        patching.sweep(
+            MODEL, CORRUPTED, metric=metric, sites="projector.hook_out", source=MODEL.run_with_cache(prompts("two"))[1]
+        )
