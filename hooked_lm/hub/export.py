@@ -175,10 +175,19 @@ def _is_bare(model: Encoder | VisionEncoder, config: Any) -> bool:
         ending = "WithProjection" if model.projection is not None else ""
     else:
         auto, ending = (AutoModel if model.unembed is None else AutoModelForMaskedLM), ""
-    if type(config) not in auto._model_mapping:
+    bare = _class_for(AutoModel, config)
+    config.architectures = config.architectures or [_class_for(auto, config) + ending]
+    return bool(config.architectures[0] == bare)
+
+
+def _class_for(auto: Any, config: Any) -> str:
+    """The name of the transformers class that `auto` has for a config, or else of the one that is named like it."""
+    import transformers
+
+    known, named = auto._model_mapping, type(config).__name__.removesuffix("Config") + "Model"
+    if type(config) not in known and not hasattr(transformers, named):
         raise ValueError(f"transformers has no class for a {config.model_type} alone: it is part of larger models only")
-    config.architectures = config.architectures or [auto._model_mapping[type(config)].__name__ + ending]
-    return bool(config.architectures[0] == AutoModel._model_mapping[type(config)].__name__)
+    return str(known[type(config)].__name__ if type(config) in known else named)
 
 
 def _cut(config: Any, n_layers: int) -> None:

@@ -1,4 +1,4 @@
-"""Pairs of towers: CLIP with both kinds of end tokens, and SigLIP."""
+"""Pairs of towers: CLIP with both kinds of end tokens, MetaCLIP 2, and SigLIP."""
 
 from typing import Any
 
@@ -30,6 +30,17 @@ CASES = [
         {**TEXT, "eos_token_id": 60, "hidden_act": "gelu", "num_hidden_layers": 3},
         {**TOWER, "patch_size": 4, "hidden_act": "relu", "num_attention_heads": 2},
         projection_dim=16,
+    ),
+    case("metaclip_2", "end-token-2", TEXT, TOWER, projection_dim=20),
+    case(
+        "metaclip_2",
+        "gelu-one-channel",
+        {**SMALL, "eos_token_id": 9, "hidden_act": "gelu"},
+        {**TOWER, "num_channels": 1, "hidden_act": "relu"},
+        projection_dim=24,
+    ),
+    case(
+        "metaclip_2", "small-patches", {**SMALL, "num_hidden_layers": 3}, {**TOWER, "patch_size": 4}, projection_dim=16
     ),
     case("siglip", "same-widths", {**TEXT, "max_position_embeddings": 16}, TOWER),
     case("siglip", "narrow-text", {**SMALL, "projection_size": 32}, {**TOWER, "num_channels": 1}),

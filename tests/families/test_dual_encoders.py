@@ -116,7 +116,7 @@ def test_gradients(case: Case):
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     def given(dtype: torch.dtype) -> Inputs:
-        return inputs_of(case, 12, dtype)
+        return inputs_of(case, 48, dtype)
 
     truth = theirs(case, torch.float64)(**given(torch.float64)).logits_per_image
     rough = theirs(case, torch.bfloat16)(**given(torch.bfloat16)).logits_per_image.double()
@@ -239,9 +239,9 @@ def test_what_does_not_fit_is_refused(case: Case):
         model(inputs["input_ids"], **inputs)
     with pytest.raises(ValueError, match="token id 61"):
         model.encode_text(torch.tensor([[61, 60, 7]]))
-    if getattr(model.tree.text.pooler, "end", None):
-        with pytest.raises(ValueError, match=r"text 1 has no end token \(id"):
-            model.encode_text(torch.tensor([[7, 60], [5, 3]]))
+    if end := getattr(model.tree.text.pooler, "end", None):
+        with pytest.raises(ValueError, match=rf"text 1 has no end token \(id {end}\)"):
+            model.encode_text(torch.tensor([[8, end], [5, 3]]))
     with pytest.raises(ValueError, match="a dual encoder is built from a tree"):
         HookedDualEncoder(HookedDualEncoderConfig(n_layers=1, d_model=8, n_ctx=4, n_heads=1))
 

@@ -23,6 +23,7 @@ CASES = [
     Case(
         "clip_vision_model", "bare-small-patches", {**CLIP, "patch_size": 4, "num_attention_heads": 2}, auto="AutoModel"
     ),
+    Case("metaclip_2_vision_model", "projected", CLIP, auto="MetaClip2VisionModelWithProjection"),
     Case("siglip_vision_model", "probe", TOWER, auto="AutoModel"),
     Case(
         "siglip_vision_model",

@@ -18,9 +18,14 @@ WRONG_END = 2  # what configs said before https://github.com/huggingface/transfo
 
 
 def config(hf: HFConfig) -> DualEncoderConfig:
+    end = dual_like.text_part(hf, NO_EFFECT).eos_token_id
+    return pair(hf, None if end == WRONG_END else end)
+
+
+def pair(hf: HFConfig, end: int | None) -> DualEncoderConfig:
+    """The tree of a config, for this end token."""
     part, vision = dual_like.text_part(hf, NO_EFFECT), dual_like.vision_side(hf)
     d_model, d_out = part.hidden_size, hf.projection_dim
-    end = None if part.eos_token_id == WRONG_END else part.eos_token_id
     return DualEncoderConfig(
         vision=replace(vision, projection=Projection.Config(vision.embed.d_model, d_out)),
         text=dual_like.text_tower(part, EndToken.Config(d_model, end), Projection.Config(d_model, d_out), causal=True),
