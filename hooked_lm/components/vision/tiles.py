@@ -62,6 +62,8 @@ class TileImages:
             raise ValueError(
                 f"pixel_values must be [image, tile, channel, height, width], got {tuple(pixel_values.shape)}"
             )
+        if not len(pixel_values):
+            raise ValueError("pixel_values has no images: leave it out for text alone")
         return pixel_values, self._sizes(image_sizes, len(pixel_values))
 
     def _cut(

@@ -112,6 +112,7 @@ def test_numbers_of_images_and_videos_that_do_not_fit(embed: PatchEmbed, more: d
         ({"image_sizes": None}, "images need both pixel_values and image_sizes, but there are no image_sizes"),
         ({"image_sizes": torch.tensor([[20, 13]] * 2)}, r"image_sizes must be \[image, 2\] with 1 images, .* \(2, 2\)"),
         ({"image_sizes": torch.tensor([[0, 13]])}, "image 0 is empty: its size is 0 x 13 pixels"),
+        ({"pixel_values": torch.ones(0, 3, 3, 24, 24)}, "pixel_values has no images: leave it out for text alone"),
         ({"pixel_values": torch.ones(3, 3, 24, 24)}, r"must be \[image, tile, channel, height, width\], got"),
         (
             {"pixel_values": torch.ones(1, 4, 3, 24, 24)},
@@ -122,6 +123,14 @@ def test_numbers_of_images_and_videos_that_do_not_fit(embed: PatchEmbed, more: d
 def test_what_does_not_fit_is_refused(embed: PatchEmbed, changed: dict[str, Tensor | None], message: str):
     with pytest.raises(ValueError, match=message):
         TILES.patches(embed, **{**given((20, 13), n_tiles=3), **changed})
+
+
+@torch.no_grad()
+def test_a_thin_image_may_have_no_row(embed: PatchEmbed):
+    """What is left of it between the margins is less than a patch: only the whole image has tokens, as in transformers."""
+    patches = TILES.patches(embed, **given((1, 300), (20, 13)))
+    features = TileProjector.Config(8, 4).build()(embed(patches.vectors), patches, 0)
+    assert features.n_tokens == [16, 16 + 4 * 3]
 
 
 def test_drawn_images_fit(embed: PatchEmbed):
