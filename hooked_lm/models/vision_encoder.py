@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.vision.deepstack import DeepstackMerger
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.models.base import BaseModel
@@ -85,18 +86,21 @@ class VisionEncoder(TowerParts, BaseModel):
         if pixel_values is not None:
             images["pixel_values"] = pixel_values if pixel_values.ndim != 3 else pixel_values[None]
         patches = self.tree.pixels.patches(self.embed, **images)
-        embeddings, context = self.read(patches, None, "bicubic" if interpolate_pos_encoding else None)
+        merger = self.tree.merger
+        layers = (len(self.blocks), *merger.depths) if isinstance(merger, DeepstackMerger.Config) else None
+        read, context = self.read(patches, layers, "bicubic" if interpolate_pos_encoding else None)
+        embeddings = read[..., : self.tree.embed.d_model]  # the streams of other depths are beside it
         pooled = None if self.pooler is None else self.pooler(embeddings, context.real)
         projected = None if self.projection is None else self.projection(pooled)
         logits = None if self.classifier is None else self.classifier(pooled)
-        tokens = None if self.merger is None else self._tokens(embeddings, patches)
+        tokens = None if self.merger is None else self._tokens(read, patches)
         found = {"embeddings": embeddings, "pooled": pooled, "projected": projected, "logits": logits, "tokens": tokens}
         return None if return_type is None else found[return_type]
 
-    def _tokens(self, embeddings: Stream, patches: Patches) -> Float[Tensor, "image token d_out"]:
+    def _tokens(self, read: Stream, patches: Patches) -> Float[Tensor, "image token d_out"]:
         """The tokens that the merger makes of images."""
         assert self.merger is not None, "checked by the caller"
-        features: ImageFeatures = self.merger(embeddings, patches, self.embed.cfg.n_before)
+        features: ImageFeatures = self.merger(read, patches, self.embed.cfg.n_before)
         return features.vectors if features.real is None else features.vectors * features.real[..., None]
 
     @property

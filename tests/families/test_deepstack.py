@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedVisionLanguage, VisionInputs
+from hooked_lm import HookedVisionEncoder, HookedVisionLanguage, VisionInputs
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.reading.direct import direct_logit_attribution
 from hooked_lm.families._shared.reader import HFConfig
@@ -14,7 +14,7 @@ from hooked_lm.families.vision_languages import qwen3_vl
 from hooked_lm.patching import ablate, sweep
 from tests.close import assert_apart, assert_close
 from tests.families._models import with_tree
-from tests.families._vision import hooked_vlm, logits_of, reference, scenes, written
+from tests.families._vision import hooked_vlm, logits_of, reference, scenes, theirs, written
 from tests.families.vision_qwen3 import CASES
 from tests.unchecked import unchecked
 
@@ -73,13 +73,16 @@ def test_a_step_after_an_image_adds_nothing() -> None:
     assert_close(model.run_with_hooks(ids, fwd_hooks=[(SITES[0], add)]), expected)
 
 
-@pytest.mark.parametrize("indexes", [[1, 0], [0, 0], [3], [-1], [0, 1, 2]])
+@pytest.mark.parametrize("indexes", [[1, 0], [0, 0], [3], [-1], [0, 1, 2]], ids=str)
 def test_depths_that_transformers_would_not_use_are_refused(indexes: list[int]) -> None:
     values = reference(CASE).config.to_dict()
     values["vision_config"]["deepstack_visual_indexes"] = indexes
-    with pytest.raises(
-        ValueError, match="must be blocks of the tower, which has 3, in their order, and no more than the 2"
-    ):
+    reason = (
+        "of 3 depths are more than the 2 layers"
+        if len(indexes) == 3
+        else "must be blocks of the tower, which has 3, in"
+    )
+    with pytest.raises(ValueError, match=reason):
         qwen3_vl.config(HFConfig(values, {}))
 
 
@@ -161,3 +164,16 @@ def test_an_ablated_layer_adds_nothing() -> None:
     assert_close(mean.values[0], answer(model.run_with_hooks(inputs, fwd_hooks=of_mean)))
     with pytest.raises(ValueError, match="method='resample' does not draw images"):
         ablate(model, inputs, "layers", metric=answer, method="resample")
+
+
+@torch.no_grad()
+def test_a_tower_alone_has_them_at_sites() -> None:
+    """Its output are the tokens of the last layer."""
+    tower = theirs(CASE).model.visual
+    model, inputs = HookedVisionEncoder.from_pretrained("tiny", hf_model=tower), written(CASE, scenes(CASE)["one"])
+    images = inputs["pixel_values"], inputs["image_grid_thw"]
+    found, cache = model.run_with_cache(pixel_values=images[0], image_grid_thw=images[1])
+    expected = tower(*images)
+    assert_close(found[0], expected.pooler_output)
+    for i, features in enumerate(expected.deepstack_features):
+        assert_close(cache[f"merger.deepstack.{i}.hook_out"][0], features)

@@ -1,5 +1,6 @@
 """Qwen3-VL, Qwen3.5 and both with experts: learned positions besides rotary ones, features of several depths, hybrid decoders."""
 
+from tests.families._case import Case
 from tests.families._vision import VisionCase
 from tests.families.composites import SPARSE, axes
 from tests.families.delta_nets import EXPERTS, LINEAR, SHORT_LAYERS, stir
@@ -112,4 +113,18 @@ CASES = [
         adjust=stir,
         writer=writer(4, (2, 2), (6, 8)),
     ),
+]
+
+TOWERS = [
+    Case("qwen3_vl_vision", "two-depths", {**TOWER, "out_hidden_size": 20}, auto="AutoModel"),
+    Case(
+        "qwen3_vl_vision",
+        "last-depth-gelu",
+        {**SMALL, "deepstack_visual_indexes": [1], "hidden_act": "gelu"},
+        auto="AutoModel",
+    ),
+    Case("qwen3_vl_vision", "no-depths", {**SMALL, "deepstack_visual_indexes": []}, auto="AutoModel"),
+    Case("qwen3_vl_moe_vision", "one-depth", {**SMALL, "deepstack_visual_indexes": [0]}, auto="AutoModel"),
+    Case("qwen3_5_vision", "merging-three", {**PLAIN_SMALL, "spatial_merge_size": 3}, auto="AutoModel"),
+    Case("qwen3_5_moe_vision", "four-heads", PLAIN, auto="AutoModel"),
 ]

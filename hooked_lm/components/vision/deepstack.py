@@ -18,7 +18,10 @@ class DeepstackMerger(PatchMerger):
 
     @dataclass(frozen=True)
     class Config(PatchMerger.Config):
+        """`depths` are the numbers of blocks after which the tower's streams go to the mergers of `deepstack`."""
+
         deepstack: tuple[PatchMerger.Config, ...] = ()
+        depths: tuple[int, ...] = ()
 
         def build(self) -> "DeepstackMerger":
             return DeepstackMerger(self)

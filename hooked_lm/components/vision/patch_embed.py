@@ -129,7 +129,7 @@ class ImagePosEmbed(nn.Module):
         """
         grid, n_patches = patches.grid.tolist(), patches.vectors.shape[1]
         sizes = {(rows, columns) for rows, columns in grid}
-        own, interpolation = (self.cfg.rows, self.cfg.columns), interpolation or self.cfg.interpolation
+        own, interpolation = (self.cfg.rows, self.cfg.columns), self.cfg.interpolation or interpolation
         if sizes == {own}:
             return self.with_registers(self.W_pos)[None]
         if interpolation is None:

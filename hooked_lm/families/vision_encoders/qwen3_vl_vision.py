@@ -2,25 +2,40 @@
 image, besides axial rotary positions."""
 
 import math
+from dataclasses import replace
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.vision.deepstack import DeepstackMerger
+from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed
 from hooked_lm.families._shared import classic, qwen_tower
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.weights import Row
 
-__all__ = ["EPS", "IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
+__all__ = ["IGNORED", "PREFIX", "config", "merger", "merger_rows", "rows", "tower"]
 
 PREFIX, EPS = "", 1e-6
 IGNORED = ("*.rotary_pos_emb.inv_freq",)
-NO_EFFECT = ("out_hidden_size", "deepstack_visual_indexes")  # of the mergers
 
 
 def config(hf: HFConfig) -> VisionConfig:
+    tree, depths = tower(hf), list(hf.deepstack_visual_indexes)
+    if depths != sorted({*depths} & {*range(len(tree.blocks))}):
+        raise ValueError(
+            f"deepstack_visual_indexes={depths} must be blocks of the tower, which has {len(tree.blocks)}, in their order"
+        )
+    output = merger(hf, tree)
+    inner = replace(output, norm=LayerNorm.Config(output.d_merged, EPS), norm_after=True)
+    after = tuple(depth + 1 for depth in depths)
+    return replace(tree, merger=DeepstackMerger.Config(**vars(output), deepstack=(inner,) * len(depths), depths=after))
+
+
+def tower(hf: HFConfig) -> VisionConfig:
+    """The tower before its merger."""
     d_model, n_heads, norm = hf.hidden_size, hf.num_heads, LayerNorm.Config(hf.hidden_size, EPS)
     side, d_head = math.isqrt(hf.num_position_embeddings), d_model // n_heads
     if side**2 != hf.num_position_embeddings:
@@ -37,7 +52,26 @@ def config(hf: HFConfig) -> VisionConfig:
     )
 
 
+def merger(hf: HFConfig, tree: VisionConfig) -> PatchMerger.Config:
+    """The merger of the tower's output."""
+    return qwen_tower.merger(tree, hf.out_hidden_size, LayerNorm.Config(tree.embed.d_model, EPS))
+
+
 def rows(tree: VisionConfig) -> list[Row]:
     layer, mlp = qwen_tower.LAYER + "mlp.linear_", qwen_tower.PART + "mlp."
     of_mlp = [*classic.into_mlp(layer + "fc1", mlp), *classic.out_of_mlp(layer + "fc2", mlp)]
-    return [*qwen_tower.rows(tree, of_mlp), Row("pos_embed.weight", "pos_embed.W_pos")]
+    before = qwen_tower.rows(replace(tree, merger=None), of_mlp)
+    return [*before, Row("pos_embed.weight", "pos_embed.W_pos"), *merger_rows(tree.merger)]
+
+
+def merger_rows(cfg: PatchMerger.Config | None, prefix: str = "", target: str = "merger.") -> list[Row]:
+    """The mergers of a tower whose tensors have this prefix; none without any."""
+    n_depths = len(cfg.deepstack) if isinstance(cfg, DeepstackMerger.Config) else 0
+    parts = {"merger.": target} if cfg is not None else {}
+    parts |= {f"deepstack_merger_list.{i}.": f"{target}deepstack.{i}." for i in range(n_depths)}
+    found = []
+    for source, place in parts.items():
+        found += classic.norm(prefix + source + "norm", place + "ln")
+        found += classic.linear(prefix + source + "linear_fc1", place, "in")
+        found += classic.linear(prefix + source + "linear_fc2", place, "out")
+    return found

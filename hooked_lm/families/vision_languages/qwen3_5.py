@@ -3,9 +3,9 @@ features of several depths."""
 
 from hooked_lm.components.vision.axis_positions import AxisPositions
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families.vision_encoders import qwen3_5_vision
 from hooked_lm.families.vision_languages import qwen3_vl
-from hooked_lm.families.vision_languages.qwen3_vl import PREFIX
-from hooked_lm.families.vision_languages.qwen3_vl import sides_rows as rows
+from hooked_lm.families.vision_languages.qwen3_vl import PREFIX, rows
 from hooked_lm.models.config.tree import VisionLanguageConfig
 
 __all__ = ["IGNORED", "PREFIX", "config", "rows"]
@@ -14,6 +14,5 @@ IGNORED = (*qwen3_vl.IGNORED, "mtp.*")  # of the prediction of several tokens
 
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
-    sides = qwen3_vl.sides(hf, (11, 11, 10))
-    hf.part("vision_config").ignored_by_transformers(deepstack_visual_indexes=[])
-    return VisionLanguageConfig(**sides, projector=qwen3_vl.merger(hf, sides["vision"]), rules=(AxisPositions(),))
+    sides, merger = qwen3_vl.sides(hf, (11, 11, 10)), qwen3_5_vision.config(hf.part("vision_config")).merger
+    return VisionLanguageConfig(**sides, projector=merger, rules=(AxisPositions(),))
