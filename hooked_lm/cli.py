@@ -206,9 +206,9 @@ def models(
 
         rows = reasons_of_missing()
     else:
-        from hooked_lm.families import model_class, supported
+        from hooked_lm.families import model_classes
 
-        rows = {name: model_class(name) for name in supported()}
+        rows = {name: " or ".join(classes) for name, classes in model_classes().items()}
     table = Table("model_type", "why not" if missing else "class")
     for name, entry in rows.items():
         table.add_row(escape(name), escape(entry))

@@ -298,8 +298,10 @@ def test_models():
     assert shown.exit_code == 0
     head, *rows = re.findall(r"(\w[\w-]*)\W+(\w+)\W*$", shown.output, re.MULTILINE)
     assert head == ("model_type", "class")
-    assert [model_type for model_type, _ in rows] == hub.supported()
+    assert [model_type for model_type, _ in rows] == sorted(hub.supported(*families.CLASSES.values()))
     assert dict(rows)["gpt2"] == "HookedTransformer"
+    assert dict(rows)["llava"] == "HookedVisionLanguage"
+    assert dict(rows)["vit"] == "HookedVisionEncoder"
 
 
 def test_missing_models():
@@ -321,7 +323,7 @@ def test_version():
 
 
 def test_an_error_of_the_library_is_one_message(monkeypatch: pytest.MonkeyPatch):
-    def unknown() -> list[str]:
+    def unknown(*classes: str) -> list[str]:
         raise KeyError("no [such] thing")
 
     monkeypatch.setattr(families, "supported", unknown)

@@ -47,6 +47,19 @@ def model_class(model_type: str) -> str:
     return CLASSES[_folders(tuple(OF_TEXT.values()))[model_type]]
 
 
+def model_classes() -> dict[str, list[str]]:
+    """The names of the model classes that each supported model type can be loaded as, without importing torch.
+
+    >>> model_classes()["llava"]
+    ['HookedVisionLanguage']
+    """
+    found = dict[str, list[str]]()
+    for name in CLASSES.values():
+        for model_type in supported(name):
+            found.setdefault(model_type, []).append(name)
+    return dict(sorted(found.items()))
+
+
 def family(model_type: str, *classes: str) -> ModuleType:
     """The module of a model type that can be loaded as one of these classes, by default one of text alone.
 

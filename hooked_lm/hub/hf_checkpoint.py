@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, family, supported
+from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.renamed import in_present_names
-from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
+from hooked_lm.hub.source import Repository, Source, has_tokenizer, processor_in, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
@@ -31,7 +31,8 @@ GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "f
 class HFCheckpoint:
     """A checkpoint with its HF config and its family.
 
-    `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None. `architectures` are
+    `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None, `find_processor`
+    the processor of images, or None and why. `architectures` are
     the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
     that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, or of its vision
     tower, and `whole` is the config of the composite.
@@ -44,8 +45,14 @@ class HFCheckpoint:
     labels: dict[str, Any]
     open_weights: Callable[[], Mapping[str, Tensor]]
     find_tokenizer: Callable[[], Any]
+    find_processor: Callable[[], tuple[Any, str | None]]
     options: Options
     whole: Any = None
+
+    @property
+    def reader_of_all(self) -> str | None:
+        """The model class that reads all of a composite whose language model is read alone; None if there is none."""
+        return next((name for name in VISION_LANGUAGES.values() if self.whole.model_type in supported(name)), None)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
@@ -138,6 +145,7 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
         labels=_labels(source.name, has_name, step, options),
         open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
         find_tokenizer=partial(tokenizer_in, folder),
+        find_processor=partial(processor_in, folder),
         options=options,
         whole=whole,
     )
@@ -159,6 +167,7 @@ def from_model(source: Source, options: Options) -> HFCheckpoint:
         labels=_labels(hub_id(source.name), True, step, options),
         open_weights=partial(_saved_weights, hf_model),
         find_tokenizer=source.at(revision).tokenizer,
+        find_processor=source.at(revision).processor,
         options=options,
         whole=whole,
     )

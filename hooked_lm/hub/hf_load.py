@@ -15,6 +15,7 @@ from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.hub.options import Tree
+from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.weights import Row, expand, load, slots
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,15 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     model = _unfilled(model_class, cfg, tokenizer)
     fill(model, tensors, checkpoint.family, full, torch.device(options.device), copy=options.hf_model is not None)
     model.cfg.tokenizer_name = cfg.tokenizer_name
+    if isinstance(full, VisionLanguageConfig):
+        model.processor, model.why_no_processor = checkpoint.find_processor()
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
     if (left_out := model.cfg.left_out) is not None:
         whole, kind = cfg.original_architecture, checkpoint.config.model_type
-        logger.warning("loaded the %s (%s) of a %s; left out: %s", kept_part(model), kind, whole, described(left_out))
+        more = f"; {reader}.from_pretrained loads all of it" if (reader := checkpoint.reader_of_all) else ""
+        what = kept_part(model)
+        logger.warning("loaded the %s (%s) of a %s; left out: %s%s", what, kind, whole, described(left_out), more)
     return model
 
 

@@ -12,6 +12,7 @@ from hooked_lm.hub.short_names import SHORT_NAMES
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 
 
@@ -39,6 +40,10 @@ class Directory:
     def tokenizer(self) -> Any:
         """The tokenizer in the directory; None if there is none."""
         return tokenizer_in(self.path)
+
+    def processor(self) -> tuple[Any, str | None]:
+        """The processor in the directory, or None and why; see `processor_in`."""
+        return processor_in(self.path)
 
     def at(self, revision: str | None) -> "Directory":
         """This directory: it has no revisions."""
@@ -109,6 +114,13 @@ class Repository:
         except ValueError:
             return None
 
+    def processor(self) -> tuple[Any, str | None]:
+        """The processor of the repository, or None and why; see `processor_in`."""
+        try:
+            return processor_in(self.folder(weights=False))
+        except ValueError:
+            return None, None
+
     def at(self, revision: str | None) -> "Repository":
         """The repository at a revision."""
         return replace(self, revision=revision)
@@ -167,6 +179,18 @@ def tokenizer_in(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+
+
+def processor_in(folder: Path) -> tuple[Any, str | None]:
+    """The processor of images and text in a directory, or None; and why there is none, if a file describes one."""
+    if not any((folder / file).is_file() for file in PROCESSOR_FILES):
+        return None, None
+    from transformers import AutoProcessor
+
+    try:
+        return AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True), None
+    except Exception as error:  # of many kinds: packages that are not installed, files that do not fit
+        return None, f"that in {folder} cannot be made: {' '.join(str(error).split())}"
 
 
 def named_tokenizer(name: str) -> Any:

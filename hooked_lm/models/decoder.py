@@ -53,7 +53,7 @@ class Decoder(DecoderMethods):
         default_padding_side: str | None = None,
     ) -> None:
         super().__init__()
-        self._set_config(HookedTransformerConfig.unwrap(cfg), tokenizer, default_padding_side)
+        self._set_config(self.config_class.unwrap(cfg), tokenizer, default_padding_side)
         with self._initial_device(move_to_device):
             self.make_embedding(self.tree)
             self.stack.build_positions(self, self.tree.pos_embed)

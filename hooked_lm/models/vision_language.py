@@ -13,10 +13,12 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
+from hooked_lm.models import prompts_with_images
 from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.image_positions import ImagePositions, located
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
@@ -44,6 +46,9 @@ class VisionLanguage(Decoder):
 
     config_class = HookedVisionLanguageConfig  # type: ignore[assignment]
     context_class = ImageContext
+    prepare = prompts_with_images.prepare
+    processor: Any = None  # of the checkpoint, as transformers has it
+    why_no_processor: str | None = None
 
     @property
     def tree(self) -> VisionLanguageConfig:
@@ -248,6 +253,61 @@ class VisionLanguage(Decoder):
                 f"the prompts have {n_tokens} image tokens (id {self.tree.image_token}), but {images}: every image needs as many "
                 "as it has vectors, which model.prepare writes"
             )
+
+    # ---- places of images --------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def image_layout(self, images: Mapping[str, Any]) -> ImageFeatures:
+        """The places of the image tokens of some images, without a run of the tower; the vectors have no values."""
+        embed, width = self.vision.embed, self.vision.embed.cfg.d_model * len(self.tree.feature_layers or (0,))
+        patches = self.tree.vision.pixels.patches(embed, **images)
+        with torch.device("meta"):  # a projector without hooks
+            projector = self.tree.projector.build()
+        n_class, (n_images, n_patches) = embed.cfg.n_class_tokens, patches.vectors.shape[:2]
+        features: ImageFeatures = projector(
+            torch.empty(n_images, n_class + n_patches, width, device="meta"), patches, n_class
+        )
+        return features
+
+    def image_positions(self, inputs: Any, **images: Any) -> ImagePositions:
+        """The image, row and column that each token of these inputs stands for; inputs as for `forward`.
+
+        >>> import torch
+        >>> from hooked_lm import HookedVisionLanguage
+        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
+        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> model = HookedVisionLanguage(cfg)
+        >>> places = model.image_positions(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
+        >>> places.cell(3), places.position(image=0, row=1, column=0)
+        ((0, 1, 0), (0, 3))
+        """
+        given = self.inputs(inputs, images, images.pop("attention_mask", None))
+        tokens, _ = self._tokens_and_mask(given.tokens, None, None, given.attention_mask)
+        is_image = self.images_among(tokens) if given.is_image is None else given.is_image
+        layout = self.image_layout(given.images) if given.images else None
+        self._check_images(is_image, layout)
+        if layout is None:
+            return located(is_image, [], torch.empty(0, 2, dtype=torch.long))
+        return located(
+            is_image, layout.n_tokens, layout.cells.flatten(0, 1) if layout.real is None else layout.cells[layout.real]
+        )
+
+    def patch_grid(self, inputs: Any, **images: Any) -> list[Int[Tensor, "row column"]]:
+        """The position in its prompt of each place of each image; inputs as for `forward`.
+
+        >>> import torch
+        >>> from hooked_lm import HookedVisionLanguage
+        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
+        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> model = HookedVisionLanguage(cfg)
+        >>> model.patch_grid(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
+        [tensor([[1, 2],
+                [3, 4]])]
+        """
+        places = self.image_positions(inputs, **images)
+        return [places.grid(image) for image in range(places.n_images)]
+
+    # ---- checks ------------------------------------------------------------------------------------------------------
 
     def verify(self, tokens: Any = None) -> Verification:
         """Checks the identities between this model's sites, on random text around two images by default."""

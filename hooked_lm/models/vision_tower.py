@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.norms.norm import add_norm, norm_of
 from hooked_lm.components.vision.patch_embed import Mode
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, check_pixels
 from hooked_lm.components.vision.tower_context import TowerContext
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.config.tree import VisionConfig
@@ -50,6 +50,7 @@ class TowerParts(nn.Module):
 
     def before_blocks(self, patches: Patches, interpolation: Mode | None = None) -> tuple[Stream, TowerContext]:
         """The stream before the first block, and the context of the run."""
+        check_pixels(patches)
         context = TowerContext(patches, self.embed.cfg.n_before)
         resid = self.embed.with_class_tokens(self.hook_patch_embed(self.embed(patches.vectors)))
         if "pos_embed" in self._modules:

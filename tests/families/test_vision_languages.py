@@ -196,6 +196,30 @@ def beyond_what_is_read(model: HookedVisionLanguage) -> Iterator[str]:
         yield from (name for name in model.all_points() if name.startswith(unread))
 
 
+# ---- places of images ------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_places_of_image_tokens(case: VisionCase):
+    """Those of the features, which are known without a run; from a position to a place and back."""
+    model, inputs = hooked_vlm(case), written(case, scenes(case)["padded"])
+    features, places = model.image_features(pixels_of(inputs)), model.image_positions(inputs)
+    layout = model.image_layout(pixels_of(inputs))
+    assert torch.equal(layout.cells, features.cells)
+    assert layout.n_tokens == features.n_tokens
+    is_image = model.images_among(inputs["input_ids"])
+    assert torch.equal(places.cells[..., 0] >= 0, is_image)
+    grids = model.patch_grid(inputs)
+    assert len(grids) == places.n_images == len(features.n_tokens)
+    for prompt, position in is_image.nonzero().tolist():
+        image, row, column = places.cell(position, prompt)
+        assert prompt == places.prompt(image)
+        if min(row, column) >= 0:
+            assert places.position(image, row, column) == (prompt, grids[image][row, column])
+    with pytest.raises(ValueError, match="position 0 of prompt 0 is no image token; its image tokens are at"):
+        places.cell(0)
+
+
 # ---- batches and generation ------------------------------------------------------------------------------------------
 
 

@@ -47,6 +47,18 @@ class Patches:
         return self.real if self.hidden is None else self.real & ~self.hidden
 
 
+def check_pixels(patches: Patches) -> None:
+    """Raises ValueError without images, and for pixels that are NaN or infinite; nothing is checked in `torch.compile`."""
+    if torch.compiler.is_compiling() or patches.vectors.is_meta:
+        return
+    if not patches.vectors.numel():
+        raise ValueError(f"there are no pixels: the patches of images are {tuple(patches.vectors.shape)}")
+    bad = ~patches.vectors.isfinite().flatten(1)
+    if bad.any():
+        image = int(bad.any(1).nonzero()[0])
+        raise ValueError(f"{int(bad[image].sum())} of {bad.shape[1]} pixel values of image {image} are NaN or infinite")
+
+
 def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patches:
     """Images of one size as patches of `size` x `size` pixels; what is left at the right and below is not read.
 

@@ -26,6 +26,7 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
+from hooked_lm.components.vision.projector import MLPProjector
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     EncoderConfig,
@@ -33,6 +34,7 @@ from hooked_lm.models.config.tree import (
     SideBlockConfig,
     StackConfig,
     VisionConfig,
+    VisionLanguageConfig,
 )
 
 
@@ -140,6 +142,18 @@ def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
         ln_final=norm,
         pooler=ClassToken.Config(cfg.d_model) if cfg.n_class_tokens else None,
         classifier=Classifier.Config(cfg.d_model, cfg.n_classes) if cfg.n_classes else None,
+    )
+
+
+def vision_language(cfg: Any, decoder: DecoderConfig, tower: VisionConfig) -> VisionLanguageConfig:
+    """The tree of a LLaVA that reads the normalised output of a tower."""
+    return VisionLanguageConfig(
+        **vars(decoder),
+        vision=tower,
+        projector=MLPProjector.Config(tower.embed.d_model, cfg.d_model),
+        image_token=cfg.image_token,
+        text_type="",
+        vision_type="",
     )
 
 

@@ -5,7 +5,7 @@ from while it is not set. `row.py` explains the columns, `docs/config.md` prints
 through these rows, so that names and tree agree; `flat_config.py` handles the setting of names.
 """
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +15,17 @@ from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import build, defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers
-from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, ENCODER, ENCODER_DECODER, OF_TEXT, VISION, fact, of_tree
+from hooked_lm.models.config.row import (
+    DECODER,
+    DUAL_ENCODER,
+    ENCODER,
+    ENCODER_DECODER,
+    OF_TEXT,
+    VISION,
+    fact,
+    of_tree,
+    table,
+)
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -361,9 +371,57 @@ class HookedVisionConfig(HookedTransformerConfig):
 @remembers
 @dataclass
 class HookedVisionLanguageConfig(HookedTransformerConfig):
-    """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector."""
+    """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector.
 
+    With `vision`, the flat names of a tower (those of `HookedVisionConfig`), and `image_token` they describe a model like LLaVA
+    (Liu et al. 2023, arXiv:2310.03744) to build: an MLP between the tower's normalised output and the decoder.
+
+    >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
+    >>> sizes = dict(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> cfg = HookedVisionLanguageConfig(**sizes, vision=tower, image_token=999)
+    >>> cfg.tree.projector.d_vision, cfg.tree.projector.d_model
+    (16, 64)
+    """
+
+    # fmt: off
+    vision: Any = of_tree("the vision tower: a dict of its flat names, a config or a tree", "vision", default=None,
+                          kinds=(DECODER,), spelling=lambda value, c: tower_of(value))
+    image_token: int = of_tree("id of the tokens that images replace", "image_token", default=-1, least=0, kinds=(DECODER,))
+    # fmt: on
     tree: VisionLanguageConfig | None = field(default=None, repr=False)
+
+    @staticmethod
+    def build(c: Any, is_sketch: bool = False) -> Any:
+        """The tree of a LLaVA; None while required names are missing. With `is_sketch`, that of its decoder."""
+        decoder = HookedTransformerConfig.build(c, is_sketch)
+        if decoder is None or is_sketch:
+            return decoder
+        tower = None if c.image_token == -1 else tower_of(c.vision)
+        return None if tower is None else build.vision_language(c, decoder, tower)
+
+    def check_tree(self) -> None:
+        """Raises ValueError if no model can be built from this config."""
+        self.resolve()
+        if self.tree is None and self.vision is None:
+            raise ValueError("vision is missing: give the flat names of the tower, vision=dict(...)")
+        if self.tree is None and self.image_token == -1:
+            raise ValueError("image_token is missing: give the id of the tokens that images replace")
+        super().check_tree()
+
+
+def tower_of(given: Any) -> VisionConfig | None:
+    """The tree of a tower without heads. Raises ValueError for flat names that are of a model, not of a tower."""
+    if isinstance(given, dict):
+        of_model = {name for name, row in table(HookedVisionConfig).rows.items() if row.is_fact or name == "n_classes"}
+        if whole := of_model & given.keys():
+            raise ValueError(
+                f"vision={{{min(whole)!r}: ...}}: a tower inside of a model has no {min(whole)} of its own"
+            )
+        given = HookedVisionConfig.from_dict(given)
+    if isinstance(given, HookedVisionConfig):
+        given.check_tree()
+        given = given.tree
+    return None if given is None else replace(given, pooler=None, projection=None, classifier=None)
 
 
 @remembers
