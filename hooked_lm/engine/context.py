@@ -52,7 +52,7 @@ class BaseContext(Context):
         return None if first == list(range(self.n_pos)) else first
 
     def first_reader(self, pos: int) -> int:
-        """The first position that depends on this one or on a later one: in a run of tokens that see each other, its start."""
+        """The first position that depends on this one or on a later one: in a group of tokens that see each other, the first."""
         readers = self._first_readers
         return pos if readers is None or pos == len(readers) else readers[pos]
 

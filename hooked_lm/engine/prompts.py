@@ -37,6 +37,11 @@ def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor
 
     Raises TypeError for other types, ValueError for prompts of different lengths and for empty prompts.
     """
+    if isinstance(prompts, VisionInputs):
+        raise TypeError(
+            f"the {name} have images, which this function does not read; these do: patching.sweep, run_each, ablate and "
+            "attention_knockout, analysis.attribute, logit_lens and direct_logit_attribution"
+        )
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.numel() == 0:
             raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")

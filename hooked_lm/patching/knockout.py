@@ -12,12 +12,13 @@ from torch import Tensor
 from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit
-from hooked_lm.engine.prompts import Prompts, Which, chosen, site_of_layer, tokens_of
+from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.models.vision_inputs import Rows
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 
@@ -73,7 +74,7 @@ def attention_knockout(
     (('subject', 'the rest'), True)
     """
     refuse_two_stacks(model, "attention_knockout")
-    tokens = tokens_of(model, prompts)
+    tokens = rows_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
     study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")
     return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
@@ -82,7 +83,7 @@ def attention_knockout(
 class _Grid:
     """Edges x layers x heads, each cell a window of layers."""
 
-    def __init__(self, model: Any, tokens: Tensor, edges: Edges, layers: Which, heads: Which, window: int) -> None:
+    def __init__(self, model: Any, tokens: Rows, edges: Edges, layers: Which, heads: Which, window: int) -> None:
         if not edges:
             raise ValueError("edges is empty: name at least one")
         self.edges = {name: _positions(name, ends, tokens.shape[1]) for name, ends in edges.items()}
@@ -157,7 +158,7 @@ def _positions(name: str, ends: tuple[Indices, Indices], n_pos: int) -> tuple[li
 
 
 def _visible(
-    model: HookedRootModule, tokens: Tensor, sites: Mapping[int, str]
+    model: HookedRootModule, tokens: Rows, sites: Mapping[int, str]
 ) -> tuple[dict[int, Bool[Tensor, "batch query_pos key_pos"]], dict[int, int]]:
     """The keys that each query of a layer attends to in any head, and the number of heads; by one forward pass."""
     seen: dict[str, Tensor] = {}

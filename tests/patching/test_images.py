@@ -1,6 +1,7 @@
 """Studies of prompts with images, on a small LLaVA: hook objects on both sides, attribution, lenses, readings of image tokens."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -114,6 +115,28 @@ def test_a_lens_at_image_positions():
     with torch.no_grad():
         logits = MODEL(CORRUPTED)[:, IMAGE].transpose(0, 1)
     assert_close(found.logits[-1], logits.topk(5).values)
+
+
+def test_knockout_of_attention_to_an_image():
+    edges = {"image": (IMAGE, [-1]), "half": (IMAGE[:8], [-1, -2])}
+    found = patching.attention_knockout(MODEL, CORRUPTED, edges, metric=metric)
+
+    def run(layer: int, keys: list[int], queries: list[int]) -> Tensor:
+        def mask(scores: Tensor, hook: Any) -> Tensor:
+            for query in queries:
+                scores[:, :, query, keys] = float("-inf")
+            return scores
+
+        return metric(MODEL.run_with_hooks(CORRUPTED, fwd_hooks=[(MODEL.names(("attn_scores", layer))[0], mask)]))
+
+    with torch.no_grad():
+        expected = [torch.stack([run(i, *ends) for i in range(MODEL.cfg.n_layers)]) for ends in edges.values()]
+    assert_close(found.values, torch.stack(expected))
+
+
+def test_functions_that_read_no_images_say_so():
+    with pytest.raises(TypeError, match="the corrupted have images, which this function does not read"):
+        patching.path_patch(MODEL, CORRUPTED, CLEAN, "logits", metric=metric)
 
 
 def test_nearest_words():
