@@ -1,7 +1,8 @@
 """The heads of encoders, whose input is the final residual stream.
 
 `MLMHead` transforms each position before the unembedding. `Pooler` computes one vector per text, the input of `NSPHead` and
-`Classifier`. The input of `TokenClassifier` is each position, that of `ContactHead` the attention patterns.
+`Classifier`; `EndToken` and `LastToken` take one to compare with images. The input of `TokenClassifier` is each position, that of
+`ContactHead` the attention patterns.
 """
 
 from dataclasses import dataclass, field
@@ -130,6 +131,63 @@ class Pooler(nn.Module):
                 x.mean(1) if real is None else x.masked_fill(~real[..., None], 0.0).sum(1) / real.sum(1, keepdim=True)
             )
         return x[:, 0] if real is None else x[torch.arange(len(x), device=x.device), real.long().argmax(1)]
+
+
+class EndToken(nn.Module):
+    """The vector at the first `end` token of a text (Radford et al. 2021, arXiv:2103.00020).
+
+    `end` None means the first of the largest id: older configs of CLIP name a wrong end token, but its id is the largest.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        end: int | None
+
+        def build(self) -> "EndToken":
+            return EndToken(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_pooler_out = HookPoint("batch", "d_model")
+
+    def forward(self, resid: Stream, tokens: Int[Tensor, "batch pos"]) -> Pooled:
+        return self.hook_pooler_out(self.pooled(resid, tokens))
+
+    def pooled(self, resid: Stream, tokens: Int[Tensor, "batch pos"]) -> Pooled:
+        """The same, without the hook point. Raises ValueError for a text without an end token."""
+        if self.cfg.end is None:
+            return resid[torch.arange(len(resid), device=resid.device), tokens.argmax(1)]
+        is_end = tokens == self.cfg.end
+        if not torch.compiler.is_compiling() and not bool(is_end.any(1).all()):
+            raise ValueError(
+                f"text {int(is_end.any(1).int().argmin())} has no end token (id {self.cfg.end}), at which this model reads a text"
+            )
+        return resid[torch.arange(len(resid), device=resid.device), is_end.int().argmax(1)]
+
+
+class LastToken(nn.Module):
+    """The vector at the last position, also if that is padding: the model was trained on texts of one length."""
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+
+        def build(self) -> "LastToken":
+            return LastToken(self)
+
+    def __init__(self, cfg: Config) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.hook_pooler_out = HookPoint("batch", "d_model")
+
+    def forward(self, resid: Stream, tokens: Int[Tensor, "batch pos"]) -> Pooled:
+        return self.hook_pooler_out(self.pooled(resid, tokens))
+
+    def pooled(self, resid: Stream, tokens: Int[Tensor, "batch pos"]) -> Pooled:
+        """The same, without the hook point."""
+        return resid[:, -1]
 
 
 class NSPHead(nn.Module):

@@ -24,7 +24,6 @@ from hooked_lm.components.verification import (
     rwkv,
     ssm,
     streams,
-    text_pool,
     vision,
 )
 from hooked_lm.components.verification.registry import (
@@ -62,7 +61,6 @@ __all__ = [
     "rwkv",
     "ssm",
     "streams",
-    "text_pool",
     "vision",
     "weights_after_norms",
 ]

@@ -2,9 +2,20 @@
 
 from collections.abc import Iterator
 
+from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, Real, TokenClassifier, TwoLayerMLMHead
+from hooked_lm.components.heads import (
+    Classifier,
+    EndToken,
+    LastToken,
+    MLMHead,
+    NSPHead,
+    Pooler,
+    Real,
+    TokenClassifier,
+    TwoLayerMLMHead,
+)
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
@@ -77,3 +88,12 @@ def _(head: TokenClassifier, at: Sites, get_input: LazyTensor) -> Iterator[Ident
             return output_from_sites(transform, sites)
 
     yield "x W + b == out", lambda: (last() @ head.W + head.b, at("hook_out"))
+
+
+@identities.register(EndToken)
+@identities.register(LastToken)
+def _(
+    head: EndToken | LastToken, at: Sites, get_input: LazyTensor, tokens: Int[Tensor, "batch pos"]
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield "one position == pooler_out", lambda: (head.pooled(get_input(), tokens), at("hook_pooler_out"))

@@ -5,8 +5,8 @@ from types import ModuleType
 
 from hooked_lm.components.embeddings.embed import Embed
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
+from hooked_lm.components.heads import EndToken, LastToken
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.text_pool import EndToken, LastToken
 from hooked_lm.components.vision.heads import Projection
 from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.families._shared import classic, vision_like

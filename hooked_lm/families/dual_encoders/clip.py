@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hooked_lm.components.text_pool import EndToken
+from hooked_lm.components.heads import EndToken
 from hooked_lm.components.vision.heads import Projection
 from hooked_lm.families._shared import dual_like
 from hooked_lm.families._shared.reader import HFConfig

@@ -1,7 +1,7 @@
 """SigLIP and SigLIP 2 (Zhai et al. 2023, arXiv:2303.15343; Tschannen et al. 2025, arXiv:2502.14786): texts of one length, read at
 their last position."""
 
-from hooked_lm.components.text_pool import LastToken
+from hooked_lm.components.heads import LastToken
 from hooked_lm.components.vision.heads import Projection
 from hooked_lm.families._shared import dual_like
 from hooked_lm.families._shared.reader import HFConfig

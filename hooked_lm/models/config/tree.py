@@ -17,9 +17,17 @@ from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
 from hooked_lm.components.embeddings.pos_embed import PosEmbedConfig
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRotary
 from hooked_lm.components.experts.hash_moe import RepeatedIds
-from hooked_lm.components.heads import Classifier, ContactHead, MLMHead, NSPHead, Pooler, TokenClassifier
+from hooked_lm.components.heads import (
+    Classifier,
+    ContactHead,
+    EndToken,
+    LastToken,
+    MLMHead,
+    NSPHead,
+    Pooler,
+    TokenClassifier,
+)
 from hooked_lm.components.norms.norm import NormConfig
-from hooked_lm.components.text_pool import EndToken, LastToken
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
 from hooked_lm.components.vision.merger import PatchMerger
