@@ -113,6 +113,7 @@ MEANING = {
     "hook_y": "the output read from the state, before the gate",
     "hook_per_layer_in": "the layer's second input besides the stream: its per-layer embedding, or the token ids",
     "hook_per_layer_out": "what the layer adds to the stream from its per-layer embedding",
+    "hook_deepstack": "what images add to the stream after the layer: features from inside their tower; 0 at text",
     "hook_attn_mixed": "the output of the shared transformer's attention",
     "hook_transformed": "the output of the shared transformer's MLP",
     "hook_shared_out": "what the shared transformer adds to the input of the mixer",
