@@ -24,7 +24,14 @@ def test_every_snippet_of_the_readme_runs(capsys):
 
 @pytest.mark.parametrize(
     ("page", "n_snippets"),
-    [("patching.md", 19), ("attribution.md", 6), ("reading.md", 6), ("interventions.md", 7), ("porting.md", 2)],
+    [
+        ("patching.md", 19),
+        ("attribution.md", 6),
+        ("reading.md", 6),
+        ("interventions.md", 7),
+        ("vision.md", 4),
+        ("porting.md", 2),
+    ],
 )
 def test_every_snippet_of_a_page_runs(page: str, n_snippets: int):
     found = snippets((ROOT / "docs" / page).read_text())

@@ -67,10 +67,18 @@ class VisionLanguage(Decoder):
         self.hook_embed_merged = HookPoint("batch", "pos", "d_model")
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """Alias -> site: names of other libraries, and those of the decoder with "language." in front."""
-        others = ("vision.", "projector.", "hook_image_features")
-        of_decoder = {f"language.{name}": name for name in names if not name.startswith(others)}
-        return {**super().find_aliases(names), **of_decoder}
+        """Alias -> site: names of other libraries, the decoder's with "language." or "lm." in front, those of both other parts
+        as TransformerBridge calls them."""
+        found = dict(super().find_aliases(names))
+        for name in names:
+            part, _, rest = name.partition(".")
+            if part == "projector":
+                found[f"vision_projector.{rest}"] = name
+            elif part == "vision":
+                found[f"vision_encoder.{rest}"] = name
+            elif name != "hook_image_features":
+                found |= {f"language.{name}": name, f"lm.{name}": name}
+        return found
 
     def site_name(self, site: Any) -> str:
         """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower."""
