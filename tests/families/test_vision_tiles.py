@@ -77,6 +77,17 @@ def test_tiles_are_images_of_the_tower():
         assert_close(cache["hook_image_features"][image, : len(expected)], expected)
 
 
+def test_places_of_tokens_are_those_of_the_picture():
+    """Each place of the picture of tiles has one token; those of the whole image and the ends of rows are no places."""
+    inputs, model = written(WIDE, scenes(WIDE)["two"]), hooked_vlm(WIDE)
+    first, second = model.patch_grid(inputs)
+    begin = 2 + 16  # words, and tokens of the whole image
+    assert first.tolist() == [list(range(begin + 9 * row, begin + 9 * row + 8)) for row in range(4)]
+    assert second.shape == (4, 2)
+    places = model.image_positions(inputs)
+    assert [places.cell(position) for position in (2, begin + 9, begin + 17)] == [(0, -1, -1), (0, 1, 0), (0, 1, -1)]
+
+
 @torch.no_grad()
 def test_several_images_of_a_prompt_are_not_cut_into_tiles():
     """In LLaVA-OneVision: a prompt with two images in one tile each, and one with an image in several."""
