@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import VisionInputs, analysis, patching
+from hooked_lm import HookedVisionLanguage, VisionInputs, analysis, patching
+from hooked_lm.analysis.metrics import logit_difference
 from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
+from hooked_lm.demo.shapes import Picture, pixels
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.interventions import PatchHead, PatchMLP, PatchResidual, Scale, ZeroAblate
@@ -168,6 +170,23 @@ def test_results_over_patches_fold_into_a_picture():
     assert_close(on_image(result)[0, 1, 2], result.select(patch="1,2").mean[0])
     with pytest.raises(ValueError, match="no axis 'patch' with rows and columns; their axes are layer, position"):
         on_image(patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric))
+
+
+def test_the_patch_of_a_shape_restores_the_answer():
+    """In the bundled model, of which it is known what it looks at: one patch of the shape that is asked about."""
+    model = HookedVisionLanguage.from_pretrained("demo-shapes")
+    green = Picture((("circle", "red"), ("square", "green"), ("triangle", "blue"), ("cross", "yellow")), seed=5)
+    tokens = model.to_tokens("<image> " * 36 + "what colour is the shape in the upper right ?")
+    runs = [
+        VisionInputs(tokens, {"pixel_values": pixels(one)[None]}) for one in (green.with_shape(1, colour="blue"), green)
+    ]
+    colours = [model.to_single_token(colour) for colour in ("green", "blue")]
+    restored = patching.sweep(model, *runs, metric=logit_difference(*colours), sites="hook_image_features").normalized()
+    picture = on_image(restored)
+    assert picture.shape == (6, 6)
+    assert picture[:3, 3:].max() > 0.9
+    assert picture[3:].abs().max() < 0.1
+    assert picture[:3, :3].abs().max() < 0.1
 
 
 def test_a_cache_of_other_images_is_refused():

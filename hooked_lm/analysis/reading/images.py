@@ -28,19 +28,14 @@ def nearest_words(
 
     Raises ValueError for prompts without images and for a model with several streams; IndexError for a layer out of range.
 
-    >>> from hooked_lm import HookedTransformerConfig, HookedVisionEncoder, HookedVisionLanguage, VisionInputs
-    >>> from hooked_lm.components.vision.projector import MLPProjector
-    >>> from hooked_lm.models.config.flat import HookedVisionLanguageConfig
-    >>> from hooked_lm.models.config.tree import VisionLanguageConfig
-    >>> sizes = dict(n_layers=2, d_model=16, n_heads=2, act_fn="gelu")
-    >>> tower = HookedVisionEncoder(dict(image_size=8, patch_size=4, **sizes)).cfg.tree
-    >>> text = HookedTransformerConfig(n_ctx=8, d_vocab=20, **sizes).tree
-    >>> images = dict(vision=tower, projector=MLPProjector.Config(16, 16), image_token=9, text_type="gpt2", vision_type="vit")
-    >>> model = HookedVisionLanguage(HookedVisionLanguageConfig.from_tree(VisionLanguageConfig(**vars(text), **images)))
-    >>> prompt = VisionInputs(torch.tensor([[1, 9, 9, 9, 9, 2]]), {"pixel_values": torch.ones(1, 3, 8, 8)})
+    >>> from hooked_lm import HookedVisionLanguage, VisionInputs
+    >>> from hooked_lm.demo.shapes import Picture, pixels
+    >>> model = HookedVisionLanguage.from_pretrained("demo-shapes")
+    >>> tokens = model.to_tokens("<image> " * 36 + "what colour is the shape in the upper right ?")
+    >>> prompt = VisionInputs(tokens, {"pixel_values": pixels(Picture((("circle", "red"),) * 4))[None]})
     >>> table = nearest_words(model, prompt, layers=[0], k=2)
     >>> list(table.columns), len(table)
-    (['prompt', 'layer', 'position', 'rank', 'token', 'id', 'cosine'], 8)
+    (['prompt', 'layer', 'position', 'rank', 'token', 'id', 'cosine'], 72)
     """
     check_one_stream(model, "nearest_words")
     if not 1 <= k <= model.cfg.d_vocab:
