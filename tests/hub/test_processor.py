@@ -11,7 +11,7 @@ from hooked_lm import HookedVisionLanguage
 from tests.families._case import reference
 from tests.families.vision_languages import CASES
 
-CASE = next(case for case in CASES if case.family == "llava")
+CASE = next(case for case in CASES if case.name == "last-but-one")
 
 
 @pytest.fixture
