@@ -297,11 +297,11 @@ def test_a_run_may_start_at_a_layer(case: VisionCase):
 
 
 def runs(case: VisionCase) -> tuple[VisionInputs, VisionInputs]:
-    """Two prompts around two images each, and the same prompts with other images."""
-    both = (written(case, scenes(case)["two"] * 2, seed) for seed in (0, 1))
-    corrupted, clean = (pixels_of(inputs) for inputs in both)
-    ids = written(case, scenes(case)["two"] * 2)["input_ids"]
-    return VisionInputs(ids, corrupted), VisionInputs(ids, clean)
+    """Two prompts with two images each, at other places, and the same prompts with other images."""
+    a, b = case.writer.sizes
+    rows = [[2, a, 3, b, 4], [4, a, 1, b, 4]]
+    inputs, others = (written(case, rows, seed) for seed in (0, 1))
+    return VisionInputs(inputs["input_ids"], pixels_of(inputs)), VisionInputs(inputs["input_ids"], pixels_of(others))
 
 
 def answer(logits: Tensor) -> Tensor:
