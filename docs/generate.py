@@ -33,6 +33,15 @@ MEANING = {
     "hook_tokens": "token ids",
     "hook_embed": "what the token embedding adds to the stream",
     "hook_pos_embed": "what the position embedding adds; only where positions are embedded",
+    "hook_patch_embed": "the vectors of an image's patches",
+    "hook_image_features": "the vectors of image tokens, as they enter the text; of a pair, the image before its norm",
+    "hook_text_features": "the text's vector before its norm",
+    "hook_image_embeds": "the image's vector of length one",
+    "hook_text_embeds": "the text's vector of length one",
+    "hook_logits_per_image": "similarities of images and texts",
+    "hook_embed_merged": "the embedded tokens, with the vectors of images in their places",
+    "hook_merged": "the patches of a square side by side, normalised where the norm is before this",
+    "hook_pooled": "means over squares of patches",
     "hook_resid_pre": "the stream before the block",
     "hook_attn_in": "the stream, one copy a head, before the norm",
     "hook_q_input": "the stream, one copy a head, before the norm, for queries",
@@ -254,7 +263,7 @@ def listing(class_name: str, known: set[str]) -> list[str]:
     lines = []
     for name, entry in sites_of_families(class_name).items():
         leaf, families = name.rpartition(".")[2], sorted(entry["families"])
-        if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known or name.removeprefix("vision.") in known:
+        if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known or re.sub(r"^(vision|text)\.", "", name) in known:
             continue
         if leaf not in MEANING:
             raise KeyError(f"docs/generate.py has no meaning for {name!r}: add it to MEANING")
@@ -297,6 +306,13 @@ It has the sites of a decoder's blocks, and these:
 
 The decoder of a `HookedVisionLanguage` has its usual sites, also under names that begin with `language.`. The tower has the
 sites of a vision encoder under names that begin with `vision.`. Besides there are these:
+
+""",
+    "HookedDualEncoder": """
+## Pairs of towers
+
+The towers of a `HookedDualEncoder` have the sites of a vision encoder under names that begin with `vision.`, and those of an
+encoder under names that begin with `text.`. Besides there are these:
 
 """,
 }
@@ -359,9 +375,10 @@ These composites are tested against transformers, from files in the names that t
 VISION_HEAD = """
 ## Models that read images
 
-`HookedVisionEncoder.from_pretrained` loads a tower, `HookedVisionLanguage.from_pretrained` a tower, a projector and a decoder;
-of the latter checkpoints `HookedTransformer.from_pretrained` loads the language model alone. The differences are those of the
-answers of towers, and of the logits after two images among words.
+`HookedVisionEncoder.from_pretrained` loads a tower, `HookedVisionLanguage.from_pretrained` a tower, a projector and a decoder,
+`HookedDualEncoder.from_pretrained` a tower of images and one of texts. Of a vision-language checkpoint
+`HookedTransformer.from_pretrained` loads the language model alone. The differences are those of the answers of towers, of the
+logits after two images among words, and of the similarities of images and texts.
 
 | model_type | class | built from | other sites | missing sites | largest difference, configs |
 |---|---|---|---|---|---|
@@ -427,7 +444,8 @@ def standard_sites(class_name: str) -> list[str]:
     """The usual sites of a class: for decoders those at the top of docs/sites.md, for others those that all families have."""
     if class_name in ("HookedTransformer", "HookedVisionLanguage"):
         return list(dict.fromkeys(any_layer(site) for model in models() for site in model.all_points()))
-    families, found = set(supported(class_name)), sites_of_families(class_name)
+    found = sites_of_families(class_name)
+    families = {family for entry in found.values() for family in entry["families"]}
     return [site for site, entry in found.items() if entry["families"].keys() == families]
 
 
@@ -454,8 +472,12 @@ def models_page() -> str:
 def vision_table(parity: dict[str, Any]) -> str:
     """The section of the models that read images."""
     classes = [name for name in CLASSES.values() if name not in OF_TEXT.values()]
-    lines = [family_row(name, parity, standard_sites(kind)) for kind in classes for name in supported(kind)]
-    return VISION_HEAD + "\n".join(lines) + "\n"
+    standard, tested = {kind: standard_sites(kind) for kind in classes}, {case.family for case in VISION_CASES}
+    names = [(kind, name) for kind in classes for name in supported(kind)]
+    lines = [family_row(name, parity, standard[kind]) for kind, name in names if name in tested]
+    alone = code(name for _, name in names if name not in tested)
+    note = f"\nThese towers load alone too, and are tested with the models that they are parts of: {alone}.\n"
+    return VISION_HEAD + "\n".join(lines) + "\n" + note
 
 
 # ---- the fields of configs -------------------------------------------------------------------------------------------

@@ -52,7 +52,8 @@ class HFCheckpoint:
     @property
     def reader_of_all(self) -> str | None:
         """The model class that reads all of a composite whose language model is read alone; None if there is none."""
-        return next((name for name in VISION_LANGUAGES.values() if self.whole.model_type in supported(name)), None)
+        model_type = (self.whole or self.config).model_type
+        return next((name for name in VISION_LANGUAGES.values() if model_type in supported(name)), None)
 
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""

@@ -11,6 +11,7 @@ from tests.families import (
     composites,
     compressed,
     delta_nets,
+    dual_encoders,
     encoder_decoders,
     encoders,
     gated_attention,
@@ -47,7 +48,8 @@ DECODER_CASES = [case for module in DECODERS for case in module.CASES]
 ENCODER_CASES = [*encoders.CASES, *compact_encoders.CASES]
 ENCODER_DECODER_CASES = [*encoder_decoders.CASES, *other_encoder_decoders.CASES]
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
-VISION_CASES = [*vision_encoders.CASES, *vision_languages.CASES]  # of models that read images; `CASES` are of text
+# of models that read images; `CASES` are of text
+VISION_CASES = [*vision_encoders.CASES, *vision_languages.CASES, *dual_encoders.CASES]
 
 # Fields that a family does not read and that may have an effect: it refuses a config in which they are not at their default.
 REFUSED = {

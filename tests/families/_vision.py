@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedDualEncoder, HookedVisionEncoder, HookedVisionLanguage
+from hooked_lm.families import supported
 from tests.families._case import GROUPED, SIZES, Case, reference
 
 Size = tuple[int, int]  # of an image, in patches: rows and columns
@@ -144,9 +145,30 @@ def of_one_size(n_tokens: int, **size: int) -> Writer:
     return Writer(((4, 4), (4, 4)), lambda size: [IMAGE] * n_tokens, pixels(**size), one_by_one)
 
 
+Inputs = dict[str, Tensor]
+
+
+def pair_inputs(case: Case, n: int = 3, dtype: torch.dtype = torch.float32) -> Inputs:
+    """Texts of one length with an end token each, not at the same place, and one image more."""
+    model = hooked_pair(case)
+    tokens, _ = model.drawn_inputs(n, seed=1)
+    _, images = model.drawn_inputs(n + 1, seed=1)
+    if (end := getattr(model.tree.text.pooler, "end", None)) is not None:
+        tokens = tokens.masked_fill(tokens == end, 3)
+        tokens[torch.arange(n), 2 + torch.arange(n) % 5] = end
+    return {"input_ids": tokens, "pixel_values": images["pixel_values"].to(dtype)}
+
+
+def is_pair(case: Case) -> bool:
+    """Whether a row is of a pair of towers."""
+    return case.family in supported("HookedDualEncoder")
+
+
 def hooked_any(case: Case) -> Any:
     """The model of a row of any class that reads images."""
-    return hooked_vlm(case) if isinstance(case, VisionCase) else hooked_tower(case)
+    if isinstance(case, VisionCase):
+        return hooked_vlm(case)
+    return hooked_pair(case) if is_pair(case) else hooked_tower(case)
 
 
 def answer(found: Any) -> Tensor:
@@ -157,9 +179,14 @@ def answer(found: Any) -> Tensor:
 
 @torch.no_grad()
 def vision_outputs(case: Case) -> tuple[Tensor, Tensor]:
-    """What our model gives and what that of transformers gives, in fp32: for two images among words, or for images alone."""
+    """What our model gives and what that of transformers gives, in fp32: for two images among words, or for images alone, or
+    for images and texts."""
     if isinstance(case, VisionCase):
         inputs = written(case, scenes(case)["two"])
         return hooked_vlm(case)(**inputs), logits_of(case, inputs)
+    if is_pair(case):
+        inputs = pair_inputs(case)
+        return hooked_pair(case)(**inputs), theirs(case)(**inputs).logits_per_image
     images = hooked_tower(case).drawn_images(3, seed=1)
-    return hooked_tower(case)(**images), answer(theirs(case)(**images))
+    ours = hooked_tower(case)(**images)
+    return ours, answer(theirs(case)(**images)).view_as(ours)  # images of some towers are one row in transformers

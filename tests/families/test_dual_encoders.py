@@ -23,28 +23,16 @@ from tests.families._models import (
     distance,
     save_shuffled,
 )
-from tests.families._vision import hooked_pair, theirs
+from tests.families._vision import Inputs, hooked_pair, pair_inputs, theirs
 from tests.families.dual_encoders import CASES
 from tests.unchecked import unchecked
 
 EACH_CASE = CASES
-Inputs = dict[str, Tensor]
-
-
-def inputs_of(case: Case, n: int = 3, dtype: torch.dtype = torch.float32) -> Inputs:
-    """Texts of one length with an end token each, not at the same place, and one image more."""
-    model = hooked_pair(case)
-    tokens, _ = model.drawn_inputs(n, seed=1)
-    _, images = model.drawn_inputs(n + 1, seed=1)
-    if (end := getattr(model.tree.text.pooler, "end", None)) is not None:
-        tokens = tokens.masked_fill(tokens == end, 3)
-        tokens[torch.arange(n), 2 + torch.arange(n) % 5] = end
-    return {"input_ids": tokens, "pixel_values": images["pixel_values"].to(dtype)}
 
 
 @torch.no_grad()
 def test_outputs(case: Case):
-    inputs, model = inputs_of(case), hooked_pair(case)
+    inputs, model = pair_inputs(case), hooked_pair(case)
     expected = theirs(case)(**inputs)
     deviation = expected.logits_per_image.std()
     assert MODERATE[0] < deviation < MODERATE[1], f"the deviation of the logits is {deviation:.2g}"
@@ -57,7 +45,7 @@ def test_outputs(case: Case):
 @torch.no_grad()
 def test_padding(case: Case):
     """With a mask, on the right and on the left, where positions count padding too."""
-    inputs, model = inputs_of(case, 2), hooked_pair(case)
+    inputs, model = pair_inputs(case, 2), hooked_pair(case)
     for ends in (slice(-2, None), slice(0, 2)):
         mask = torch.ones_like(inputs["input_ids"])
         mask[0, ends] = inputs["input_ids"][0, ends] = 0
@@ -67,7 +55,7 @@ def test_padding(case: Case):
 
 @torch.no_grad()
 def test_one_side_alone(case: Case):
-    inputs, model = inputs_of(case), hooked_pair(case)
+    inputs, model = pair_inputs(case), hooked_pair(case)
     expected = theirs(case)(**inputs)
     assert_close(model.encode_image(inputs["pixel_values"]), expected.image_embeds)
     assert_close(model.encode_text(inputs["input_ids"]), expected.text_embeds)
@@ -85,7 +73,7 @@ def test_one_side_alone(case: Case):
 @torch.no_grad()
 def test_the_streams_are_those_of_transformers(case: Case):
     """The hidden states of transformers are the stream before each block."""
-    inputs, model = inputs_of(case), hooked_pair(case)
+    inputs, model = pair_inputs(case), hooked_pair(case)
     _, cache = model.run_with_cache(**inputs)
     expected = theirs(case)(**inputs, output_hidden_states=True)
     sides = {"vision": expected.vision_model_output, "text": expected.text_model_output}
@@ -99,7 +87,7 @@ def test_gradients(case: Case):
     of_pixels = dict[str, list[Tensor]](ours=[], theirs=[])
 
     def run(model: Any, dtype: torch.dtype, whose: str) -> Any:
-        inputs = inputs_of(case, dtype=dtype)
+        inputs = pair_inputs(case, dtype=dtype)
         inputs["pixel_values"].requires_grad_()
         found = model(**inputs)
         backpropagate(found if isinstance(found, Tensor) else found.logits_per_image)
@@ -116,7 +104,7 @@ def test_gradients(case: Case):
 @torch.no_grad()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     def given(dtype: torch.dtype) -> Inputs:
-        return inputs_of(case, 48, dtype)
+        return pair_inputs(case, 48, dtype)
 
     truth = theirs(case, torch.float64)(**given(torch.float64)).logits_per_image
     rough = theirs(case, torch.bfloat16)(**given(torch.bfloat16)).logits_per_image.double()
@@ -144,7 +132,7 @@ def test_export_is_exact(case: Case, checkpoint: Path, tmp_path: Path):
 
 @torch.no_grad()
 def test_the_model_of_transformers_comes_back(case: Case):
-    back, inputs = hooked_pair(case).to_hf(), inputs_of(case)
+    back, inputs = hooked_pair(case).to_hf(), pair_inputs(case)
     assert type(back) is type(reference(case))
     assert_same_tensors(back.state_dict(), reference(case).state_dict())
     assert_close(back(**inputs).logits_per_image, theirs(case)(**inputs).logits_per_image)
@@ -162,7 +150,7 @@ def test_identities(case: Case):
 @unchecked()
 def test_every_site_is_alive(case: Case):
     """An edit of any site changes the output."""
-    model, inputs = hooked_pair(case), inputs_of(case)
+    model, inputs = hooked_pair(case), pair_inputs(case)
     clean, d_vocab = model(**inputs), model.cfg.d_vocab
     end = getattr(model.tree.text.pooler, "end", None)
 
@@ -181,7 +169,7 @@ def test_every_site_is_alive(case: Case):
 
 @torch.no_grad()
 def test_names(case: Case):
-    model, inputs = hooked_pair(case), inputs_of(case)
+    model, inputs = hooked_pair(case), pair_inputs(case)
     _, cache = model.run_with_cache(**inputs)
     assert cache["vision.z", -1] is cache[f"vision.blocks.{len(model.vision.blocks) - 1}.attn.hook_z"]
     assert cache["text.blocks.0.hook_out"] is cache["text.blocks.0.hook_resid_post"]
@@ -193,7 +181,7 @@ def test_names(case: Case):
 
 @torch.no_grad()
 def test_another_size_is_interpolated(case: Case):
-    model, inputs = hooked_pair(case), inputs_of(case)
+    model, inputs = hooked_pair(case), pair_inputs(case)
     inputs["pixel_values"] = torch.randn(2, model.vision.embed.cfg.n_channels, 18, 30)
     with pytest.raises(ValueError, match="does not fit: this tower has positions for"):
         model(**inputs)
@@ -222,7 +210,7 @@ def test_text(case: Case):
     n_ctx = model.cfg.n_ctx if case.family == "siglip" else 5
     padded = torch.tensor([row + [0] * (n_ctx - 5) for row in ids])
     assert model.to_tokens(texts).tolist() == padded.tolist()
-    inputs = {"input_ids": padded, "pixel_values": inputs_of(case)["pixel_values"]}
+    inputs = {"input_ids": padded, "pixel_values": pair_inputs(case)["pixel_values"]}
     expected = theirs(case)(**inputs).logits_per_image
     assert_close(model(texts, inputs["pixel_values"]), expected)
     assert_close(model(texts[0], inputs["pixel_values"]), expected[:, :1])
@@ -232,7 +220,7 @@ def test_text(case: Case):
 
 
 def test_what_does_not_fit_is_refused(case: Case):
-    model, inputs = hooked_pair(case), inputs_of(case)
+    model, inputs = hooked_pair(case), pair_inputs(case)
     with pytest.raises(ValueError, match="return_type must be one of 'logits_per_image'"):
         model(**inputs, return_type="logits")
     with pytest.raises(ValueError, match="are synonyms"):
