@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.core import CORE, thinned
-from tests.families import CASES
+from tests.families import CASES, VISION_CASES
 
 TESTS = Path(__file__).parent
 COMPARISONS = re.compile(
@@ -62,7 +62,7 @@ def test_folders_mirror_the_package() -> None:
 
 
 def test_families_that_stand_for_all_are_in_the_table() -> None:
-    assert set(CORE) <= {case.family for case in CASES}
+    assert set(CORE) <= {case.family for case in (*CASES, *VISION_CASES)}
 
 
 def test_rows_that_do_not_stand_for_others_are_slow() -> None:

@@ -182,7 +182,8 @@ def test_names(case: Case):
 @torch.no_grad()
 def test_another_size_is_interpolated(case: Case):
     model, inputs = hooked_pair(case), pair_inputs(case)
-    inputs["pixel_values"] = torch.randn(2, model.vision.embed.cfg.n_channels, 18, 30)
+    embed = model.vision.embed.cfg
+    inputs["pixel_values"] = torch.randn(2, embed.n_channels, 3 * embed.patch_size, 5 * embed.patch_size)
     with pytest.raises(ValueError, match="does not fit: this tower has positions for"):
         model(**inputs)
     expected = theirs(case)(**inputs, interpolate_pos_encoding=True).logits_per_image

@@ -1,6 +1,7 @@
 """What every vision tower of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hooked_lm import HookedVisionEncoder
+from hooked_lm.components.vision.patch_embed import PatchEmbed
+from hooked_lm.components.vision.pixels import PixelImages
 from tests.close import GRADIENT, assert_close
 from tests.families import Case, reference
 from tests.families._models import (
@@ -124,11 +127,12 @@ def test_every_site_is_alive(case: Case):
     assert dead == []
 
 
-@pytest.mark.parametrize("size", [(18, 30), (36, 36)])
+@pytest.mark.parametrize("grid", [(3, 5), (7, 7)])
 @torch.no_grad()
-def test_another_size_is_refused_or_interpolated(case: Case, size: tuple[int, int]):
-    model = hooked_tower(case)
-    pixels = torch.randn(2, model.cfg.n_channels, *size, generator=torch.Generator().manual_seed(3))
+def test_another_size_is_refused_or_interpolated(case: Case, grid: tuple[int, int]):
+    model, generator = hooked_tower(case), torch.Generator().manual_seed(3)
+    size = [length * model.cfg.patch_size for length in grid]
+    pixels = torch.randn(2, model.cfg.n_channels, *size, generator=generator)
     if model.tree.pos_embed is not None and not model.tree.pos_embed.fits_all:
         with pytest.raises(ValueError, match="does not fit: this tower has positions for"):
             model(pixels)
@@ -137,3 +141,15 @@ def test_another_size_is_refused_or_interpolated(case: Case, size: tuple[int, in
     if model.tree.grid[0] == model.tree.grid[1]:  # that of transformers assumes a square
         found = theirs(case)(pixels, interpolate_pos_encoding=True)
         assert_same(model(pixels, interpolate_pos_encoding=True), answer(found))
+
+
+def test_pixels_that_no_patch_reads_are_refused(case: Case):
+    """Unless the tower was trained on images of this size, as SigLIP's was, or what is read is given by a mask or sizes."""
+    model, embed = hooked_tower(case), hooked_tower(case).tree.embed
+    height, width = (length * embed.patch_size for length in model.tree.grid)
+    pixels = torch.zeros(1, embed.n_channels, height + 1, width)
+    if isinstance(model.tree.pixels, PixelImages):
+        with pytest.raises(ValueError, match=f"{height + 1} x {width} pixels are not filled by patches of"):
+            model(pixels)
+    trained = PatchEmbed(replace(embed, image_size=(height + 1, width)))
+    assert PixelImages().patches(trained, pixels).grid.tolist() == [list(model.tree.grid)]

@@ -34,6 +34,7 @@ class PatchEmbed(nn.Module):
         n_registers: int = 0
         mask_token: bool = False
         n_frames: int = 1
+        image_size: tuple[int, int] | None = None  # height and width in training, which patches need not fill
 
         def build(self) -> "PatchEmbed":
             return PatchEmbed(self)
@@ -71,13 +72,22 @@ class PatchEmbed(nn.Module):
         )
 
     def patches(self, pixels: Float[Tensor, "image channel height width"]) -> Patches:
-        """The images as patches. Raises ValueError for another number of channels."""
+        """The images as patches; see `cut`. Raises ValueError for another number of channels."""
         if pixels.ndim != 4 or pixels.shape[1] != self.cfg.n_channels:
             raise ValueError(
                 f"pixels must be [image, channel, height, width] with {self.cfg.n_channels} channels, got "
                 f"{tuple(pixels.shape)}"
             )
         return cut(pixels, self.cfg.patch_size)
+
+    def check_filled(self, pixels: Float[Tensor, "image channel height width"]) -> None:
+        """Raises ValueError for images that patches do not fill, unless the tower was trained on that size."""
+        (height, width), size = pixels.shape[2:], self.cfg.patch_size
+        if (height % size or width % size) and (height, width) != self.cfg.image_size and min(height, width) >= size:
+            raise ValueError(
+                f"images of {height} x {width} pixels are not filled by patches of {size} x {size}: what is left at the right or "
+                "below would not be read; resize or pad them"
+            )
 
 
 class ImagePosEmbed(nn.Module):

@@ -48,10 +48,10 @@ class Patches:
 
 
 def check_pixels(patches: Patches) -> None:
-    """Raises ValueError without images, and for pixels that are NaN or infinite; nothing is checked in `torch.compile`."""
+    """Raises ValueError for images without pixels, and pixels that are NaN or infinite; nothing is checked in `torch.compile`."""
     if torch.compiler.is_compiling() or patches.vectors.is_meta:
         return
-    if not patches.vectors.numel():
+    if not patches.vectors[:1].numel() and len(patches.vectors):
         raise ValueError(f"there are no pixels: the patches of images are {tuple(patches.vectors.shape)}")
     bad = ~patches.vectors.isfinite().flatten(1)
     if bad.any():

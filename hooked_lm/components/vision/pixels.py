@@ -22,8 +22,12 @@ class PixelImages:
     arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
 
     def patches(self, embed: PatchEmbed, pixel_values: Float[Tensor, "image channel height width"]) -> Patches:
-        """The images as patches."""
-        return embed.patches(pixel_values.to(embed.W_E.device))
+        """The images as patches. Raises ValueError without images, and for images that patches do not fill."""
+        if not len(pixel_values):
+            raise ValueError(f"there are no images: pixel_values are {tuple(pixel_values.shape)}")
+        patches = embed.patches(pixel_values.to(embed.W_E.device))
+        embed.check_filled(pixel_values)
+        return patches
 
     def drawn(
         self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
@@ -49,7 +53,7 @@ class MaskedImages:
         patch_attention_mask: Tensor | None = None,
     ) -> Patches:
         """The images as patches, hidden where there is no picture. Raises ValueError for a mask that does not fit."""
-        patches = PixelImages().patches(embed, pixel_values)
+        patches = embed.patches(pixel_values.to(embed.W_E.device))
         if patch_attention_mask is None:
             return patches
         size = tuple(length // embed.cfg.patch_size for length in pixel_values.shape[2:])
@@ -136,7 +140,7 @@ class SizedImages:
         image_sizes: Tensor | None = None,
     ) -> Patches:
         """The images as patches. Raises ValueError for sizes that do not fit."""
-        whole = PixelImages().patches(embed, pixel_values)
+        whole = embed.patches(pixel_values.to(embed.W_E.device))
         if image_sizes is None:
             return whole
         if image_sizes.shape != (len(pixel_values), 2):

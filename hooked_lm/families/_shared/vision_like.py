@@ -44,7 +44,8 @@ def positions(hf: HFConfig, patch_size: int, **more: Any) -> ImagePosEmbed.Confi
 
 def patch_embed(hf: HFConfig, **more: Any) -> PatchEmbed.Config:
     """The embedding of square patches."""
-    return PatchEmbed.Config(hf.hidden_size, square(hf.patch_size, "patch_size"), n_channels=hf.num_channels, **more)
+    sizes = {"patch_size": square(hf.patch_size, "patch_size"), "n_channels": hf.num_channels}
+    return PatchEmbed.Config(hf.hidden_size, **sizes, image_size=image_size(hf.image_size), **more)
 
 
 def block(

@@ -223,7 +223,7 @@ def test_images_that_do_not_fit():
     both = torch.cat([ids, ids])
     for given, images, words in (
         (both, broken, "3 of 192 pixel values of image 1 are NaN or infinite"),
-        (ids, torch.zeros(0, 3, 8, 8), "there are no pixels"),
+        (ids, torch.zeros(0, 3, 8, 8), "there are no images"),
         (ids, torch.zeros(1, 1, 8, 8), r"with 3 channels, got \(1, 1, 8, 8\)"),
         (ids, torch.zeros(1, 3, 12, 8), "an image of 3 x 2 patches does not fit: this tower has positions for 2 x 2"),
         (ids, torch.zeros(1, 3, 2, 8), "an image of 2 x 8 pixels is smaller than a patch of 4 x 4"),
