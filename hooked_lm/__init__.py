@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hooked_lm.models.config.flat import HookedTransformerConfig as HookedTransformerConfig
     from hooked_lm.models.config.flat import HookedVisionConfig as HookedVisionConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
-    from hooked_lm.models.vision_inputs import VisionInputs as VisionInputs
+    from hooked_lm.models.vision.inputs import VisionInputs as VisionInputs
     from hooked_lm.pretrained import HookedDualEncoder as HookedDualEncoder
     from hooked_lm.pretrained import HookedEncoder as HookedEncoder
     from hooked_lm.pretrained import HookedEncoderDecoder as HookedEncoderDecoder
@@ -49,7 +49,7 @@ _HOMES = {
     "HookedVisionConfig": "hooked_lm.models.config.flat",
     "HookedVisionEncoder": "hooked_lm.pretrained",
     "HookedVisionLanguage": "hooked_lm.pretrained",
-    "VisionInputs": "hooked_lm.models.vision_inputs",
+    "VisionInputs": "hooked_lm.models.vision.inputs",
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")

@@ -25,11 +25,11 @@ from hooked_lm.models.config.tree import (
     VisionLanguageConfig,
 )
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.dual_encoder import DualEncoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_encoder import VisionEncoder
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.encoder import VisionEncoder
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.fold import process_weights
 
 __all__ = [

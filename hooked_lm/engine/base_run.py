@@ -16,7 +16,7 @@ from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_trace import Logits, TracedAccess
 from hooked_lm.engine.site_info import SiteInfo, TokenScope
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 
 
 class BaseRun:

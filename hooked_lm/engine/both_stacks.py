@@ -13,8 +13,8 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule, scope
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_inputs import Rows, VisionInputs
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 Target = str | Sequence[str] | Int[Tensor, "..."] | None
 SIDES = ("encoder", "decoder")

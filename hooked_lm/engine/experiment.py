@@ -32,7 +32,7 @@ from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts

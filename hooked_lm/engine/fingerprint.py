@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
 WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers only check annotations

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Cell, Change, write_all
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.vision_inputs import Rows, repeated_rows
+from hooked_lm.models.vision.inputs import Rows, repeated_rows
 
 Keep = dict[str, Any]  # site -> its value
 

@@ -16,8 +16,8 @@ from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import Cell, Change, Input
 from hooked_lm.engine.full_forward import writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, repeated_rows
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
 OF_IMAGES = ("vision.", "projector.", "hook_image_features")

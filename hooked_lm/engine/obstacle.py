@@ -8,8 +8,8 @@ from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.site_info import SiteInfo
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 
 def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Rows) -> str | None:

@@ -22,7 +22,7 @@ from hooked_lm.engine.prompts import (
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks.head_labels import head_label
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}

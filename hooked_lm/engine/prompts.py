@@ -14,7 +14,7 @@ from hooked_lm.engine.image_cells import shapes_at
 from hooked_lm.hooks import UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 # texts, ids [batch, pos] or [pos] (lengths are compared in words), or ids with the images among them

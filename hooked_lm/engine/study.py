@@ -19,7 +19,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
 from hooked_lm.results.scores import origin
 

@@ -11,8 +11,8 @@ from hooked_lm.engine.obstacle import obstacle
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows, ids_of
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 
 def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:

@@ -20,11 +20,11 @@ from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.dual_encoder import DualEncoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_encoder import VisionEncoder
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.encoder import VisionEncoder
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned

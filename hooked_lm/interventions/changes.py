@@ -11,7 +11,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.select import is_shorthand
 from hooked_lm.interventions.base import Controller, Detector, HookObject, rewrite
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 
 GivenHooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
 PARTS = {"heads": "H", "positions": "pos", "features": "feature", "rows": "row", "rest": "rest"}

@@ -16,7 +16,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
-from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
 

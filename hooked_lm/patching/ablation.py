@@ -28,7 +28,7 @@ from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
-from hooked_lm.models.vision_inputs import Rows, VisionInputs
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
 
 Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.patching.grids import Grid, run_grids, table
 from hooked_lm.patching.setters import (
     PATCH_SETTERS,

@@ -16,7 +16,7 @@ from hooked_lm.engine.prompts import check_source, site_of_layer
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.models.checks import check_equal_heads
-from hooked_lm.models.vision_inputs import Rows, VisionInputs
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 
 

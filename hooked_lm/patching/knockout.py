@@ -18,7 +18,7 @@ from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.results import Label
 

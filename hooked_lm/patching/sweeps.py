@@ -11,7 +11,7 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_inputs import Rows, ids_of
+from hooked_lm.models.vision.inputs import Rows, ids_of
 
 
 @undisturbed

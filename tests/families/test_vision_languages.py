@@ -56,6 +56,7 @@ def double_of(inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor
 # ---- the same numbers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_family
 @pytest.mark.parametrize("scene", SCENES)
 @torch.no_grad()
 def test_logits(case: VisionCase, scene: str):

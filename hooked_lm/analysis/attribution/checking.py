@@ -9,7 +9,7 @@ from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Source
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 
 Check = bool | int | None  # True: all cells; a number: that many; False: none; None: as many as are affordable
 AFFORDABLE = 2e11  # floating-point operations

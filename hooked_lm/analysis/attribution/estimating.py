@@ -14,7 +14,7 @@ from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, value_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.vision_inputs import Rows, repeated_rows
+from hooked_lm.models.vision.inputs import Rows, repeated_rows
 
 Effects = Float[Tensor, "batch pos_or_1 feature_or_1"]
 

@@ -15,8 +15,8 @@ from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]

@@ -26,8 +26,8 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision_inputs import Rows, VisionInputs, ids_of, some_rows
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, some_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
 from hooked_lm.results.scores import METRIC, origin

@@ -18,7 +18,7 @@ from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision_inputs import Rows
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin

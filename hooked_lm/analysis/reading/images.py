@@ -11,8 +11,8 @@ from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.image_cells import patch_labels
 from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
 from hooked_lm.models.checks import check_one_stream
-from hooked_lm.models.vision_inputs import VisionInputs, ids_of
-from hooked_lm.models.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import VisionInputs, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
 

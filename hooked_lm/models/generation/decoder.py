@@ -15,7 +15,7 @@ from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
-from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs

@@ -15,7 +15,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
-from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 
 Choose = Callable[
     ..., Tensor

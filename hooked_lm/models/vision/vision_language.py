@@ -13,18 +13,18 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
-from hooked_lm.models import prompts_with_images
 from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.image_positions import ImagePositions, located
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision_inputs import VisionInputs
-from hooked_lm.models.vision_tower import VisionTower
+from hooked_lm.models.vision import prompts_with_images
+from hooked_lm.models.vision.image_positions import ImagePositions, located
+from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.models.vision.tower import VisionTower
 
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the ids say as well
 

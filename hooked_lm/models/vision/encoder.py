@@ -15,7 +15,7 @@ from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.models.stack import Stream, follow_flags
 from hooked_lm.models.verification.identities import vision_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision_tower import TowerParts
+from hooked_lm.models.vision.tower import TowerParts
 
 RETURN_TYPES = ("output", "embeddings", "pooled", "projected", "logits", "tokens", None)
 
@@ -27,7 +27,7 @@ class VisionEncoder(TowerParts, BaseModel):
     `classifier`, `merger`. `hooked_lm.HookedVisionEncoder` adds loading and saving of checkpoints.
 
     >>> import torch
-    >>> from hooked_lm.models.vision_encoder import VisionEncoder
+    >>> from hooked_lm.models.vision.encoder import VisionEncoder
     >>> model = VisionEncoder(dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"))
     >>> model(torch.zeros(1, 3, 8, 8), return_type="embeddings").shape
     torch.Size([1, 5, 16])

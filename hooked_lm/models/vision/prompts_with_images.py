@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.models.vision_inputs import VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 
 PLACEHOLDER = "<image>"
 

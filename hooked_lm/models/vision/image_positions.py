@@ -18,7 +18,7 @@ class ImagePositions:
     an image that is no place of it, such as its class token or the end of a row. Rows and columns count the tokens of an image,
     each of which may stand for several patches. Images are numbered over the whole batch.
 
-    >>> from hooked_lm.models.image_positions import ImagePositions
+    >>> from hooked_lm.models.vision.image_positions import ImagePositions
     >>> places = ImagePositions(torch.tensor([[[-1, -1, -1], [0, 0, 0], [0, 0, 1], [-1, -1, -1]]]))
     >>> places.cell(2), places.position(image=0, row=0, column=1), places.grid(0)
     ((0, 0, 1), (0, 2), tensor([[1, 2]]))

@@ -20,10 +20,10 @@ from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import follow_flags
 from hooked_lm.models.text.encoder import EncoderText, texts_of
 from hooked_lm.models.text.tokens import padded
-from hooked_lm.models.text_tower import TextTower
 from hooked_lm.models.verification.dual_identities import dual_encoder_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision_tower import VisionTower
+from hooked_lm.models.vision.text_tower import TextTower
+from hooked_lm.models.vision.tower import VisionTower
 
 Ids = Int[Tensor, "*text pos"]
 Text = str | Sequence[str] | Ids
