@@ -120,6 +120,6 @@ def random_question(rng: random.Random, held_out: bool = False) -> Question:
 
     >>> question = random_question(random.Random(0))
     >>> question.text, question.answer
-    ('<image> which shape is in the lower left ?', 'triangle')
+    ('<image> which shape is in the upper right ?', 'square')
     """
     return Question(random_picture(rng, held_out), rng.randrange(len(QUARTERS)), rng.random() < 0.5)

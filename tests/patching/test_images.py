@@ -159,6 +159,8 @@ def test_attention_to_images():
     with torch.no_grad():
         pattern = MODEL.run_with_cache(CORRUPTED)[1]["pattern", 1]
     assert_close(found.values[1, 2], pattern[:, 2, -1, IMAGE].T)
+    several = attention_to_images(MODEL, CORRUPTED, positions=[0, -1])
+    assert_close(several.values[1, 2], pattern[:, 2, [0, -1]].mean(1)[:, IMAGE].T)
     picture = on_image(found)
     assert picture.shape[-2:] == (4, 4)
     assert_close(picture[1, 2, 2, 3], found.mean[1, 2, 11])

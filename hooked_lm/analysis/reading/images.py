@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.image_cells import patch_labels
 from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
@@ -65,9 +66,9 @@ def nearest_words(
 
 @torch.no_grad()
 def attention_to_images(
-    model: VisionLanguage, prompts: VisionInputs, *, position: int = -1, layers: Which = "each"
+    model: VisionLanguage, prompts: VisionInputs, *, positions: Indices = -1, layers: Which = "each"
 ) -> Scores:
-    """How much each head attends from a position, as that of the answer, to the tokens of images.
+    """How much each head attends from a position, by default that of the answer, to the tokens of images; from several: the mean.
 
     Returns Scores with the axes layer, head and patch; `on_image` folds them into rows and columns. Layers without patterns are
     left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
@@ -77,18 +78,16 @@ def attention_to_images(
     counts = is_image.sum(1).tolist()
     if len(set(counts)) > 1:
         raise ValueError(f"the prompts must have the same number of image tokens; these have {counts}")
-    n_pos = rows.shape[1]
-    if not -n_pos <= position < n_pos:
-        raise IndexError(f"position {position} is out of range: the prompts have {n_pos}")
+    queries = indices_in("positions", plain_indices("positions", positions), rows.shape[1])
     which = chosen(layers, model.cfg.n_layers, "layer") or []
     sites = {layer: site for layer in which if (site := site_of_layer(model, "pattern", layer)) is not None}
     _, cache = model.run_with_cache(rows, names_filter=list(sites.values()), return_type=None)
     at = torch.stack([row.nonzero()[:, 0] for row in is_image])  # batch, token
-    weights = [_picked(cache[site][:, :, position], at) for site in sites.values()]
+    weights = [_picked(cache[site][:, :, queries].mean(2), at) for site in sites.values()]
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
     return Scores(
-        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=origin(model, position=position)
+        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=origin(model, positions=queries)
     )
 
 
