@@ -67,14 +67,17 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Thins the table of architectures for the fast suite: the first config of the families that stand for all, or of every
     family. Then shuffles, if asked to; tests of one model stay together, which is built once."""
-    from tests.core import CORE  # not before the tests themselves: the clients bring a package of that name, too
+    from tests.core import (
+        CORE,
+        IMAGES,
+    )  # not before the tests themselves: the clients bring a package of that name, too
 
     seen: dict[tuple[str, str], object] = {}
     for item in items:
         case = case_of(item)
         if case is not None:
             first = seen.setdefault((item.nodeid.split("[")[0], case.family), case) is case
-            if not first or not (case.family in CORE or item.get_closest_marker("every_family")):
+            if not first or not (case.family in (*CORE, *IMAGES) or item.get_closest_marker("every_family")):
                 item.add_marker("slow")
     if (seed := config.option.shuffle) is not None:
         place = cache(lambda *names: random.Random(f"{seed} {names}").random())

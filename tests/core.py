@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-IMAGES = ("vit", "clip", "llava", "qwen2_5_vl")  # a tower, a pair, one size of images, and all sizes
 # One family for each mechanism: learned positions, rotary ones with grouped heads, windows and soft caps, parallel sublayers,
 # experts, compressed keys, a state space, and the other two kinds of model.
-CORE = ("gpt2", "llama", "gemma2", "gptj", "mixtral", "deepseek_v3", "mamba2", "bert", "t5", *IMAGES)
+CORE = ("gpt2", "llama", "gemma2", "gptj", "mixtral", "deepseek_v3", "mamba2", "bert", "t5")
+IMAGES = ("vit", "clip", "llava", "qwen2_5_vl")  # a tower, a pair, one size of images, and all sizes
 CORE_KINDS = ("standard", "rotary", "windowed", "parallel", "hybrid")  # of toys
 
 
