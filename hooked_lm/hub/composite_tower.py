@@ -87,7 +87,7 @@ def fitted(tree: VisionConfig, module: ModuleType, tensors: Mapping[str, Tensor]
 
 
 def _prefix(tensors: Mapping[str, Tensor], embedding: str) -> str:
-    """What stands before the names of the tower. Raises ValueError unless one tensor has the name of its embedding."""
+    """The prefix of the names of the tower. Raises ValueError unless one tensor has the name of its embedding."""
     found = [name for name in tensors if name == embedding or name.endswith(f".{embedding}")]
     if len(found) != 1:
         which = ", ".join(found) or f"the first tensors are {', '.join(sorted(tensors)[:3])}"

@@ -153,7 +153,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         return checked_ids(tokens, self.cfg.d_vocab)
 
     def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
-        """Which tokens stand for images; None for a model that reads none."""
+        """Which tokens are those of images; None for a model that reads none."""
         return None
 
     # ---- weights -----------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def _picture(image: Float[Tensor, "channel height width"], n_rows: int, n_column
 
 
 def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> go.Heatmap:
-    """The values of a panel; without a picture behind them, small ones are white."""
+    """The values of a panel; without a picture, small ones are white."""
     middle = "rgba(255, 255, 255, 1)" if opaque else "rgba(255, 255, 255, 0)"
     ends = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
     return go.Heatmap(
@@ -94,6 +94,6 @@ def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> 
 
 
 def _translucent(colour: str) -> str:
-    """A colour that lets a little of what is behind it through."""
+    """A slightly transparent colour."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, 0.85)"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.components.vision.image_context import ImageContext
@@ -19,18 +19,12 @@ class AxisPositions(ImageRule):
     it continues after the largest of them. A key/value cache keeps what images add to the positions of later text.
     """
 
-    def apply(
-        self,
-        context: ImageContext,
-        tokens: Int[Tensor, "batch pos"],
-        is_image: Bool[Tensor, "batch pos"],
-        features: ImageFeatures | None,
-    ) -> None:
-        if context.shift is not None and len(context.shift) != len(tokens):
-            raise ValueError(f"the cache has {len(context.shift)} rows, the new tokens have {len(tokens)}")
+    def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
+        if context.shift is not None and len(context.shift) != len(is_image):
+            raise ValueError(f"the cache has {len(context.shift)} rows, the new tokens have {len(is_image)}")
         if features is None:
             return
-        shift = tokens.new_zeros(len(tokens)) if context.shift is None else context.shift.clone()
+        shift = context.positions.new_zeros(len(is_image)) if context.shift is None else context.shift.clone()
         positions = (context.positions + shift[:, None]).repeat(3, 1, 1)
         for image, (row, first, last) in enumerate(spans(is_image, features.n_tokens)):
             cells, of_image = features.cells[image, : last + 1 - first], positions[:, row, first : last + 1]

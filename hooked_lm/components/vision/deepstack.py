@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.vision.image_context import ImageContext
@@ -43,13 +43,7 @@ class DeepstackMerger(PatchMerger):
 class Deepstack(ImageRule):
     """The `deepstack` vectors of images are added to the stream at their tokens, one after each of the first layers."""
 
-    def apply(
-        self,
-        context: ImageContext,
-        tokens: Int[Tensor, "batch pos"],
-        is_image: Bool[Tensor, "batch pos"],
-        features: ImageFeatures | None,
-    ) -> None:
+    def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
         if features is None:
             return
         context.deepstack_terms = tuple(

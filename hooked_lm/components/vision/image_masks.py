@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.components.vision.image_context import ImageContext
@@ -16,14 +16,8 @@ from hooked_lm.components.vision.image_rules import ImageRule
 class BidirectionalImages(ImageRule):
     """Image tokens without others between them see each other in both directions (Gemma 3)."""
 
-    def apply(
-        self,
-        context: ImageContext,
-        tokens: Int[Tensor, "batch pos"],
-        is_image: Bool[Tensor, "batch pos"],
-        features: ImageFeatures | None,
-    ) -> None:
-        if tokens.shape[1] > 1 and bool(is_image.any()):
+    def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
+        if is_image.shape[1] > 1 and bool(is_image.any()):
             begins = is_image & ~F.pad(is_image, (1, 0))[:, :-1]
             context.groups = torch.where(is_image, begins.long().cumsum(1), -1)
 
@@ -39,16 +33,10 @@ class BidirectionalPrefix(ImageRule):
     reads_suffix = True
     first_position: int = 1
 
-    def apply(
-        self,
-        context: ImageContext,
-        tokens: Int[Tensor, "batch pos"],
-        is_image: Bool[Tensor, "batch pos"],
-        features: ImageFeatures | None,
-    ) -> None:
+    def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
         context.key_positions = context.key_positions + self.first_position
         context.positions = context.positions + self.first_position
-        if tokens.shape[1] == 1 or (context.n_past and features is None):
+        if is_image.shape[1] == 1 or (context.n_past and features is None):
             return
         real = context.new_real()
         outside = torch.zeros_like(is_image) if context.suffix is None else context.suffix

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.components.vision.image_context import ImageContext
@@ -16,11 +16,5 @@ class ImageRule(ABC):
     reads_suffix: ClassVar[bool] = False
 
     @abstractmethod
-    def apply(
-        self,
-        context: ImageContext,
-        tokens: Int[Tensor, "batch pos"],
-        is_image: Bool[Tensor, "batch pos"],
-        features: ImageFeatures | None,
-    ) -> None:
-        """Sets what the rule says in the context of a run over these tokens; `features` are those of the images among them."""
+    def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
+        """Sets what the rule says in the context of a run; `features` are those of the images among its tokens."""

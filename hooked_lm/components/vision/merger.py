@@ -57,13 +57,11 @@ class PatchMerger(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x, norm = self.hook_in(x[:, n_class_tokens:]), norm_of(self, "ln")
-        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
-        rows = torch.arange(len(x), device=x.device)[:, None, None]
-        merged = (x if self.cfg.norm_after else norm(x))[rows, squares].flatten(2)
+        merged, cells, real = side_by_side(x if self.cfg.norm_after else norm(x), patches, self.cfg.merge)
         merged = self.hook_merged(norm(merged) if self.cfg.norm_after else merged)
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
-        return ImageFeatures(out, cells, None if bool(real.all()) else real)
+        return ImageFeatures(out, cells, real)
 
 
 class LinearMerger(nn.Module):
@@ -91,10 +89,8 @@ class LinearMerger(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x = self.hook_in(x[:, n_class_tokens:])
-        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
-        rows = torch.arange(len(x), device=x.device)[:, None, None]
-        merged = self.hook_merged(x[rows, squares].flatten(2))
-        return ImageFeatures(self.hook_out(F.linear(merged, self.W.T)), cells, None if bool(real.all()) else real)
+        merged, cells, real = side_by_side(x, patches, self.cfg.merge)
+        return ImageFeatures(self.hook_out(F.linear(self.hook_merged(merged), self.W.T)), cells, real)
 
 
 class MergingProjector(nn.Module):
@@ -133,12 +129,23 @@ class MergingProjector(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x = norm_of(self, "ln")(self.hook_in(x[:, n_class_tokens:]))
-        cells, real, squares = squares_of(patches.grid, self.cfg.merge)
-        rows = torch.arange(len(x), device=x.device)[:, None, None]
-        merged = self.hook_mlp_in(F.linear(self.hook_merged(x[rows, squares].flatten(2)), self.W_merge.T))
+        merged, cells, real = side_by_side(x, patches, self.cfg.merge)
+        merged = self.hook_mlp_in(F.linear(self.hook_merged(merged), self.W_merge.T))
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
-        return ImageFeatures(out, cells, None if bool(real.all()) else real)
+        return ImageFeatures(out, cells, real)
+
+
+def side_by_side(
+    x: Float[Tensor, "image patch d_vision"], patches: Patches, merge: int
+) -> tuple[Float[Tensor, "image token d_merged"], Int[Tensor, "image token 2"], Bool[Tensor, "image token"] | None]:
+    """The patches of each square side by side, its row and column, and which squares are no padding; None: all.
+
+    Raises ValueError for an image that squares do not fill.
+    """
+    cells, real, squares = squares_of(patches.grid, merge)
+    rows = torch.arange(len(x), device=x.device)[:, None, None]
+    return x[rows, squares].flatten(2), cells, None if bool(real.all()) else real
 
 
 def squares_of(

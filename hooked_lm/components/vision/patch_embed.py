@@ -1,4 +1,4 @@
-"""The beginning of a vision tower: patches become vectors, class tokens stand before them, positions are added."""
+"""The beginning of a vision tower: patches become vectors, class tokens are put before them, positions are added."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

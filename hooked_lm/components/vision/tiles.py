@@ -177,7 +177,7 @@ def picture_in(grid: Size, size: Size) -> tuple[slice, slice]:
     (slice(2, 6, None), slice(0, 8, None))
     """
     (rows, columns), (height, width) = grid, size
-    if width / height > columns / rows:  # rounded before it is cut off, as 5.9999999999 stands for 6
+    if width / height > columns / rows:  # rounded before it is cut off, as 5.9999999999 means 6
         margin = (rows - int(round(height * (columns / width), 7))) // 2
         return slice(margin, rows - margin), slice(0, columns)
     margin = (columns - int(round(width * (rows / height), 7))) // 2

@@ -1,20 +1,23 @@
-"""The vision towers of Qwen, whose patches have rotary positions in two directions, and the merger after them."""
+"""The vision towers of Qwen, whose patches have rotary positions in two directions, the merger after them, and Qwen2-VL."""
 
 from typing import Any
 
 from hooked_lm.components.embeddings.axis_rotary import AxialRotary
-from hooked_lm.components.norms.norm import NormConfig
+from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.norms.norm import NormConfig, RMSNorm
+from hooked_lm.components.vision.axis_positions import AxisPositions
 from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.families._shared import classic, vision_like
+from hooked_lm.families._shared import classic, mrope, vision_like
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.models.config.tree import VisionConfig
+from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import Row
 
 LAYER, PART = "blocks.{v}.", "blocks.{v}."
 N_CTX = 2**16  # as many patches as the processor makes of the largest image; the positions have no end
 VISUAL = "visual."
+IGNORED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq")
 RENAMED = {r"^model\.visual\.": VISUAL, r"^model\.language_model\.": "model."}
 
 
@@ -51,7 +54,28 @@ def merger(vision: VisionConfig, d_model: int, norm: NormConfig) -> PatchMerger.
     return PatchMerger.Config(vision.embed.d_model, d_model, norm, vision.pixels.merge)
 
 
+def with_text(hf: HFConfig, norm: type[LayerNorm.Config] | type[RMSNorm.Config], d_model: int) -> VisionLanguageConfig:
+    """The tower, a merger to width `d_model` with a norm of this kind, and the language model with positions on three axes."""
+    sides = vision_like.both_sides(hf)
+    sides["blocks"] = mrope.with_axes(sides["blocks"], hf.text_config["rope_parameters"], (16, 24, 24))
+    vision = sides["vision"]
+    tree = VisionLanguageConfig(
+        **sides,
+        projector=merger(vision, d_model, norm(vision.embed.d_model, 1e-6)),
+        image_token=hf.image_token_id,
+        rules=(AxisPositions(),),
+    )
+    vision_like.read_repeated(hf)
+    return tree
+
+
 # ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows_with_text(tree: VisionLanguageConfig) -> list[Row]:
+    """The rows of the tower, the merger and the language model."""
+    towers = vision_like.tower_rows(tree, VISUAL)
+    return [*towers, *merger_rows(), *vision_like.language_rows(tree, "model.", "")]
 
 
 def rows(tree: VisionConfig, of_mlp: list[Row]) -> list[Row]:

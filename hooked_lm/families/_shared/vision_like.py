@@ -86,7 +86,7 @@ def clip_layer(source: str) -> list[Row]:
 
 
 def of_layers(rows: Iterable[Row], tree: VisionConfig | TextTowerConfig) -> list[Row]:
-    """The rows for each layer of a tower, which `{v}` stands for."""
+    """The rows for each layer of a tower, by the placeholder `{v}`."""
     return expand(list(rows), v=list(range(len(tree.blocks))))
 
 

@@ -1,4 +1,4 @@
-"""InternVL 2.5 to 3.5 (Chen et al. 2024, arXiv:2412.05271): squares of patches become tokens; a tile is an image of its own."""
+"""InternVL 2.5 to 3.5 (Chen et al. 2024, arXiv:2412.05271): squares of patches become tokens; each tile is an image."""
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.vision.merger import PatchMerger

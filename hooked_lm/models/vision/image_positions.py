@@ -12,7 +12,7 @@ from hooked_lm.models.names import checked_index
 
 @dataclass(frozen=True)
 class ImagePositions:
-    """The image, and the row and column in it, that each token of a batch of prompts stands for.
+    """The image, and the row and column in it, of each token of a batch of prompts.
 
     `cells` are these three numbers for each token [batch, pos, 3]; all are -1 for a word. Row or column are -1 for a token of
     an image that is no place of it, such as its class token or the end of a row. Rows and columns count the tokens of an image,
@@ -48,7 +48,7 @@ class ImagePositions:
     def position(self, image: int, row: int, column: int) -> tuple[int, int]:
         """The prompt of an image, and the position of a place in it.
 
-        Raises ValueError for a place that no token stands for, and IndexError for an image that there is not.
+        Raises ValueError for a place without a token, and IndexError for an image that there is not.
         """
         grid = self.grid(image)
         inside = 0 <= row < grid.shape[0] and 0 <= column < grid.shape[1]
@@ -64,9 +64,9 @@ class ImagePositions:
         return int((self.cells[..., 0] == image).any(1).nonzero()[0])
 
     def grid(self, image: int) -> Int[Tensor, "row column"]:
-        """The positions of an image's places in its prompt; -1 where no token stands for a place.
+        """The positions of an image's places in its prompt; -1 for a place without a token.
 
-        Where several tokens stand for one, as of a whole image and of its tiles, the last of them.
+        Where several tokens have the same place, as of a whole image and of its tiles, the last of them.
         """
         image = checked_index(image, self.n_images, "image")
         own = self.cells[..., 0] == image

@@ -14,7 +14,7 @@ class VisionInputs:
     """Token ids [batch, pos], and tensors of images under the names that processors of transformers give them.
 
     Images are in the order in which their tokens occur, row after row. `tokens` may also be text. `is_image` marks the tokens
-    that stand for images; None: all with the id of image tokens. `is_suffix` marks the tokens after a prompt, for a model that
+    of images; None: all with the id of image tokens. `is_suffix` marks the tokens after a prompt, for a model that
     reads prompts in both directions; None: all are of the prompt. It and the mask may include cached tokens.
 
     >>> inputs = VisionInputs(torch.tensor([[1, 9, 9, 2]]), {"pixel_values": torch.zeros(1, 3, 4, 8)})
@@ -62,7 +62,7 @@ def some_rows(rows: Rows, which: slice) -> Rows:
     """Some of the prompts; of those with images all. Raises ValueError for a part of prompts with images."""
     if isinstance(rows, VisionInputs) and range(*which.indices(len(rows))) != range(len(rows)):
         raise ValueError(
-            f"prompts {which.start} to {which.stop} of {len(rows)} with images: give a call of its own to each part"
+            f"prompts {which.start} to {which.stop} of {len(rows)} with images: call the function once for each part"
         )
     return rows if isinstance(rows, VisionInputs) else rows[which]
 

@@ -84,7 +84,7 @@ def _why_none(model: Any) -> str:
 
 
 def _rows(model: Any, prompts: Any, prepend_bos: bool | None) -> list[list[int]]:
-    """The token ids of each prompt, in which a token of images may stand for a whole image."""
+    """The token ids of each prompt, in which one token of images may represent a whole image."""
     if isinstance(prompts, Tensor):
         return (prompts if prompts.ndim == 2 else prompts[None]).tolist()
     if not isinstance(prompts, str) and all(isinstance(each, int) for each in prompts):

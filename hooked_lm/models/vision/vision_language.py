@@ -204,7 +204,7 @@ class VisionLanguage(Decoder):
         assert isinstance(context, ImageContext), "the context of this class"
         context.suffix = _of_new(inputs.is_suffix, tokens, context.n_key)
         for rule in self.tree.rules:
-            rule.apply(context, tokens, is_image, features)
+            rule.apply(context, is_image, features)
         return features
 
     def _prompt_of_stream(self, tokens: Any, images: Mapping[str, Any]) -> VisionInputs:
@@ -278,7 +278,7 @@ class VisionLanguage(Decoder):
         return features
 
     def image_positions(self, inputs: Any, **images: Any) -> ImagePositions:
-        """The image, row and column that each token of these inputs stands for; inputs as for `forward`.
+        """The image, row and column of each token of these inputs; inputs as for `forward`.
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage
@@ -330,10 +330,8 @@ class VisionLanguage(Decoder):
         generator = torch.Generator().manual_seed(seed)
         tower = self.tree.vision
         images = tower.pixels.drawn(tower.embed, tower.grid, 2, generator)
-        with torch.no_grad():
-            n_tokens = self.image_features(images).n_tokens
         rows = []
-        for n in n_tokens:
+        for n in self.image_layout(images).n_tokens:
             text = torch.randint(1, min(self.tree.image_token, self.cfg.d_vocab), (6,), generator=generator)
             rows.append(torch.cat([text[:2], text.new_full((n,), self.tree.image_token), text[2:]]))
         return VisionInputs(torch.stack(rows), images)

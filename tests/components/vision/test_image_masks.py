@@ -33,7 +33,7 @@ def made(rule: BidirectionalImages | BidirectionalPrefix, rows: list[str], n_pas
         context.suffix = torch.tensor([[token == ":" for token in row] for row in new])
     images, some = is_image(new), ImageFeatures(torch.zeros(1, 1, 4), torch.zeros(1, 1, 2, dtype=torch.long))
     features = some if bool(images.any()) else None
-    rule.apply(context, torch.zeros_like(images, dtype=torch.long), images, features)
+    rule.apply(context, images, features)
     return context
 
 
