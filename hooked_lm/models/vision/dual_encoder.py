@@ -178,7 +178,7 @@ class DualEncoder(EncoderText, BaseModel):
     # ---- sites -------------------------------------------------------------------------------------------------------
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """Alias -> site: names of other libraries, with "vision." or "text." in front, and the vectors before they have length 1."""
+        """Alias -> site: names of other libraries after "vision." or "text.", and the vectors before they have length 1."""
         found = {"hook_text_features": "text.projection.hook_out"}
         last = "pooler.hook_pooler_out" if self.vision.projection is None else "projection.hook_out"
         found["hook_image_features"] = f"vision.{last}"
