@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
     from hooked_lm.models.caches.activation_cache import ActivationCache as ActivationCache
-    from hooked_lm.models.config.flat import HookedDualEncoderConfig as HookedDualEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
     from hooked_lm.models.config.flat import HookedTransformerConfig as HookedTransformerConfig
-    from hooked_lm.models.config.flat import HookedVisionConfig as HookedVisionConfig
+    from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig as HookedDualEncoderConfig
+    from hooked_lm.models.config.flat_vision import HookedVisionConfig as HookedVisionConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
     from hooked_lm.models.vision.inputs import VisionInputs as VisionInputs
     from hooked_lm.pretrained import HookedDualEncoder as HookedDualEncoder
@@ -37,7 +37,7 @@ _HOMES = {
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
     "HookedDualEncoder": "hooked_lm.pretrained",
-    "HookedDualEncoderConfig": "hooked_lm.models.config.flat",
+    "HookedDualEncoderConfig": "hooked_lm.models.config.flat_vision",
     "HookedEncoder": "hooked_lm.pretrained",
     "HookedEncoderConfig": "hooked_lm.models.config.flat",
     "HookedEncoderDecoder": "hooked_lm.pretrained",
@@ -46,7 +46,7 @@ _HOMES = {
     "HookedTransformer": "hooked_lm.pretrained",
     "HookedTransformerConfig": "hooked_lm.models.config.flat",
     "HookedVLM": "hooked_lm.pretrained",
-    "HookedVisionConfig": "hooked_lm.models.config.flat",
+    "HookedVisionConfig": "hooked_lm.models.config.flat_vision",
     "HookedVisionEncoder": "hooked_lm.pretrained",
     "HookedVisionLanguage": "hooked_lm.pretrained",
     "VisionInputs": "hooked_lm.models.vision.inputs",

@@ -1,11 +1,12 @@
-"""The table of flat names: the config fields that users set and read, such as `d_model`.
+"""The table of flat names of models of text: the config fields that users set and read, such as `d_model`.
 
 Each line states a name's type, meaning, paths in the tree of component configs, default, and the names that it is derived
 from while it is not set. `row.py` explains the columns, `docs/config.md` prints them. Values are read from the tree only
-through these rows, so that names and tree agree; `flat_config.py` handles the setting of names.
+through these rows, so that names and tree agree; `flat_config.py` handles the setting of names. The names of models that read
+images are in `flat_vision.py`.
 """
 
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -15,25 +16,8 @@ from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import build, defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers
-from hooked_lm.models.config.row import (
-    DECODER,
-    DUAL_ENCODER,
-    ENCODER,
-    ENCODER_DECODER,
-    OF_TEXT,
-    VISION,
-    fact,
-    of_tree,
-    table,
-)
-from hooked_lm.models.config.tree import (
-    DecoderConfig,
-    DualEncoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    VisionConfig,
-    VisionLanguageConfig,
-)
+from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, ENCODER, ENCODER_DECODER, OF_TEXT, fact, of_tree
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 
 ROTARY, LLAMA3, YARN, LINEAR = (
     f"blocks.*.attn.rotary{part}"
@@ -325,125 +309,6 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
         unset = {f"relative_attention_{name}" for name in ("num_buckets", "max_distance")}
         values = {n: v for n, v in config.flat_values().items() if not (n in unset and v is None)}
         return cls(**values | {"attention_dir": "bidirectional"})
-
-
-@remembers
-@dataclass
-class HookedVisionConfig(HookedTransformerConfig):
-    """The config of a vision tower, as flat names.
-
-    `HookedVisionConfig(n_layers=2, d_model=64, n_heads=4, image_size=32, patch_size=8, act_fn="gelu")` describes a ViT
-    (Dosovitskiy et al. 2020, arXiv:2010.11929) to build; with `n_classes` it has a classifier.
-    """
-
-    kind: ClassVar[str] = VISION
-
-    # fmt: off
-    n_ctx: int = of_tree("longest input, in class tokens and patches", "n_ctx", default=-1, least=1, kinds=(VISION,),
-                         follows=lambda image_size, patch_size, n_class_tokens:
-                         -1 if image_size is None else (image_size // patch_size) ** 2 + n_class_tokens)
-    image_size: int | None = of_tree("height of images, in pixels; None: any", "", default=None, read=read.image_size,
-                                     kinds=(VISION,))
-    patch_size: int = of_tree("height and width of a patch, in pixels", "embed.patch_size", default=16, least=1,
-                              kinds=(VISION,))
-    n_channels: int = of_tree("channels of an image", "embed.n_channels", default=3, least=1, kinds=(VISION,))
-    n_class_tokens: int = of_tree("positions before those of patches", "embed.n_class_tokens", default=1, least=0,
-                                  kinds=(VISION,))
-    n_classes: int | None = of_tree("classes of images; None: there is no classifier", "classifier.n_classes", default=None,
-                                    kinds=(VISION,))
-    # fmt: on
-    attention_dir: str = "bidirectional"
-    eps: float = 1e-12
-    tree: VisionConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
-
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The tree of a ViT; None while the size of images is unknown."""
-        return build.vision(c, is_sketch) if c.image_size is not None or is_sketch else None
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None:
-            raise ValueError("image_size is missing: give it in the config")
-
-
-@remembers
-@dataclass
-class HookedVisionLanguageConfig(HookedTransformerConfig):
-    """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector.
-
-    With `vision`, the flat names of a tower (those of `HookedVisionConfig`), and `image_token` they describe a model like LLaVA
-    (Liu et al. 2023, arXiv:2310.03744) to build: an MLP between the tower's normalised output and the decoder.
-
-    >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-    >>> sizes = dict(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
-    >>> cfg = HookedVisionLanguageConfig(**sizes, vision=tower, image_token=999)
-    >>> cfg.tree.projector.d_vision, cfg.tree.projector.d_model
-    (16, 64)
-    """
-
-    # fmt: off
-    vision: Any = of_tree("the vision tower: a dict of its flat names, a config or a tree", "vision", default=None,
-                          kinds=(DECODER,), spelling=lambda value, c: tower_of(value))
-    image_token: int = of_tree("id of the tokens that images replace", "image_token", default=-1, least=0, kinds=(DECODER,))
-    # fmt: on
-    tree: VisionLanguageConfig | None = field(default=None, repr=False)
-
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The tree of a LLaVA; None while required names are missing. With `is_sketch`, that of its decoder."""
-        decoder = HookedTransformerConfig.build(c, is_sketch)
-        if decoder is None or is_sketch:
-            return decoder
-        tower = None if c.image_token == -1 else tower_of(c.vision)
-        return None if tower is None else build.vision_language(c, decoder, tower)
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None and self.vision is None:
-            raise ValueError("vision is missing: give the flat names of the tower, vision=dict(...)")
-        if self.tree is None and self.image_token == -1:
-            raise ValueError("image_token is missing: give the id of the tokens that images replace")
-        super().check_tree()
-
-
-def tower_of(given: Any) -> VisionConfig | None:
-    """The tree of a tower without heads. Raises ValueError for flat names that are of a model, not of a tower."""
-    if isinstance(given, dict):
-        of_model = {name for name, row in table(HookedVisionConfig).rows.items() if row.is_fact or name == "n_classes"}
-        if whole := of_model & given.keys():
-            raise ValueError(
-                f"vision={{{min(whole)!r}: ...}}: a tower inside of a model has no {min(whole)} of its own"
-            )
-        given = HookedVisionConfig.from_dict(given)
-    if isinstance(given, HookedVisionConfig):
-        given.check_tree()
-        given = given.tree
-    return None if given is None else replace(given, pooler=None, projection=None, classifier=None)
-
-
-@remembers
-@dataclass
-class HookedDualEncoderConfig(HookedTransformerConfig):
-    """The config of a dual encoder, which is made from a tree. Flat names describe the text tower."""
-
-    kind: ClassVar[str] = DUAL_ENCODER
-    tree: DualEncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
-
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """None: flat names do not describe two towers."""
-        return None
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None:
-            raise ValueError(
-                "a dual encoder is built from a tree: HookedDualEncoderConfig.from_tree(DualEncoderConfig(...))"
-            )
 
 
 # `dataclasses.replace` reads `origin` from the old config; the field's default had hidden the property.

@@ -14,7 +14,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
-from hooked_lm.models.config.flat import HookedDualEncoderConfig
+from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig
 from hooked_lm.models.config.tree import DualEncoderConfig, VisionConfig
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import follow_flags

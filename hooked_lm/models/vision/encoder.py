@@ -10,7 +10,8 @@ from hooked_lm.components.vision.deepstack import DeepstackMerger
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.flat import HookedTransformerConfig, HookedVisionConfig
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.flat_vision import HookedVisionConfig
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.models.stack import Stream, follow_flags
 from hooked_lm.models.verification.identities import vision_identities

@@ -14,7 +14,7 @@ from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.checks import one_input
-from hooked_lm.models.config.flat import HookedVisionLanguageConfig
+from hooked_lm.models.config.flat_vision import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import site_name

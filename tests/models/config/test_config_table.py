@@ -8,14 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.models.config.flat import (
-    HookedDualEncoderConfig,
-    HookedEncoderConfig,
-    HookedEncoderDecoderConfig,
-    HookedTransformerConfig,
-    HookedVisionConfig,
-)
+from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.flat_config import completed, same, values_of
+from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig, HookedVisionConfig
 from hooked_lm.models.config.row import ABSENT, EVERY_KIND, VISION, found, table
 
 CLASSES: tuple[Any, ...] = (

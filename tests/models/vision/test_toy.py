@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from hooked_lm import HookedVisionLanguage, VisionInputs
-from hooked_lm.models.config.flat import HookedVisionLanguageConfig
+from hooked_lm.models.config.flat_vision import HookedVisionLanguageConfig
 
 TOWER = {"n_layers": 2, "d_model": 16, "n_heads": 2, "image_size": 8, "patch_size": 4, "act_fn": "gelu"}
 SIZES = {"n_layers": 2, "d_model": 24, "n_heads": 2, "n_ctx": 40, "d_vocab": 12, "act_fn": "gelu"}
