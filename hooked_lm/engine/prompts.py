@@ -11,10 +11,11 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.image_cells import shapes_at
-from hooked_lm.hooks import UnknownSite
+from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
 # texts, ids [batch, pos] or [pos] (lengths are compared in words), or ids with the images among them
@@ -30,6 +31,14 @@ def rows_of(model: Any, prompts: Prompts, name: str = "prompts") -> Rows:
         return tokens_of(model, prompts, name)
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
+
+
+def some_rows(model: HookedRootModule, rows: Rows, which: slice | Sequence[int]) -> Rows:
+    """Some of the prompts, with their images."""
+    if not isinstance(rows, VisionInputs):
+        return rows[which]
+    assert isinstance(model, VisionLanguage), "a model that reads images"
+    return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)
 
 
 def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:

@@ -232,6 +232,9 @@ def test_padded_rows_are_what_they_are_alone(case: VisionCase):
     for i, real in enumerate(inputs["attention_mask"].bool()):
         images = case.writer.select(pixels_of(inputs), sizes, i) if sizes[i] else {}
         assert_close(together[i][real], model(VisionInputs(inputs["input_ids"][i][real][None], images))[0])
+    some = model.rows(VisionInputs(inputs["input_ids"], pixels_of(inputs), inputs["attention_mask"]), [2, 1])
+    real = some.attention_mask.bool()
+    assert_close(model(some)[real], together[[2, 1]][real])
 
 
 @torch.no_grad()

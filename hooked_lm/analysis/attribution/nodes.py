@@ -20,13 +20,13 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer, some_rows
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, some_rows
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
@@ -250,7 +250,16 @@ class Job:
             source = news.of(some)
             for collected, metric, part in zip(found, self.metrics.values(), on_parts, strict=True):
                 own = part.on(some) if part else metric
-                run = Run(self.model, some_rows(self.tokens, some), own, list(sums), source, sums, n_copies, news.cost)
+                run = Run(
+                    self.model,
+                    some_rows(self.model, self.tokens, some),
+                    own,
+                    list(sums),
+                    source,
+                    sums,
+                    n_copies,
+                    news.cost,
+                )
                 collected.add(_checked(self.method.estimate(run, self.steps), metric), some)
         width = max(len(collected.scores) for collected in found)
         by_metric = [collected.values() for collected in found]
@@ -274,7 +283,7 @@ class Job:
         if len(rows) == 1:
             return rows, [None] * len(self.metrics)
         cost.forwards += len(rows)
-        whole = joined([seen(self.model, some_rows(self.tokens, some), [])[1] for some in rows])
+        whole = joined([seen(self.model, some_rows(self.model, self.tokens, some), [])[1] for some in rows])
         parts = [Part(metric, whole) for metric in self.metrics.values()]
         if any(len(part.scores) == 1 for part in parts):
             return [slice(0, len(self.tokens))], [None] * len(parts)
@@ -326,7 +335,7 @@ class NewValues:
         values = {site: new[rows] if len(new) == self.n_prompts else new for site, new in self.given.items()}
         if self.other is not None:
             self.cost.forwards += 1
-            found, logits = seen(self.model, some_rows(self.other, rows), self.sites if self.runs else [])
+            found, logits = seen(self.model, some_rows(self.model, self.other, rows), self.sites if self.runs else [])
             self._logits.append(logits)
             values = found if self.runs else values
         return values.__getitem__

@@ -1,5 +1,6 @@
 """Images of any size, given as their patches one after the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, of_images
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,17 @@ class FlatPatches:
         if (total := sum(rows * columns for rows, columns in sizes)) != n_patches:
             raise ValueError(f"image_grid_thw describes {total} patches, but pixel_values has {n_patches}")
         return sizes
+
+    def select(
+        self,
+        rows: Sequence[Sequence[int]],
+        pixel_values: Float[Tensor, "patch d_patch"],
+        image_grid_thw: Int[Tensor, "image 3"],
+    ) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers."""
+        parts = pixel_values.split(image_grid_thw.prod(1).tolist())
+        chosen = torch.cat([parts[image] for row in rows for image in row])
+        return {"pixel_values": chosen, **of_images(rows, {"image_grid_thw": image_grid_thw})}
 
     def drawn(
         self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator

@@ -1,5 +1,6 @@
 """Images as patches: the input of a vision tower."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,20 @@ class Patches:
     def seen(self) -> Bool[Tensor, "image patch"]:
         """Which patches others attend to."""
         return self.real if self.hidden is None else self.real & ~self.hidden
+
+
+class PerImage:
+    """A way to give images in which every tensor has one entry for each image."""
+
+    def select(self, rows: Sequence[Sequence[int]], **images: Tensor) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers."""
+        return of_images(rows, images)
+
+
+def of_images(rows: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of some images: for each prompt that has images, their numbers."""
+    numbers = torch.tensor([image for row in rows for image in row])
+    return {name: x[numbers.to(x.device)] for name, x in tensors.items()}
 
 
 def check_pixels(patches: Patches) -> None:

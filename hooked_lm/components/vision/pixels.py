@@ -1,22 +1,23 @@
 """How the pixels of images are given: under the names, and in the shapes, of the processors of transformers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, PerImage, of_images
 from hooked_lm.components.vision.tiles import TileImages, TileOrWholeImages
 
 
 @dataclass(frozen=True)
-class PixelImages:
+class PixelImages(PerImage):
     """`pixel_values` [image, channel, height, width]: images of one size."""
 
     arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
@@ -38,7 +39,7 @@ class PixelImages:
 
 
 @dataclass(frozen=True)
-class MaskedImages:
+class MaskedImages(PerImage):
     """`pixel_values` [image, channel, height, width], each a picture in the upper left of its image and padding around it.
 
     `patch_attention_mask` [image, row, column] is True for the patches of the picture; without it all are.
@@ -98,10 +99,7 @@ class ImageRows:
             raise ValueError(
                 f"pixel_values must be [batch, image, channel, height, width], got {tuple(pixel_values.shape)}"
             )
-        images = pixel_values.flatten(0, 1)
-        kept = (images != 0).flatten(1).any(1)
-        if self.keeps_one and not kept.any():
-            kept[0] = True
+        images, kept = pixel_values.flatten(0, 1), self._kept(pixel_values)
         if pixel_attention_mask is None:
             return MaskedImages().patches(embed, images[kept])
         height, width = pixel_values.shape[3:]
@@ -114,6 +112,23 @@ class ImageRows:
         of_patches = F.max_pool2d(of_pixels[:, None].float(), embed.cfg.patch_size)[:, 0] > 0
         return MaskedImages().patches(embed, images[kept], of_patches)
 
+    def _kept(self, pixel_values: Float[Tensor, "batch image channel height width"]) -> Bool[Tensor, " all_images"]:
+        """Which images are not dropped."""
+        kept = (pixel_values != 0).flatten(2).any(2).flatten()
+        if self.keeps_one and not kept.any():
+            kept[0] = True
+        return kept
+
+    def select(
+        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
+    ) -> dict[str, Tensor]:
+        """The tensors of some images, without empty ones: for each prompt that has images, their numbers."""
+        kept = self._kept(pixel_values)
+        in_order = {
+            name: x.flatten(0, 1)[kept.to(x.device)] for name, x in {"pixel_values": pixel_values, **more}.items()
+        }
+        return {name: x[:, None] for name, x in of_images(rows, in_order).items()}
+
     def drawn(
         self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
@@ -123,7 +138,7 @@ class ImageRows:
 
 
 @dataclass(frozen=True)
-class SizedImages:
+class SizedImages(PerImage):
     """`pixel_values` [image, channel, height, width] with padding below and at the right, and `image_sizes` [image, 2].
 
     The sizes are height and width in pixels; the padding is not run. Without sizes there is none. Random images have whole

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, PerImage
 
 Size = tuple[int, int]  # height and width
 
@@ -32,7 +32,7 @@ class TilePatches(Patches):
 
 
 @dataclass(frozen=True)
-class TileImages:
+class TileImages(PerImage):
     """`pixel_values` [image, tile, channel, height, width], and `image_sizes` [image, 2]: height and width before resizing.
 
     The first tile shows the whole image, the others are its parts, row by row, at the best of the `resolutions`. Images with
@@ -152,6 +152,24 @@ class TileOrWholeImages(TileImages):
             raise ValueError(f"batch_num_images counts {len(is_alone)} images, but pixel_values has {len(sizes)}")
         grids = [(0, 0) if alone else self.tile_grid(size) for alone, size in zip(is_alone, sizes, strict=True)]
         return self._cut(embed, pixels, sizes, tuple(grids))
+
+    def select(
+        self, rows: Sequence[Sequence[int]], batch_num_images: Int[Tensor, " batch"] | None = None, **images: Tensor
+    ) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers.
+
+        Raises ValueError if `batch_num_images` counts other images in these prompts.
+        """
+        found = super().select(rows, **images)
+        if batch_num_images is None:
+            return found
+        counted = [n for n in batch_num_images.tolist() for _ in range(n)]
+        for image, n in ((image, len(row)) for row in rows for image in row):
+            if counted[image] != n:
+                raise ValueError(
+                    f"batch_num_images has {counted[image]} images in the prompt of image {image}, its tokens {n}"
+                )
+        return {**found, "batch_num_images": torch.tensor([len(row) for row in rows])}
 
 
 def best_resolution(size: Size, resolutions: Sequence[Size]) -> Size:

@@ -46,8 +46,12 @@ class VisionInputs:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "VisionInputs":
         """The inputs with a change of each tensor."""
-        marks = {name: change(x) for name, x in vars(self).items() if name != "images" and x is not None}
-        return replace(self, images={name: change(x) for name, x in self.images.items()}, **marks)
+        images = {name: change(x) for name, x in self.images.items()}
+        return replace(self, images=images, **{name: change(x) for name, x in self.of_rows().items()})
+
+    def of_rows(self) -> dict[str, Tensor]:
+        """The tensors that have one entry for each prompt: token ids and marks."""
+        return {name: x for name, x in vars(self).items() if name != "images" and x is not None}
 
 
 Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
@@ -56,15 +60,6 @@ Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token id
 def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
     """The token ids of what a model reads."""
     return rows.tokens if isinstance(rows, VisionInputs) else rows
-
-
-def some_rows(rows: Rows, which: slice) -> Rows:
-    """Some of the prompts; of those with images all. Raises ValueError for a part of prompts with images."""
-    if isinstance(rows, VisionInputs) and range(*which.indices(len(rows))) != range(len(rows)):
-        raise ValueError(
-            f"prompts {which.start} to {which.stop} of {len(rows)} with images: call the function once for each part"
-        )
-    return rows if isinstance(rows, VisionInputs) else rows[which]
 
 
 def repeated_rows(rows: Rows, n: int) -> Rows:

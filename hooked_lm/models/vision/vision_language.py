@@ -1,7 +1,9 @@
 """A vision-language model: text and images in, logits out."""
 
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -261,6 +263,43 @@ class VisionLanguage(Decoder):
                 f"the prompts have {n_tokens} image tokens (id {self.tree.image_token}), but {images}: every image needs as many "
                 "as it has vectors, which model.prepare writes"
             )
+
+    def rows(self, inputs: VisionInputs, which: Sequence[int]) -> VisionInputs:
+        """Some of the prompts, with the images whose tokens they have.
+
+        Raises ValueError if an image has tokens in two prompts.
+
+        >>> import torch
+        >>> from hooked_lm import HookedVisionLanguage, VisionInputs
+        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
+        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> model = HookedVisionLanguage(cfg)
+        >>> both = VisionInputs(torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]]), {"pixel_values": torch.zeros(1, 3, 8, 8)})
+        >>> model.rows(both, [0]).images, list(model.rows(both, [1, 1]).images["pixel_values"].shape)
+        ({}, [2, 3, 8, 8])
+        """
+        index = torch.tensor(which, dtype=torch.long)
+        marks = {name: x[index.to(x.device)] for name, x in inputs.of_rows().items()}
+        own = self._images_of_rows(inputs) if inputs.images else []
+        chosen = [own[row] for row in which if own and own[row]]
+        images = self.tree.vision.pixels.select(chosen, **inputs.images) if chosen else {}
+        return replace(inputs, images=images, **marks)
+
+    def _images_of_rows(self, inputs: VisionInputs) -> list[list[int]]:
+        """The numbers of the images of each prompt."""
+        is_image = self.images_among(inputs.tokens) if inputs.is_image is None else inputs.is_image
+        layout = self.image_layout(inputs.images)
+        self._check_images(is_image, layout)
+        ends = torch.tensor([0, *layout.n_tokens]).cumsum(0).tolist()
+        borders = torch.tensor([0, *is_image.sum(1).tolist()]).cumsum(0).tolist()
+        for row, border in enumerate(borders):
+            if border not in ends:
+                raise ValueError(
+                    f"image {bisect_left(ends, border) - 1} has tokens in two prompts, {row - 1} and {row}"
+                )
+        return [
+            [image for image, end in enumerate(ends[1:]) if start < end <= stop] for start, stop in pairwise(borders)
+        ]
 
     # ---- places of images --------------------------------------------------------------------------------------------
 
