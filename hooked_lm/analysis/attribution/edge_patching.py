@@ -9,12 +9,13 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
-from hooked_lm.engine.prompts import Prompts, aligned, tokens_of, values_of
+from hooked_lm.engine.prompts import Prompts, aligned, rows_of, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")
@@ -40,7 +41,8 @@ def patch_edges(
     al. 2023, arXiv:2304.05969). `attribute_edges` estimates the same.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
+        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
+            images.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
         edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
         source: what replaces the output of the writer: "clean" (that of the other run), "mean" (its mean over prompts), or
@@ -103,8 +105,8 @@ def check_unhooked(model: Decoder, graph: Graph) -> None:
 
 def runs_of(
     model: Decoder, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
-) -> tuple[Tensor, Tensor | None]:
-    """The tokens of the base run and of the other run; raises ValueError for arguments that do not go together."""
+) -> tuple[Rows, Rows | None]:
+    """What the model reads in the base run and in the other run; raises ValueError for arguments that do not go together."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
     if source not in SOURCES:
@@ -112,8 +114,8 @@ def runs_of(
     if clean is None:
         if source != "zero" or direction == "noise":
             raise ValueError(f"source={source!r} with direction={direction!r} needs the other run: give clean=...")
-        return tokens_of(model, corrupted, "corrupted"), None
-    runs = tokens_of(model, corrupted, "corrupted"), tokens_of(model, clean, "clean")
+        return rows_of(model, corrupted, "corrupted"), None
+    runs = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
     aligned(*runs)
     return runs if direction == "denoise" else (runs[1], runs[0])
 
@@ -145,7 +147,7 @@ def changes_of(
 class _Edges:
     """The change of every writer's output, and the inputs of the readers in the base run."""
 
-    def __init__(self, model: Decoder, graph: Graph, tokens: Tensor, other: Tensor | None, source: str) -> None:
+    def __init__(self, model: Decoder, graph: Graph, tokens: Rows, other: Rows | None, source: str) -> None:
         self.graph, self.writers = graph, Writers.of(model, graph)
         self.streams = {node.site: _stream(model, node) for node in graph.readers}
         sites = [some.site for some in self.writers]

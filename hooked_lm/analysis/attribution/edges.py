@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
@@ -32,6 +32,7 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
@@ -63,16 +64,17 @@ def attribute_edges(
     with respect to the reader's input, summed over positions. The gradient is
 
     - "eap": that of the base run. Two forward passes and one backward (Syed et al. 2023, arXiv:2310.10348);
-    - "eap-ig-inputs": the mean over runs whose embeddings are between those of both runs (Hanna et al. 2024,
-      arXiv:2403.17806);
-    - "eap-ig-activations": for the writers of each rank in turn, the mean over runs in which their outputs are between those
-      of both runs (as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each rank.
+    - "eap-ig-inputs": the mean over runs whose embeddings, and features of images, are between those of both runs (Hanna et
+      al. 2024, arXiv:2403.17806);
+    - "eap-ig-activations": for the writers of each site in turn, the mean over runs in which their outputs are between those
+      of both runs (as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each site.
 
     If the runs differ much, the means estimate the large effects better, while "eap" ranks the many small ones better. Memory
     is needed for a backward pass and the readers of one layer, not for all edges at once.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each.
+        corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
+            images.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt, or to one for all; differentiable.
         steps: the number of runs that integrated gradients average: the midpoints of as many equal intervals.
         source: what replaces the outputs of writers: "clean" (those of the other run), "mean" (their mean over prompts), "zero".
@@ -115,7 +117,7 @@ def attribute_edges(
     settings = {"source": source, "direction": direction, "freeze_norms": freeze_norms}
     settings |= {"steps": steps} if method != "eap" else {}
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed})
-    drawn = _drawn(model, edges.graph, first.numel(), check, seed)
+    drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     if not drawn:
         return found
     exact = patch_edges(
@@ -134,10 +136,10 @@ def attribute_edges(
 
 @dataclass(frozen=True)
 class _GradientRuns:
-    """Runs whose gradients are averaged for the edges of the writers `of`; each adds a share of the change of `moved`."""
+    """Runs whose gradients are averaged for the edges of the writers `of`; each adds a share of the changes of `moved`."""
 
     of: Sequence[Writers]
-    moved: Writers
+    moved: Sequence[Writers]
     shares: Sequence[float]
 
 
@@ -148,15 +150,15 @@ class _Edges:
         self,
         model: Decoder,
         metric: Metric,
-        tokens: Int[Tensor, "batch pos"],
-        other: Int[Tensor, "batch pos"] | None,
+        tokens: Rows,
+        other: Rows | None,
         source: str,
         freeze_norms: bool,
         n_bytes: int,
     ) -> None:
-        device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self.model, self.metric, self.n_bytes = model, metric, n_bytes
-        self.tokens, self.other = tokens.to(device), None if other is None else other.to(device)
+        self.tokens, self.other = tokens.to(self.device), None if other is None else other.to(self.device)
         self.source = source
         self.graph = Graph.of(model)
         check_unhooked(model, self.graph)
@@ -176,29 +178,29 @@ class _Edges:
         self.unchanged, self.baseline = base.scores, None if changed is None else changed.scores
         self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.source)
         base.kept, changed = {}, None
-        total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.tokens.device)
+        total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.device)
         if method == "eap":
             self._add(total, base, self.writers, 1.0)
         for way in self._gradient_runs(method, steps):
-            later = [some for some in self.readers if some.nodes[0].rank > way.moved.rank]
+            later = [some for some in self.readers if some.nodes[0].rank > way.of[0].rank]
             for share in way.shares:
-                self._add(total, self._differentiated(later, self._move(way.moved, share)), way.of, 1 / steps)
+                self._add(total, self._differentiated(later, self._moves(way.moved, share)), way.of, 1 / steps)
         return total.masked_fill_(~self.graph.is_edge[:, :, None].to(total.device), torch.nan)
 
     def _gradient_runs(self, method: str, steps: int) -> Iterator[_GradientRuns]:
         shares = [(step + 0.5) / steps for step in range(steps)]
         if method == "eap-ig-inputs":
-            yield _GradientRuns(self.writers, self.writers[0], shares)
+            yield _GradientRuns(self.writers, [some for some in self.writers if some.nodes[0].is_input], shares)
         if method == "eap-ig-activations":
             for some in self.writers:
-                yield _GradientRuns([some], some, shares)
+                yield _GradientRuns([some], [some], shares)
 
-    def _move(self, writers: Writers, share: float) -> Hooks:
-        """A hook that adds this share of the writers' change to their output."""
-        change = share * writers.total(self.changes[writers.site])
-        return [(writers.added, lambda value, hook: value + change)]
+    def _moves(self, moved: Sequence[Writers], share: float) -> Hooks:
+        """Hooks that add this share of the writers' changes to their outputs."""
+        changes = [(some.added, share * some.total(self.changes[some.site])) for some in moved]
+        return [(site, lambda value, hook, by=change: value + by) for site, change in changes]
 
-    def _watched(self, tokens: Int[Tensor, "batch pos"]) -> "_Run":
+    def _watched(self, tokens: Rows) -> "_Run":
         """A run without gradients."""
         copy, last = _Copy(), self.readers[-1].seen
         with torch.no_grad(), self.model.hooks(fwd_hooks=[(site, copy) for site in [*self._written, last]]):

@@ -37,6 +37,11 @@ class Node:
     head: int | None = None
     scale: float = 1.0
 
+    @property
+    def is_input(self) -> bool:
+        """Whether this is a writer that reads nothing: the embeddings, or what images add after a layer."""
+        return self.name == INPUT or self.site.endswith(".hook_deepstack")
+
     def of(self, value: Tensor) -> Tensor:
         """This node's part [batch, pos, d_model] of the value at its site."""
         part = value if self.head is None else value[:, :, self.head]
@@ -47,11 +52,10 @@ class Node:
 class Graph:
     """The writers and readers of a model, each in the order of computation, and the edges, `is_edge[writer, reader]`.
 
-    Writers are the embeddings ("input"), attention heads ("L2H1"), MLPs ("m3"), mixers with a state ("s2") and
-    features of images that are added after a layer ("d1"). Readers are
-    the queries, keys and values of heads ("L2H1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers,
-    and the unembedding ("logits"). Where a norm follows attention, the stream is not a sum over heads, and the
-    whole attention ("a2") is one writer.
+    Writers are the embeddings, with images among them ("input"), attention heads ("L2H1"), MLPs ("m3"), mixers with a state
+    ("s2") and features of images that are added after a layer ("d1"). Readers are the queries, keys and values of heads
+    ("L2H1<q>"; keys and values of a grouped-query model by key/value head), MLPs, mixers, and the unembedding ("logits"). Where
+    a norm follows attention, the stream is not a sum over heads, and the whole attention ("a2") is one writer.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))

@@ -20,7 +20,7 @@ Kept = Float[Tensor, "batch pos *features"]  # heads: [batch, pos, head, d_head]
 
 @dataclass(frozen=True)
 class Writers:
-    """The writers of one rank: the heads of a layer, or an MLP, a mixer, the input.
+    """The writers of one site: the heads of a layer, or an MLP, a mixer, the input.
 
     Their outputs are a linear map of the kept value: for heads the input of `W_O`, for others the output itself. So differences
     and means may be computed from kept values.
@@ -34,9 +34,9 @@ class Writers:
 
     @classmethod
     def of(cls, model: Decoder, graph: Graph) -> "list[Writers]":
-        """All writers of a graph, rank by rank."""
+        """All writers of a graph, site by site."""
         found: list[Writers] = []
-        for _, group in groupby(graph.writers, key=lambda node: node.rank):
+        for _, group in groupby(graph.writers, key=lambda node: node.site):
             nodes, first = tuple(group), sum(len(before.nodes) for before in found)
             site, block = nodes[0].site, f"blocks.{nodes[0].layer}"
             if nodes[0].head is None:

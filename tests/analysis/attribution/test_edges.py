@@ -17,23 +17,53 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
+from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.vision.inputs import Rows, ids_of
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
+from tests.families._vision import VisionCase, hooked_vlm, two_runs
+from tests.families.vision_languages import CASES as VISION_CASES
 from tests.unchecked import unchecked
 
-# heads that share keys, parallel blocks of one norm or two, norms behind attention or in it, experts, states, latents, a scale
-KINDS = ["gpt2", "llama", "gptj", "gpt_neox", "gemma2", "mixtral", "bamba", "deepseek_v3", "granite", "bitnet"]
+# heads that share keys, parallel blocks of one norm or two, norms behind attention or in it, experts, states, latents, a scale,
+# states beside attention
+KINDS = [
+    "gpt2",
+    "llama",
+    "gptj",
+    "gpt_neox",
+    "gemma2",
+    "mixtral",
+    "bamba",
+    "deepseek_v3",
+    "granite",
+    "bitnet",
+    "falcon_h1",
+]
+# models that read images, alone, as tokens that see each other, and also after layers
+IMAGES = ["llava", "gemma3", "qwen3_vl"]
 
 
 def model_of(family: str) -> HookedTransformer:
     """A tiny model of a family, in fp64."""
+    if family in IMAGES:
+        return copy.deepcopy(hooked_vlm(case_of(family))).double()
     case = next(case for case in DECODER_CASES if case.family == family)
     return copy.deepcopy(hooked(case)).double()
+
+
+def case_of(family: str) -> VisionCase:
+    return next(case for case in VISION_CASES if case.family == family)
+
+
+def runs_of(family: str, model: HookedTransformer) -> tuple[Rows, Rows]:
+    """Corrupted and clean prompts of a model of this family."""
+    return two_runs(case_of(family), torch.float64) if family in IMAGES else prompts_of(model)
 
 
 def prompts_of(model: HookedTransformer, n_prompts: int = 2, n_pos: int = 6) -> tuple[Tensor, Tensor]:
@@ -49,7 +79,7 @@ def last_logits(logits: Tensor) -> Tensor:
 # ---- an independent computation --------------------------------------------------------------------------------------
 
 
-def written(model: HookedTransformer, tokens: Tensor) -> Tensor:
+def written(model: HookedTransformer, tokens: Rows) -> Tensor:
     """What every writer writes, all at once [writer, batch, pos, d_model]."""
     nodes = Graph.of(model).writers
     with torch.no_grad(), unchecked():
@@ -58,7 +88,7 @@ def written(model: HookedTransformer, tokens: Tensor) -> Tensor:
 
 
 def gated(
-    model: HookedTransformer, tokens: Tensor, changes: Tensor, hooks: Sequence[tuple[str, Callable]] = ()
+    model: HookedTransformer, tokens: Rows, changes: Tensor, hooks: Sequence[tuple[str, Callable]] = ()
 ) -> Tensor:
     """The derivative by a gate on every edge, [writer, reader, batch], of the metric of a run in which each reader is told
     a gate's share of what each writer writes differently."""
@@ -87,7 +117,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert_close(found, expected.float(), depth=GRADIENT)
 
 
-def scores(model: HookedTransformer, runs: tuple[Tensor, Tensor], **options: Any) -> Tensor:
+def scores(model: HookedTransformer, runs: tuple[Rows, Rows], **options: Any) -> Tensor:
     with unchecked():
         found = attribute_edges(model, *runs, metric=last_logits, check=False, **options)
     return found.effects().values
@@ -127,10 +157,10 @@ def with_held_norms(model: HookedTransformer, tokens: Tensor) -> HookedTransform
 # ---- the scores ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, *IMAGES])
 def test_scores_are_the_derivatives_by_gates_on_all_edges(family: str):
     model = model_of(family)
-    corrupted, clean = runs = prompts_of(model)
+    corrupted, clean = runs = runs_of(family, model)
     changes = written(model, clean) - written(model, corrupted)
     assert_same(scores(model, runs), gated(model, corrupted, changes))
 
@@ -165,7 +195,7 @@ def test_scores_are_finite_differences():
 
 
 @torch.no_grad()
-def told(model: HookedTransformer, tokens: Tensor, reader: Node, change: Tensor) -> Tensor:
+def told(model: HookedTransformer, tokens: Rows, reader: Node, change: Tensor) -> Tensor:
     """The metric of a run in which a reader reads something else."""
 
     def tell(value: Tensor, hook: Any) -> Tensor:
@@ -199,22 +229,46 @@ def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
     assert_close(found.sum(0), expected.float())
 
 
-def test_integrated_gradients_average_the_runs_between():
-    model, steps = model_of("llama"), 3
-    corrupted, clean = runs = prompts_of(model)
+@pytest.mark.parametrize(
+    ("family", "writer", "site"), [("llava", "input", "resid_pre"), ("qwen3_vl", "d0", "deepstack")]
+)
+def test_edges_from_images_sum_to_the_attribution_of_their_tokens(family: str, writer: str, site: str):
+    """What images add is read at all positions, also at those of their tokens alone, which are the patches of a LLaVA."""
+    model = model_of(family)
+    runs = runs_of(family, model)
+    with unchecked():
+        by_position = attribute(model, *runs, metric=last_logits, sites=site, layers=[0], check=False)
+        by_token = attribute(model, *runs, metric=last_logits, sites="hook_image_features", check=False)
+    effects = by_position.effects().values[0]
+    assert_close(scores(model, runs)[Graph.of(model).writer(writer)].nansum(0), effects.sum(0))
+    is_image = ids_of(runs[0])[0] == model.tree.image_token
+    assert effects[is_image].abs().sum() > 0
+    if site == "deepstack":
+        assert not effects[~is_image].any()
+    else:
+        assert_close(by_token.effects().values, effects[is_image])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_vl"])
+def test_integrated_gradients_average_the_runs_between(family: str):
+    model, steps = model_of(family), 3
+    corrupted, clean = runs = runs_of(family, model)
     graph, changes = Graph.of(model), written(model, clean) - written(model, corrupted)
+    by_site = {site: [i for i, node in enumerate(graph.writers) if node.site == site] for site in sites_of(graph)}
 
-    def between(site: str, change: Tensor) -> Tensor:
-        shares = [(step + 0.5) / steps for step in range(steps)]
-        hooks = [(site, lambda value, hook, by=share: value + by * change) for share in shares]
-        return torch.stack([gated(model, corrupted, changes, [hook]) for hook in hooks]).mean(0)
+    def between(sites: Sequence[str]) -> Tensor:
+        moves = {added(site): changes[by_site[site]].sum(0) for site in sites}
+        hooks = [
+            [(site, lambda value, hook, by=(step + 0.5) / steps * move: value + by) for site, move in moves.items()]
+            for step in range(steps)
+        ]
+        return torch.stack([gated(model, corrupted, changes, some) for some in hooks]).mean(0)
 
-    by_inputs = between("blocks.0.hook_resid_pre", changes[0])
+    by_inputs = between([site for site in by_site if site.endswith(("0.hook_resid_pre", "deepstack"))])
     assert_same(scores(model, runs, method="eap-ig-inputs", steps=steps), by_inputs)
     by_activations = torch.full_like(by_inputs, torch.nan)
-    for rank in dict.fromkeys(node.rank for node in graph.writers):
-        own = [i for i, node in enumerate(graph.writers) if node.rank == rank]
-        by_activations[own] = between(added(graph.writers[own[0]]), changes[own].sum(0))[own]
+    for site, own in by_site.items():
+        by_activations[own] = between([site])[own]
     assert_same(scores(model, runs, method="eap-ig-activations", steps=steps), by_activations)
     assert_apart(by_inputs, by_activations)
 
@@ -224,7 +278,7 @@ STEPS = "an integral by sixteen steps"
 
 @pytest.mark.slow
 def test_integrated_gradients_are_complete():
-    """The edges of a rank sum to what changes when all of them write what they wrote in the other run (Sundararajan et al.
+    """The edges of a site sum to what changes when all of them write what they wrote in the other run (Sundararajan et al.
     2017, arXiv:1703.01365): of the input, to the other run."""
     model = model_of("gptj")
     corrupted, clean = runs = prompts_of(model)
@@ -233,18 +287,23 @@ def test_integrated_gradients_are_complete():
     with torch.no_grad(), unchecked():
         before, after = last_logits(model(corrupted)), last_logits(model(clean))
         assert_near(found["eap-ig-inputs"][0], after - before, 0.01, because=STEPS)
-        for rank in dict.fromkeys(node.rank for node in graph.writers):
-            own = [i for i, node in enumerate(graph.writers) if node.rank == rank]
-            site, change = added(graph.writers[own[0]]), changes[own].sum(0)
-            moved = model.run_with_hooks(corrupted, fwd_hooks=[(site, lambda value, hook, by=change: value + by)])
+        for site in sites_of(graph):
+            own = [i for i, node in enumerate(graph.writers) if node.site == site]
+            change = changes[own].sum(0)
+            hook = (added(site), lambda value, hook, by=change: value + by)
+            moved = model.run_with_hooks(corrupted, fwd_hooks=[hook])
             expected = (last_logits(moved) - before).float()
             assert_near(found["eap-ig-activations"][own].sum(0), expected, 0.01, because=STEPS)
     assert_apart(found["eap"][0], (after - before).float(), msg="one step is not enough")
 
 
-def added(writer: Node) -> str:
-    """Where what a writer and those of its rank write enters the stream."""
-    return writer.site.replace("attn.hook_result", "hook_attn_out")
+def sites_of(graph: Graph) -> list[str]:
+    return list(dict.fromkeys(node.site for node in graph.writers))
+
+
+def added(site: str) -> str:
+    """Where what the writers of a site write enters the stream."""
+    return site.replace("attn.hook_result", "hook_attn_out")
 
 
 @pytest.mark.parametrize("source", ["mean", "zero"])
@@ -284,10 +343,10 @@ def test_prompts_are_scored_by_themselves_and_memory_changes_nothing():
 # ---- exact patching --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize("family", [*KINDS, *IMAGES])
 def test_exact_patching_is_a_loop_of_forward_passes(family: str):
     model = model_of(family)
-    corrupted, clean = runs = prompts_of(model)
+    corrupted, clean = runs = runs_of(family, model)
     graph, changes = Graph.of(model), written(model, clean) - written(model, corrupted)
     all_edges = list(graph.named(graph.is_edge))
     edges = [*all_edges[:: 1 + len(all_edges) // 24], (graph.writers[-1].name, "logits")]
