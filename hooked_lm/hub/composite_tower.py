@@ -20,8 +20,9 @@ from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.hub.composite import Part, left_out_module, united
 from hooked_lm.hub.options import Tree
 from hooked_lm.hub.renamed import present_name
-from hooked_lm.models.config.tree import VisionConfig
+from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
 
+WithTower = VisionConfig | VisionLanguageConfig
 PARTS = ("thinker_config", "vision_config")
 
 
@@ -79,11 +80,14 @@ def tower(tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree) -> Part
     return Part(tensors, names, united(left_out))
 
 
-def fitted(tree: VisionConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> VisionConfig:
+def fitted(tree: WithTower, module: ModuleType, tensors: Mapping[str, Tensor]) -> WithTower:
     """The tree without a pooler whose weights the composite lacks: what reads patches needs none."""
-    weights = {row.source for row in module.rows(tree) if row.target.startswith("pooler.")}
-    lacks = weights and not weights & tensors.keys() and not isinstance(tree.pooler, ClassToken.Config)
-    return replace(tree, pooler=None) if lacks else tree
+    vision = tree if isinstance(tree, VisionConfig) else tree.vision
+    weights = {row.source for row in module.rows(tree) if row.target.removeprefix("vision.").startswith("pooler.")}
+    if not weights or weights & tensors.keys() or isinstance(vision.pooler, ClassToken.Config):
+        return tree
+    without = replace(vision, pooler=None)
+    return without if isinstance(tree, VisionConfig) else replace(tree, vision=without)
 
 
 def _prefix(tensors: Mapping[str, Tensor], embedding: str) -> str:

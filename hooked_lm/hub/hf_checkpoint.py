@@ -74,7 +74,7 @@ class HFCheckpoint:
             check_layers(self.family, tree, tensors)
         if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, DecoderConfig)):
             tree = composite.fitted(tree, self.family, tensors)
-        if self.whole is not None and isinstance(tree, VisionConfig):
+        if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, VisionConfig)):
             tree = composite_tower.fitted(tree, self.family, tensors)
         return self._fitted(tree, tensors)
 

@@ -1,11 +1,13 @@
 """What is peculiar to Gemma 3 and PaliGemma: which tokens see each other."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hooked_lm import HookedVisionLanguage
@@ -14,7 +16,7 @@ from hooked_lm.families import family as family_of
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.patching import sweep
 from tests.close import assert_apart, assert_close
-from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, theirs, written
+from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, reference, theirs, written
 from tests.families.vision_gemma import CASES, GEMMA3, SIGLIP, composite
 
 GEMMA, PALIGEMMA = ({case.name: case for case in CASES if case.family == family} for family in ("gemma3", "paligemma"))
@@ -211,3 +213,25 @@ def test_sweeps_know_which_tokens_see_each_other(case: VisionCase, site: str):
 def answer(logits: Tensor) -> Tensor:
     """What a sweep measures."""
     return logits[:, -1, 5] - logits[:, -1, 7]
+
+
+@torch.no_grad()
+def test_the_head_of_a_tower_is_kept_although_nothing_reads_it(tmp_path: Path):
+    """It runs if something listens there; a checkpoint may lack it, whatever its config says, but not a part of it."""
+    case = GEMMA["windows-patches-left-over-unused-head"]
+    reference(case).save_pretrained(tmp_path)
+    inputs, tensors = written(case, [[3, case.writer.sizes[0], 2]]), load_file(tmp_path / "model.safetensors")
+    model = hooked_vlm(case)
+    logits, cache = model.run_with_cache(**inputs, names_filter="vision.pooler.hook_pooler_out")
+    expected = theirs(case).model.vision_tower(inputs["pixel_values"]).pooler_output
+    assert_close(cache["vision.pooler.hook_pooler_out"], expected)
+    kept = {name: x for name, x in tensors.items() if ".head." not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    without = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    assert without.vision.pooler is None
+    assert torch.equal(without(**inputs), logits)
+    probe = next(name for name in tensors if name.endswith("head.probe"))
+    save_file({**kept, probe: tensors[probe]}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"head\.attention\.in_proj_weight"):
+        HookedVisionLanguage.from_pretrained_no_processing(tmp_path)

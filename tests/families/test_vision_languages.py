@@ -190,7 +190,8 @@ def edited(model: HookedVisionLanguage, inputs: dict[str, Tensor], name: str) ->
 
 
 def beyond_what_is_read(model: HookedVisionLanguage) -> Iterator[str]:
-    """The tower's sites after the last layer that the projector reads."""
+    """The tower's sites after the last layer that the projector reads, and its pooler."""
+    yield from (name for name in model.all_points() if name.startswith("vision.pooler."))
     layers = model.tree.feature_layers
     if layers is not None:
         unread = ("vision.ln_final.", *(f"vision.blocks.{i}." for i in range(max(layers), len(model.vision.blocks))))

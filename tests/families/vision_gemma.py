@@ -65,7 +65,7 @@ CASES = [
     ),
     VisionCase(
         "gemma3",
-        "windows-patches-left-over",
+        "windows-patches-left-over-unused-head",
         composite(
             {
                 **GEMMA3,
@@ -73,7 +73,7 @@ CASES = [
                 "sliding_window": 6,
                 "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}},
             },
-            {**SIGLIP, "image_size": 30, "hidden_size": 16},
+            {**SIGLIP, "image_size": 30, "hidden_size": 16, "vision_use_head": True},
             mm_tokens_per_image=4,
         ),
         auto=AUTO,

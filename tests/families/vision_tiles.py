@@ -89,10 +89,10 @@ CASES = [
     ),
     VisionCase(
         "llava_next",
-        "siglip-two-layers-unbiased-qwen2",
+        "siglip-unused-head-two-layers-unbiased-qwen2",
         llava_next(
             QWEN,
-            SIGLIP_TOWER,
+            SIGLIP_TOWER | {"vision_use_head": True},
             [[24, 24], [72, 24], [48, 48]],
             vision_feature_layer=[-3, 1],
             vision_feature_select_strategy="full",

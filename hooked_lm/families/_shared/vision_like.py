@@ -10,6 +10,7 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.mlp import MLP, MLPConfig
 from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.vision.heads import ProbePooler
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.families._shared import classic
@@ -106,10 +107,11 @@ def language(hf: HFConfig, **fields: Any) -> DecoderConfig:
 
 
 def tower(hf: HFConfig) -> VisionConfig:
-    """The vision tower of a composite, from its `vision_config`, without heads."""
+    """The vision tower of a composite, from its `vision_config`, without heads but for a pooler with weights, which is unused."""
     module = family(hf.vision_config["model_type"], *VISION_ENCODERS.values())
     tree: VisionConfig = module.config(hf.part("vision_config", getattr(module, "NO_EFFECT", ())))
-    return replace(tree, pooler=None, projection=None, classifier=None, merger=None)
+    pooler = tree.pooler if isinstance(tree.pooler, ProbePooler.Config) else None
+    return replace(tree, pooler=pooler, projection=None, classifier=None, merger=None)
 
 
 def both_sides(hf: HFConfig, **fields: Any) -> dict[str, Any]:

@@ -8,24 +8,14 @@ from torch import Tensor
 
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification.registry import Identity, Sites, within
-from hooked_lm.models.verification.identities import (
-    stack_identities,
-    stack_output,
-    tower_identities,
-    vision_head_identities,
-)
+from hooked_lm.models.verification.identities import stack_identities, stack_output, tower_identities
 
 
 def dual_encoder_identities(
     model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "text pos"]
 ) -> Iterator[Identity]:
     """Identities of both towers, of their vectors and of the similarity."""
-    in_vision = within(at, "vision")
-    for name, pair in tower_identities(model.vision, in_vision):
-        yield f"vision: {name}", pair
-    for name, pair in vision_head_identities(
-        model.vision, in_vision, lambda: stack_output(model.vision, model.vision.stack, in_vision), logits
-    ):
+    for name, pair in tower_identities(model.vision, within(at, "vision")):
         yield f"vision: {name}", pair
     for name, pair in text_identities(model.text, within(at, "text"), tokens):
         yield f"text: {name}", pair

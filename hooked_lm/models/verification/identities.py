@@ -197,7 +197,7 @@ def head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -
 
 
 def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
-    """Identities of a vision tower: of its embeddings and the stack."""
+    """Identities of a vision tower: of its embeddings, the stack and the heads."""
 
     def total() -> Tensor:
         embed = tower.embed.with_class_tokens(at("hook_patch_embed"))
@@ -210,22 +210,21 @@ def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
     )
     yield from stack_identities(tower, tower.stack, at)
 
+    def stream() -> Tensor:
+        return stack_output(tower, tower.stack, at)
 
-def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
-    """Identities of a vision encoder: of the tower and its heads."""
-    yield from tower_identities(model, at)
-    yield from vision_head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
-
-
-def vision_head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
-    """Identities of the heads of a vision encoder."""
-    if model.pooler is None and model.merger is None:
-        yield "ln_final(resid_post) == embeddings", lambda: (stream(), output)
     inputs: dict[str, LazyTensor] = {"pooler": stream, "projection": lambda: at("pooler.hook_pooler_out")}
     for name, get_input in {**inputs, "classifier": inputs["projection"], "merger": stream}.items():
-        if getattr(model, name) is not None:
-            for identity, pair in component_identities(getattr(model, name), within(at, name), get_input):
+        if getattr(tower, name) is not None:
+            for identity, pair in component_identities(getattr(tower, name), within(at, name), get_input):
                 yield f"{name}: {identity}", pair
+
+
+def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
+    """Identities of a vision encoder: of the tower and its output."""
+    yield from tower_identities(model, at)
+    if model.pooler is None and model.merger is None:
+        yield "ln_final(resid_post) == embeddings", lambda: (stack_output(model, model.stack, at), output)
 
 
 # ---- vision-language models ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig
-from hooked_lm.models.config.tree import DualEncoderConfig, VisionConfig
+from hooked_lm.models.config.tree import DualEncoderConfig
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import follow_flags
 from hooked_lm.models.text.encoder import EncoderText, texts_of
@@ -35,10 +35,6 @@ RETURN_TYPES = ("logits_per_image", "logits_per_text", "image_embeds", "text_emb
 
 class ImageTower(VisionTower):
     """The side of a dual encoder that reads images."""
-
-    def __init__(self, tree: VisionConfig) -> None:
-        super().__init__(tree)
-        self.make_heads(tree)
 
     def embeds(self, interpolation: Mode | None, **images: Any) -> Embeds:
         """The vectors of images, before they are normalised."""

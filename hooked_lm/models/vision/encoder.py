@@ -43,7 +43,6 @@ class VisionEncoder(TowerParts, BaseModel):
         self._set_config(HookedVisionConfig.unwrap(cfg), None)
         with self._initial_device(move_to_device):
             self.make_tower(self.tree)
-            self.make_heads(self.tree)
         self._finish()
 
     def set_tokenizer(self, tokenizer: None) -> None:

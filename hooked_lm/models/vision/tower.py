@@ -33,6 +33,7 @@ class TowerParts(nn.Module):
     classifier: Any
 
     def make_tower(self, tree: VisionConfig) -> None:
+        """Adds all parts; absent heads are None."""
         self.embed = tree.embed.build()
         self.hook_patch_embed = HookPoint("batch", "patch", "d_model")
         if tree.pos_embed is not None:
@@ -40,9 +41,6 @@ class TowerParts(nn.Module):
             self.hook_pos_embed = HookPoint("batch", "pos", "d_model")
         add_norm(self, "ln_pre", tree.ln_pre)
         self.stack.build_blocks(self, tree.blocks, tree.ln_final)
-
-    def make_heads(self, tree: VisionConfig) -> None:
-        """Adds the heads; absent ones are None."""
         self.pooler = None if tree.pooler is None else tree.pooler.build()
         self.projection = None if tree.projection is None else tree.projection.build()
         self.classifier = None if tree.classifier is None else tree.classifier.build()
@@ -61,15 +59,20 @@ class TowerParts(nn.Module):
         return norm_of(self, "ln_pre")(resid), context
 
     def read(
-        self, patches: Patches, layers: Sequence[int] | None = None, interpolation: Mode | None = None
+        self,
+        patches: Patches,
+        layers: Sequence[int] | None = None,
+        interpolation: Mode | None = None,
+        pooler: nn.Module | None = None,
     ) -> tuple[Float[Tensor, "image pos width"], TowerContext]:
         """The streams after so many blocks each, side by side; by default the normalised stream after all blocks.
 
-        Blocks and a norm beyond what is read run only if something listens there.
+        Blocks, a norm and a `pooler` beyond what is read run only if something listens there.
         """
         resid, context = self.before_blocks(patches, interpolation)
         n_blocks, final = len(self.blocks), norm_of(self, self.stack.ln_final)
-        whole = layers is None or heard(final)
+        pools = pooler is not None and heard(pooler)
+        whole = layers is None or pools or heard(final)
         read = [*(layers or ()), *(i + 1 for i, block in enumerate(self.blocks) if heard(block))]
         stop = n_blocks if whole else max(read)
         kept = {0: resid}
@@ -77,6 +80,8 @@ class TowerParts(nn.Module):
             resid = self.blocks[layer](resid, context)
             kept[layer + 1] = resid
         normalized = final(resid) if whole else resid
+        if pooler is not None and pools:
+            pooler(normalized, context.real)
         return normalized if layers is None else torch.cat([kept[layer] for layer in layers], -1), context
 
 

@@ -248,7 +248,7 @@ class VisionLanguage(Decoder):
         """The vectors of the image tokens, at their sites."""
         tree, embed = self.tree, self.vision.embed
         patches = tree.vision.pixels.patches(embed, **images)
-        x, _ = self.vision.read(patches, tree.feature_layers)
+        x, _ = self.vision.read(patches, tree.feature_layers, pooler=self.vision.pooler)
         features: ImageFeatures = self.projector(x, patches, embed.cfg.n_class_tokens)
         return replace(features, vectors=self.hook_image_features(features.vectors))
 
