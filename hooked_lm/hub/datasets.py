@@ -40,7 +40,7 @@ def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
 def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
     """Calls `datasets.load_dataset`. Raises ImportError with instructions if that package is not installed."""
     try:
-        import datasets  # type: ignore[import-not-found,unused-ignore]
+        import datasets
     except ImportError:
-        raise ImportError("sets of texts need the package datasets: pip install datasets") from None
+        raise ImportError("sets of texts need the package datasets: pip install 'hooked-lm[corpus]'") from None
     return datasets.load_dataset(path, *args, **kwargs)

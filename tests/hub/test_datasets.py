@@ -55,5 +55,5 @@ def test_no_set_is_known_of(asked: list[Any]) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match="pip install datasets"):
+    with pytest.raises(ImportError, match="hooked-lm\\[corpus\\]"):
         get_dataset("wiki")
