@@ -18,8 +18,9 @@ from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.renamed import in_present_names
-from hooked_lm.hub.source import Repository, Source, has_tokenizer, processor_in, tokenizer_in
+from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from hooked_lm.hub.names import hub_id, local_folder, spelled
+from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.short_names import SHORT_NAMES
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 
 
@@ -179,18 +179,6 @@ def tokenizer_in(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-
-
-def processor_in(folder: Path) -> tuple[Any, str | None]:
-    """The processor of images and text in a directory, or None; and why there is none, if a file describes one."""
-    if not any((folder / file).is_file() for file in PROCESSOR_FILES):
-        return None, None
-    from transformers import AutoProcessor
-
-    try:
-        return AutoProcessor.from_pretrained(folder, trust_remote_code=False, local_files_only=True), None
-    except Exception as error:  # of many kinds: packages that are not installed, files that do not fit
-        return None, f"that in {folder} cannot be made: {' '.join(str(error).split())}"
 
 
 def named_tokenizer(name: str) -> Any:

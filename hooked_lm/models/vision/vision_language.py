@@ -28,7 +28,8 @@ from hooked_lm.models.vision.image_positions import ImagePositions, located
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
 
-TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")  # what processors say of images, which the ids say as well
+# what processors say of tokens: which are of images, as the ids say too, and labels for training
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "labels")
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class VisionLanguage(Decoder):
             options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
                 are those of `Decoder.forward`. For a model that reads prompts in both directions `token_type_ids` are 1 at the
                 tokens after a prompt; other models accept them and do not need them, nor `mm_token_type_ids`.
-                With `start_at_layer`, `tokens` and the images say where images are in the stream.
+                `labels` are not read. With `start_at_layer`, `tokens` and the images say where images are in the stream.
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
