@@ -210,7 +210,7 @@ class PackedContext(Context):
     def query_angles(self, rotary: Rotary) -> Angles:
         if self.makes_keys_only:
             cos, sin = self.base.query_angles(rotary)
-            return cos[:, :0], sin[:, :0]
+            return cos[:1, :0], sin[:1, :0]
         return self._angles_of(rotary, self.query_packing)
 
     def key_angles(self, rotary: Rotary) -> Angles:

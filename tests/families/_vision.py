@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedDualEncoder, HookedVisionEncoder, HookedVisionLanguage, VisionInputs
+from hooked_lm import HookedDualEncoder, HookedVisionEncoder, HookedVisionLanguage
 from hooked_lm.families import supported
 from tests.families._case import GROUPED, SIZES, Case, reference
 
@@ -72,17 +72,6 @@ def scenes(case: VisionCase) -> dict[str, list[Row]]:
         "two": [[2, a, 3, b, 4]],
         "padded": [[3, b, 2], [4], [2, a, 1, b, 3]],
     }
-
-
-def two_runs(case: VisionCase, dtype: torch.dtype = torch.float32) -> tuple[VisionInputs, VisionInputs]:
-    """Two prompts with an image each, and as many with other words and other images of the same sizes."""
-    drawn = [written(case, scenes(case)["one"] * 2, seed) for seed in (0, 1)]
-    runs = []
-    for inputs in drawn:
-        images = {name: x for name, x in inputs.items() if name not in ("input_ids", "attention_mask")}
-        images = {name: x.to(dtype) if x.is_floating_point() else x for name, x in images.items()}
-        runs.append(VisionInputs(inputs["input_ids"], images))
-    return runs[0], runs[1]
 
 
 @lru_cache(maxsize=2)

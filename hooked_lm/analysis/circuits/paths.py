@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
+from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 
 
 def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
@@ -49,10 +49,13 @@ def _is_input(reader: Node, writer: Node, n_queries: Mapping[int, int], n_keys: 
 
 
 def on_paths(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> Bool[Tensor, "writer reader"]:
-    """The edges on a path from "input" to "logits", where paths also lead from the inputs of heads and MLPs to their outputs."""
+    """The edges on a path from "input", or from what images add after a layer, to "logits".
+
+    Paths also lead from the inputs of heads and MLPs to their outputs.
+    """
     edges, inside = (edges & graph.is_edge).float(), feeds(graph).float()
     reached, useful = torch.zeros(len(graph.writers)), torch.zeros(len(graph.readers))
-    reached[graph.writer(INPUT)] = useful[graph.reader(LOGITS)] = 1
+    reached[[node.is_input for node in graph.writers]] = useful[graph.reader(LOGITS)] = 1
     for _ in range(len({node.rank for node in graph.readers})):  # the maximum path length
         reached = reached.maximum(((reached @ edges).clamp(max=1) @ inside).clamp(max=1))
         useful = useful.maximum((inside @ (edges @ useful).clamp(max=1)).clamp(max=1))

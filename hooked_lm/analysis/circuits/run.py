@@ -26,9 +26,10 @@ from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.engine.prompts import Prompts, aligned, tokens_of
+from hooked_lm.engine.prompts import Prompts, aligned, rows_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, repeated_rows
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
@@ -67,7 +68,8 @@ class Runner:
     """Run circuits of one model on fixed prompts, and measure them with one metric.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape. Circuits run on the clean prompts.
+        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images. Circuits
+            run on the clean prompts.
         metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
         ablation: what an edge outside the circuit carries. "resample": the output of its writer on the corrupted prompt;
             "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
@@ -102,10 +104,8 @@ class Runner:
         check_unhooked(model, self.graph)
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
-        self.tokens, other = (
-            tokens_of(model, clean, "clean").to(device),
-            tokens_of(model, corrupted, "corrupted").to(device),
-        )
+        self.tokens = rows_of(model, clean, "clean").to(device)
+        other = rows_of(model, corrupted, "corrupted").to(device)
         aligned(other, self.tokens)
         plain, self.streams, end = _run_whole(model, self.tokens, self.writers)
         written, _, other_end = _run_whole(model, other, self.writers)
@@ -118,12 +118,12 @@ class Runner:
         self.full: Float[Tensor, " prompt"] = self._scores(end, 1)[0].float().cpu()
         if bool(self.full.isnan().any()):
             raise ValueError("the metric of the full model is NaN: no circuit can be compared with it")
-        self.n_rows = self._rows(Budget.of(max_memory, self.tokens.device))
+        self.n_rows = self._rows(Budget.of(max_memory, device))
 
     def _rows(self, budget: Budget) -> int:
         """The number of circuits per pass."""
         stream = self.streams[0]
-        n_tokens, heads = self.tokens.numel(), max(place.nodes.stop - place.nodes.start for place in self.readers)
+        n_tokens, heads = self.tokens.shape.numel(), max(place.nodes.stop - place.nodes.start for place in self.readers)
         numbers = (len(self.graph.writers) + 8 * heads) * stream.shape[-1]
         width = numbers * stream.element_size() + max(token_bytes(block) for block in self.model.blocks)
         return max(1, min(budget.n_tokens // n_tokens, budget.n_bytes // (n_tokens * width)))
@@ -201,7 +201,7 @@ class Runner:
                 self.streams[start].repeat(n_rows, 1, 1),
                 start_at_layer=start,
                 stop_at_layer=n_layers,
-                tokens=self.tokens.repeat(n_rows, 1),
+                tokens=repeated_rows(self.tokens, n_rows),
             )
         return self._scores(end, n_rows)
 
@@ -297,7 +297,7 @@ class _Recording:
 Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 
 
-def _run_whole(model: Decoder, tokens: Tensor, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor]:
+def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor]:
     """The outputs of the writers, the residual stream before each block, and that after the last block."""
     written: Written = {}
     streams: list[Tensor] = []

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, patching
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
@@ -26,7 +26,7 @@ from hooked_lm.models.vision.inputs import Rows, ids_of
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
-from tests.families._vision import VisionCase, hooked_vlm, two_runs
+from tests.families._vision import hooked_vlm
 from tests.families.vision_languages import CASES as VISION_CASES
 from tests.unchecked import unchecked
 
@@ -52,18 +52,16 @@ IMAGES = ["llava", "gemma3", "qwen3_vl"]
 def model_of(family: str) -> HookedTransformer:
     """A tiny model of a family, in fp64."""
     if family in IMAGES:
-        return copy.deepcopy(hooked_vlm(case_of(family))).double()
+        return copy.deepcopy(hooked_vlm(next(case for case in VISION_CASES if case.family == family))).double()
     case = next(case for case in DECODER_CASES if case.family == family)
     return copy.deepcopy(hooked(case)).double()
 
 
-def case_of(family: str) -> VisionCase:
-    return next(case for case in VISION_CASES if case.family == family)
-
-
-def runs_of(family: str, model: HookedTransformer) -> tuple[Rows, Rows]:
-    """Corrupted and clean prompts of a model of this family."""
-    return two_runs(case_of(family), torch.float64) if family in IMAGES else prompts_of(model)
+def runs_of(model: HookedTransformer) -> tuple[Rows, Rows]:
+    """Corrupted and clean prompts, with images if the model reads them."""
+    if isinstance(model, HookedVisionLanguage):
+        return model.drawn_inputs(0), model.drawn_inputs(1)
+    return prompts_of(model)
 
 
 def prompts_of(model: HookedTransformer, n_prompts: int = 2, n_pos: int = 6) -> tuple[Tensor, Tensor]:
@@ -160,7 +158,7 @@ def with_held_norms(model: HookedTransformer, tokens: Tensor) -> HookedTransform
 @pytest.mark.parametrize("family", [*KINDS, *IMAGES])
 def test_scores_are_the_derivatives_by_gates_on_all_edges(family: str):
     model = model_of(family)
-    corrupted, clean = runs = runs_of(family, model)
+    corrupted, clean = runs = runs_of(model)
     changes = written(model, clean) - written(model, corrupted)
     assert_same(scores(model, runs), gated(model, corrupted, changes))
 
@@ -235,7 +233,7 @@ def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
 def test_edges_from_images_sum_to_the_attribution_of_their_tokens(family: str, writer: str, site: str):
     """What images add is read at all positions, also at those of their tokens alone, which are the patches of a LLaVA."""
     model = model_of(family)
-    runs = runs_of(family, model)
+    runs = runs_of(model)
     with unchecked():
         by_position = attribute(model, *runs, metric=last_logits, sites=site, layers=[0], check=False)
         by_token = attribute(model, *runs, metric=last_logits, sites="hook_image_features", check=False)
@@ -252,7 +250,7 @@ def test_edges_from_images_sum_to_the_attribution_of_their_tokens(family: str, w
 @pytest.mark.parametrize("family", ["llama", "qwen3_vl"])
 def test_integrated_gradients_average_the_runs_between(family: str):
     model, steps = model_of(family), 3
-    corrupted, clean = runs = runs_of(family, model)
+    corrupted, clean = runs = runs_of(model)
     graph, changes = Graph.of(model), written(model, clean) - written(model, corrupted)
     by_site = {site: [i for i, node in enumerate(graph.writers) if node.site == site] for site in sites_of(graph)}
 
@@ -346,7 +344,7 @@ def test_prompts_are_scored_by_themselves_and_memory_changes_nothing():
 @pytest.mark.parametrize("family", [*KINDS, *IMAGES])
 def test_exact_patching_is_a_loop_of_forward_passes(family: str):
     model = model_of(family)
-    corrupted, clean = runs = runs_of(family, model)
+    corrupted, clean = runs = runs_of(model)
     graph, changes = Graph.of(model), written(model, clean) - written(model, corrupted)
     all_edges = list(graph.named(graph.is_edge))
     edges = [*all_edges[:: 1 + len(all_edges) // 24], (graph.writers[-1].name, "logits")]

@@ -9,27 +9,37 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
 from hooked_lm.analysis.circuits import Circuit, Runner, evaluate, minimality
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
+from hooked_lm.models.vision.inputs import Rows
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
+from tests.families._vision import hooked_vlm
+from tests.families.vision_languages import CASES as VISION_CASES
 
 # one norm for all, heads that share keys, MLPs beside attention, a norm behind attention, states
 KINDS = ["gpt2", "llama", "gptj", "gemma2", "bamba"]
+# models that read images, alone, as tokens that see each other, and also after layers
+IMAGES = ["llava", "gemma3", "qwen3_vl"]
 
 
 def model_of(family: str) -> HookedTransformer:
     """A tiny model of a family, in fp64."""
+    if family in IMAGES:
+        return copy.deepcopy(hooked_vlm(next(case for case in VISION_CASES if case.family == family))).double()
     case = next(case for case in DECODER_CASES if case.family == family)
     return copy.deepcopy(hooked(case)).double()
 
 
-def prompts_of(model: HookedTransformer) -> tuple[Tensor, Tensor]:
+def prompts_of(model: HookedTransformer) -> tuple[Rows, Rows]:
+    """Corrupted and clean prompts, with images if the model reads some."""
+    if isinstance(model, HookedVisionLanguage):
+        return model.drawn_inputs(0), model.drawn_inputs(1)
     corrupted, clean = torch.randint(model.cfg.d_vocab, (2, 3, 6), generator=torch.Generator().manual_seed(3))
     return corrupted, clean
 
@@ -76,7 +86,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *IMAGES])
 def test_readers_read_what_their_gates_say(kind: str) -> None:
     model = model_of(kind)
     runner = Runner(model, *prompts_of(model), metric)
@@ -95,7 +105,7 @@ def test_means_and_zeros_stand_for_what_is_not_left(ablation: str) -> None:
     assert_same(runner.values(gates)[0], by_hand(model, gates[0], ablation))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl"])
 def test_all_edges_are_the_model_and_none_is_the_corrupted_run(kind: str) -> None:
     model = model_of(kind)
     corrupted, clean = prompts_of(model)
@@ -107,8 +117,9 @@ def test_all_edges_are_the_model_and_none_is_the_corrupted_run(kind: str) -> Non
     assert_same(runner.values(torch.cat([ones, 1 - ones])), torch.stack([full, empty]))
 
 
-def test_one_closed_gate_is_one_path_patched() -> None:
-    model = model_of("llama")
+@pytest.mark.parametrize("kind", ["llama", "qwen3_vl"])
+def test_one_closed_gate_is_one_path_patched(kind: str) -> None:
+    model = model_of(kind)
     corrupted, clean = prompts_of(model)
     runner = Runner(model, corrupted, clean, metric)
     exact = patch_edges(model, corrupted, clean, metric=metric, direction="noise", progress=False).values
@@ -118,7 +129,7 @@ def test_one_closed_gate_is_one_path_patched() -> None:
     assert_same(runner.values(gates), exact[places[:, 0], places[:, 1]])
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bamba"])
+@pytest.mark.parametrize("kind", ["gpt2", "bamba", "gemma3", "qwen3_vl"])
 def test_rows_that_start_late_are_whole_rows(kind: str) -> None:
     model = model_of(kind)
     runner = Runner(model, *prompts_of(model), metric)
@@ -212,22 +223,24 @@ def test_inputs_of_heads_lead_to_their_outputs() -> None:
     assert fed(whole, "L1H1<k>") == ["a1"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl"])
 def test_edges_on_paths_are_those_that_lie_between_input_and_logits(kind: str) -> None:
     graph = Graph.of(model_of(kind))
     for edges in draw(graph, 3, 0.12) & graph.is_edge:
         whole = nx.DiGraph(((w, "out"), (r, "in")) for w, r in graph.named(edges))
         inside = feeds(graph).nonzero().tolist()
         whole.add_edges_from(((graph.readers[r].name, "in"), (graph.writers[w].name, "out")) for r, w in inside)
-        whole.add_nodes_from([(INPUT, "out"), (LOGITS, "in")])
-        behind = nx.descendants(whole, (INPUT, "out")) | {(INPUT, "out")}
+        starts = [(INPUT, "out"), *((f"d{layer}", "out") for layer in range(2))]  # features of images have a start each
+        whole.add_nodes_from([*starts, (LOGITS, "in")])
+        behind = set().union(*(nx.descendants(whole, start) | {start} for start in starts))
         before = nx.ancestors(whole, (LOGITS, "in")) | {(LOGITS, "in")}
         expected = {(w, r) for w, r in graph.named(edges) if (w, "out") in behind and (r, "in") in before}
         assert set(graph.named(on_paths(graph, edges))) == expected
 
 
-def test_pruned_edges_were_of_no_effect() -> None:
-    model = model_of("llama")
+@pytest.mark.parametrize("kind", ["llama", "qwen3_vl"])
+def test_pruned_edges_were_of_no_effect(kind: str) -> None:
+    model = model_of(kind)
     runner = Runner(model, *prompts_of(model), metric)
     circuits = [Circuit(runner.graph, edges & runner.graph.is_edge) for edges in draw(runner.graph, 6, 0.15)]
     pruned = [circuit.pruned() for circuit in circuits]
