@@ -16,7 +16,7 @@ from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import Cell, Change, Input
 from hooked_lm.engine.full_forward import writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
@@ -46,9 +46,29 @@ def shapes_at(model: HookedRootModule, rows: Rows, sites: Collection[str] | None
 
     record.records = True  # type: ignore[attr-defined]
     names = [name for name, point in model.all_points().items() if not point.on_demand] if sites is None else sites
-    with model.hooks(fwd_hooks=[(name, record) for name in names if is_of_images(model, name)]):
+    if not (names := [name for name in names if is_of_images(model, name)]):
+        return {}
+    with model.hooks(fwd_hooks=[(name, record) for name in names]):
         model.image_features(rows.images)
     return found
+
+
+def rows_and_positions(model: HookedRootModule, rows: Rows, site: str) -> tuple[int, int]:
+    """The numbers of rows and of positions at a site: prompts and tokens, or images and patches.
+
+    Raises ValueError for a site of images in a run without images.
+    """
+    if not is_of_images(model, site):
+        return rows.shape[0], rows.shape[1]
+    if (shape := shapes_at(model, rows, [site]).get(site)) is None:
+        raise ValueError(f"'{site}' has values of images, and the prompts have none")
+    return shape[0], n_positions(shape, model.hook_dict[site].dims)
+
+
+def has_one_image_each(model: HookedRootModule, rows: Rows, n_images: int) -> bool:
+    """Whether each prompt has one of so many images."""
+    assert isinstance(model, VisionLanguage), "a model with sites of images"
+    return n_images == len(rows) and bool(model.images_among(ids_of(rows)).any(1).all())
 
 
 def n_positions(shape: torch.Size, dims: tuple[str, ...]) -> int:

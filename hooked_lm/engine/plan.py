@@ -9,20 +9,20 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
-from hooked_lm.engine.image_cells import n_positions, patch_labels, shapes_at
+from hooked_lm.engine.image_cells import n_positions, shapes_at
 from hooked_lm.engine.prompts import (
     Which,
     WhichHeads,
     chosen,
     labelled_heads,
-    position_labels,
+    position_axis,
     site_of_layer,
     values_of,
 )
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks.head_labels import head_label
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
@@ -185,9 +185,7 @@ class Plan:
         if self.layers is not None and not self.pairs:
             axes["layer"] = list(self.layers)
         if self.positions is not None:
-            name, labels = "position", position_labels(self.model, self.tokens)
-            if self.shapes and isinstance(self.tokens, VisionInputs):
-                name, labels = "patch", patch_labels(self.model, self.tokens, self._n_pos())
+            name, labels = position_axis(self.model, self.tokens, self.sites[0])
             axes[name] = [labels[pos] for pos in self.positions]
         if self.features is not None and self.feature is not None:
             axes[self.feature] = [head_label(*pair) for pair in self.pairs or ()] or list(self.features)

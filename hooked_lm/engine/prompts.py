@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import dense
-from hooked_lm.engine.image_cells import shapes_at
+from hooked_lm.engine.image_cells import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
@@ -18,8 +18,8 @@ from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
-# texts, ids [batch, pos] or [pos] (lengths are compared in words), or ids with the images among them
-Prompts = str | Sequence[str] | Int[Tensor, "..."] | VisionInputs
+Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
+Prompts = Tokens | VisionInputs  # or ids with the images among them
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tensor, or a cache
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
@@ -29,6 +29,8 @@ def rows_of(model: Any, prompts: Prompts, name: str = "prompts") -> Rows:
     """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does."""
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)
+    if not isinstance(model, VisionLanguage):
+        raise TypeError(f"the {name} have images, which a {type(model).__name__} does not read")
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
 
@@ -41,16 +43,11 @@ def some_rows(model: HookedRootModule, rows: Rows, which: slice | Sequence[int])
     return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)
 
 
-def tokens_of(model: Any, prompts: Prompts, name: str = "prompts") -> Int[Tensor, "batch pos"]:
+def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor, "batch pos"]:
     """Token ids [batch, pos] of texts or ids.
 
     Raises TypeError for other types, ValueError for prompts of different lengths and for empty prompts.
     """
-    if isinstance(prompts, VisionInputs):
-        raise TypeError(
-            f"the {name} have images, which this function does not read; these do: patching.sweep, run_each, ablate and "
-            "attention_knockout, analysis.attribute, logit_lens and direct_logit_attribution"
-        )
     if isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.numel() == 0:
             raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
@@ -122,6 +119,13 @@ def position_labels(model: Any, rows: Rows) -> list[Label]:
     if getattr(model, "tokenizer", None) is None:
         return list(range(rows.shape[1]))
     return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(ids_of(rows)[0])]
+
+
+def position_axis(model: Any, rows: Rows, site: str) -> tuple[str, list[Label]]:
+    """The name and labels of the positions of a site: tokens of the first prompt, or patches of images."""
+    if isinstance(rows, VisionInputs) and is_of_images(model, site):
+        return "patch", patch_labels(model, rows, rows_and_positions(model, rows, site)[1])
+    return "position", position_labels(model, rows)
 
 
 def values_of(model: Any, tokens: Rows, sites: Sequence[str]) -> Mapping[str, Tensor]:

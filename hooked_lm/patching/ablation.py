@@ -20,7 +20,7 @@ from hooked_lm.engine.prompts import (
     chosen,
     rows_of,
     site_of_layer,
-    tokens_of,
+    some_rows,
     values_of,
 )
 from hooked_lm.engine.result import SweepResult
@@ -28,9 +28,10 @@ from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
-from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 
-Dataset = str | Sequence[str] | Sequence[Int[Tensor, "_"]] | Int[Tensor, "_ _"]
+# prompts of any length
+Dataset = Prompts | Sequence[Int[Tensor, "_"]] | Sequence[VisionInputs]
 
 MIXED = ("attn_out", "mixer_out")  # outputs of token mixing: attention, or a state-space mixer
 SITES: Mapping[str, Sequence[str]] = {
@@ -79,8 +80,9 @@ def ablate(
         method: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
             prompt at the same positions, the same prompt in all cells.
         source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is
-            as long as the prompt and differs from it is drawn for each prompt. None: the prompts themselves, which "resample"
-            permutes so that each gets the values of another.
+            as long as the prompt and differs from it is drawn for each prompt. Either may be `VisionInputs`, or several of them,
+            whose padding is left out. None: the prompts themselves, which "resample" permutes so that each gets the values of
+            another.
         layers, heads, neurons: "each" adds an axis, a list an axis of these indices (heads: or labels such as "L1H7"), None
             ablates all together.
         positions: "each" or a list adds an axis, None ablates all positions together ("each" for components="positions").
@@ -105,7 +107,7 @@ def ablate(
     _check_options(components, method, source_prompts, heads, neurons)
     tokens = rows_of(model, prompts)
     rows = None if source_prompts is None else _rows(model, source_prompts)
-    donors = _donors(tokens, rows, seed) if method == "resample" else None
+    donors = _donors(model, tokens, rows, seed) if method == "resample" else None
     plan = Plan(
         model,
         tokens,
@@ -116,8 +118,9 @@ def ablate(
         neurons if components == "neurons" else None,
     )
     if donors is not None:
-        value = values_of(model, donors, plan.sites).__getitem__
+        value = _joined([values_of(model, some, plan.sites) for some in donors]).__getitem__
     elif method == "mean":
+        rows = _rows(model, tokens) if rows is None and _are_padded(tokens) else rows
         value = _means(model, [tokens] if rows is None else _of_equal_lengths(rows), plan.sites).__getitem__
     else:
         value = _zeros(model)
@@ -166,21 +169,35 @@ def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
     return lambda site: torch.zeros([1] * len(model.hook_dict[site].dims))
 
 
-def _rows(model: Any, prompts: Dataset) -> list[Int[Tensor, " _"]]:
-    """The token ids of each source prompt."""
-    rows = [prompts] if isinstance(prompts, str) else list(prompts)
-    ids = [tokens_of(model, row, "source_prompts")[0] for row in rows]
-    if not ids:
+def _rows(model: HookedRootModule, prompts: Dataset) -> list[Rows]:
+    """Each source prompt as a batch of one, without padding."""
+    given = [prompts] if isinstance(prompts, (str, VisionInputs)) else prompts
+    batches = [rows_of(model, some, "source_prompts") for some in given]
+    rows = [_unpadded(some_rows(model, batch, [i])) for batch in batches for i in range(len(batch))]
+    if not rows:
         raise ValueError("source_prompts is empty: give at least one")
-    return ids
+    return rows
 
 
-def _of_equal_lengths(rows: Sequence[Tensor]) -> list[Int[Tensor, "_ _"]]:
-    """The rows, those of each length together."""
+def _are_padded(rows: Rows) -> bool:
+    return isinstance(rows, VisionInputs) and rows.attention_mask is not None and not bool(rows.attention_mask.all())
+
+
+def _unpadded(row: Rows) -> Rows:
+    """A prompt without its padding."""
+    if not isinstance(row, VisionInputs) or row.attention_mask is None:
+        return row
+    real = row.attention_mask[0].bool()
+    return replace(row, images=row.images, **{name: x[:, real] for name, x in row.of_rows().items()})
+
+
+def _of_equal_lengths(rows: Sequence[Rows]) -> list[Rows]:
+    """The rows, those of text with each length together."""
     by_length: dict[int, list[Tensor]] = {}
     for row in rows:
-        by_length.setdefault(len(row), []).append(row)
-    return [torch.stack(group) for group in by_length.values()]
+        if isinstance(row, Tensor):
+            by_length.setdefault(row.shape[1], []).append(row)
+    return [*map(torch.cat, by_length.values()), *(row for row in rows if isinstance(row, VisionInputs))]
 
 
 def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]) -> dict[str, Tensor]:
@@ -203,24 +220,40 @@ def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]
     return means
 
 
-def _donors(tokens: Rows, rows: Sequence[Tensor] | None, seed: int) -> Int[Tensor, "batch pos"]:
-    """For each prompt, the prompt whose values replace its values. Raises ValueError for prompts with images."""
-    if isinstance(tokens, VisionInputs):
-        raise ValueError("method='resample' does not draw images: patch the values of other prompts by a sweep")
+def _donors(model: HookedRootModule, tokens: Rows, rows: Sequence[Rows] | None, seed: int) -> list[Rows]:
+    """The prompts whose values replace those of each prompt, in batches one after the other."""
     generator = torch.Generator().manual_seed(seed)
+    if _are_padded(tokens):
+        raise ValueError(
+            "method='resample' puts values at the same positions, and the prompts are padded: give one length"
+        )
     if rows is None:
         if len(tokens) < 2:
             raise ValueError("method='resample' needs values of other prompts: give several, or source_prompts=...")
-        return tokens[other_rows(len(tokens), generator).to(tokens.device)]
-    lengths = sorted({len(row) for row in rows})
-    fitting = [row.to(tokens) for row in rows if len(row) == tokens.shape[1]]
-    drawn = []
-    for number, prompt in enumerate(tokens):
-        others = [row for row in fitting if not torch.equal(row, prompt)]
+        return [some_rows(model, tokens, other_rows(len(tokens), generator).tolist())]
+    lengths = sorted({row.shape[1] for row in rows})
+    fitting = [row.to(ids_of(tokens).device) for row in rows if row.shape[1] == tokens.shape[1]]
+    drawn: list[Rows] = []
+    for number in range(len(tokens)):
+        prompt = some_rows(model, tokens, [number])
+        others = [row for row in fitting if not _are_equal(row, prompt)]
         if not others:
             raise ValueError(
-                f"no source prompt has the {len(prompt)} tokens of prompt {number} and differs from it; "
+                f"no source prompt has the {prompt.shape[1]} tokens of prompt {number} and differs from it; "
                 f"these {len(rows)} have {lengths} tokens"
             )
         drawn.append(others[int(torch.randint(len(others), (), generator=generator))])
-    return torch.stack(drawn)
+    texts = [row for row in drawn if isinstance(row, Tensor)]
+    return [torch.cat(texts)] if len(texts) == len(drawn) else drawn
+
+
+def _are_equal(row: Rows, other: Rows) -> bool:
+    """Whether two prompts have the same tokens and images."""
+    first, second = (each.images if isinstance(each, VisionInputs) else {} for each in (row, other))
+    same_images = first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())
+    return same_images and torch.equal(ids_of(row), ids_of(other))
+
+
+def _joined(values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The values of several batches as those of one."""
+    return {site: torch.cat([each[site] for each in values]) for site in values[0]}

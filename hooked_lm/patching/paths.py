@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
-from hooked_lm.engine.prompts import Prompts, aligned, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.prompts import Prompts, aligned, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
@@ -50,7 +50,7 @@ def path_patch(
     directly or through MLPs. In the second, the receivers' inputs of the first run are patched into the corrupted run.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape.
+        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images.
         receivers: a list of inputs of heads such as "L3H0<q>", "L3H0" for all three, and MLPs such as "m3", patched together.
             With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": only the first run,
             whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
@@ -139,7 +139,7 @@ class Paths:
         if freeze not in ("attention", "all"):
             raise ValueError(f"freeze must be 'attention' or 'all', got {freeze!r}")
         self.model, self.freeze = model, freeze
-        self.tokens, self.clean = tokens_of(model, corrupted, "corrupted"), tokens_of(model, clean, "clean")
+        self.tokens, self.clean = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
         aligned(self.tokens, self.clean)
         self.n_layers, self.n_heads = _size(model)
         self.sites = {

@@ -13,17 +13,22 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
+from hooked_lm.engine.image_cells import is_of_images, rows_and_positions
 from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
-from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.select import Site
+from hooked_lm.models.vision.inputs import Rows, ids_of, repeated_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.windows import windows_of
-from hooked_lm.results import Label
 
-Subject = int | str | Sequence[int] | Sequence[str]
-EMBED = ("hook_embed", "embed.hook_embed")  # of decoders, of encoders
+# positions; a text, or one for each prompt; or images, each with the numbers of its tokens or patches
+Subject = int | str | Sequence[int] | Sequence[str] | Mapping[int, Which]
+EMBED = ("hook_embed_merged", "hook_embed", "embed.hook_embed")  # with images, of decoders, of encoders
 SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 
@@ -35,6 +40,7 @@ def causal_trace(
     *,
     metric: Metrics,
     noise: float = 3.0,
+    noise_site: Site | None = None,
     n_samples: int = 10,
     seed: int = 0,
     window: int = 1,
@@ -52,20 +58,23 @@ def causal_trace(
     and cells share computation; the result equals that of one forward pass each.
 
     Args:
-        prompts: texts or ids [batch, pos], of one length.
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         subject: the tokens that get noise: one or more positions, the same in all prompts; a text, of which all occurrences in
-            each prompt are used; or a list of texts, one per prompt. A token that overlaps the text is included.
+            each prompt are used; or a list of texts, one per prompt. A token that overlaps the text is included. A mapping from
+            images, numbered over all prompts, to indices among the tokens of each (None: all) means these tokens only.
         metric: maps the logits [batch, pos, d_vocab] of one sample of all prompts to one number per prompt [batch], or to one
             for all prompts, which is averaged over samples; or a mapping of names to such functions. See
             `hooked_lm.analysis.metrics`.
-        noise: the standard deviation of the noise, as a multiple of the standard deviation of `hook_embed` at subject tokens.
+        noise: the standard deviation of the noise, as a multiple of the standard deviation of the embeddings of subject tokens.
+        noise_site: the site that gets noise instead of the embeddings, such as "vision.hook_patch_embed" or "projector.hook_out",
+            where the positions, and the indices of an image, are those of its patches.
         n_samples: how many noise samples each prompt gets.
         seed: seed of the noise; the global generators are not used, and a larger `n_samples` keeps the first samples.
         window: how many layers are restored together, centred on each layer; an even window has one more layer before the
             centre than after it, and windows are truncated at the ends of the model. The paper uses 1 for the residual stream
             and 10 for attention and MLPs.
         sites: short names; several add an axis. None: those of "resid_post", "attn_out", "mixer_out", "mlp_out" that the model
-            has.
+            has. Those of a vision tower, as "vision.resid_post", have the axis patch instead of position.
         layers, positions: "each" adds an axis, a list an axis of these indices, None restores all together.
         max_memory, progress, checkpoint: as in `sweep`.
 
@@ -91,10 +100,10 @@ def causal_trace(
     for name, number in (("noise", noise), ("n_samples", n_samples)):
         if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be a positive number, got {number}")
-    tokens = tokens_of(model, prompts)
-    noisy = subject_tokens(model, tokens, subject)
+    tokens = rows_of(model, prompts)
+    embed = _noise_site(model, noise_site)
+    noisy = subject_tokens(model, tokens, subject, embed)
     grid = _Grid(model, tokens, _names(model, sites), layers, positions, window)
-    [embed] = model.names(next((name for name in EMBED if name in model.hook_dict), EMBED[0]))
     metrics = named(metric)
     clean = Experiment(model, tokens, list(metrics.values()), (), max_memory)
     values = values_of(model, tokens, [embed, *grid.sites])
@@ -104,7 +113,7 @@ def causal_trace(
     of_samples: dict[str, Metric] = {
         name: OfSamples(metric, n_samples, clean.shape, clean.reads) for name, metric in metrics.items()
     }
-    runs = tokens.repeat(n_samples, 1)
+    runs = repeated_rows(tokens, n_samples)
     return Study(grid.axes, cells, [base], "causal tracing").carry_out(
         model,
         runs,
@@ -119,24 +128,59 @@ def causal_trace(
 # ---- noise -----------------------------------------------------------------------------------------------------------
 
 
-def subject_tokens(model: Any, tokens: Int[Tensor, "batch pos"], subject: Subject) -> Bool[Tensor, "batch pos"]:
-    """A mask of the subject's tokens in each prompt."""
+def _noise_site(model: HookedRootModule, site: Site | None) -> str:
+    """The full name of the site that gets noise; raises ValueError unless it has a vector at each position."""
+    if site is None:
+        site = next((name for name in EMBED if name in model.hook_dict), "hook_embed")
+    names = model.names(site)
+    dims = model.hook_dict[names[0]].dims
+    if len(names) != 1 or dims[1:2] not in (("pos",), ("patch",)):
+        raise ValueError(
+            f"noise_site={site!r} must be one site [batch, pos, ...], got {names[0]!r} [{', '.join(dims)}]"
+        )
+    return names[0]
+
+
+def subject_tokens(
+    model: HookedRootModule, rows: Rows, subject: Subject, site: str = "hook_embed"
+) -> Bool[Tensor, "batch pos"]:
+    """A mask of the subject's tokens in each prompt, or of its patches in each image if the site is of images."""
     parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
     if not parts or any(isinstance(part, str) and not part.strip() for part in parts):
         raise ValueError("subject is empty: name the tokens that get noise")
+    where = torch.zeros(rows_and_positions(model, rows, site), dtype=torch.bool)
+    if isinstance(subject, Mapping):
+        images = _places_of_images(model, rows, site, where.shape)
+        for image, (number, which) in zip(chosen(parts, len(images), "image") or (), subject.items(), strict=True):
+            row, positions = images[image]
+            few = chosen(which, len(positions), f"token of image {number}")
+            where[row, [positions[i] for i in (range(len(positions)) if few is None else few)]] = True
+        return where
     if isinstance(parts[0], int):
-        rows = [chosen(parts, tokens.shape[1], "position") or []] * len(tokens)
-    else:
-        texts = parts * len(tokens) if isinstance(subject, str) else parts
-        if len(texts) != len(tokens):
-            raise ValueError(
-                f"subject has {len(texts)} texts, but there are {len(tokens)} prompts: give one text for each"
-            )
-        rows = [_found(model, row, text) for row, text in zip(tokens, texts, strict=True)]
-    where = torch.zeros(tokens.shape, dtype=torch.bool)
-    for row, found in enumerate(rows):
-        where[row, found] = True
+        where[:, chosen(parts, where.shape[1], "position")] = True
+        return where
+    if is_of_images(model, site):
+        raise ValueError(f"a text has no patches, which '{site}' has: give numbers of patches as subject")
+    tokens = ids_of(rows)
+    texts = parts * len(tokens) if isinstance(subject, str) else parts
+    if len(texts) != len(tokens):
+        raise ValueError(f"subject has {len(texts)} texts, but there are {len(tokens)} prompts: give one text for each")
+    for number, (row, text) in enumerate(zip(tokens, texts, strict=True)):
+        where[number, _found(model, row, text)] = True
     return where
+
+
+def _places_of_images(
+    model: HookedRootModule, rows: Rows, site: str, shape: torch.Size
+) -> list[tuple[int, Sequence[int]]]:
+    """For each image its row and positions at a site: those of its tokens in a prompt, or all of its own."""
+    if is_of_images(model, site):
+        return [(image, range(shape[1])) for image in range(shape[0])]
+    if not isinstance(model, VisionLanguage):
+        raise ValueError(f"subject: images have tokens in a HookedVisionLanguage, and this is a {type(model).__name__}")
+    tokens = model.image_positions(rows).cells[..., 0]
+    at = [(tokens == image).nonzero() for image in range(int(tokens.max()) + 1)]
+    return [(int(each[0, 0]), each[:, 1].tolist()) for each in at]
 
 
 def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
@@ -213,23 +257,22 @@ class _Grid:
     """Sites x layers x positions, each cell a window of layers."""
 
     def __init__(
-        self, model: Any, tokens: Tensor, names: Sequence[str], layers: Which, positions: Which, window: int
+        self,
+        model: HookedRootModule,
+        tokens: Rows,
+        names: Sequence[str],
+        layers: Which,
+        positions: Which,
+        window: int,
     ) -> None:
-        self.names, n_layers = names, model.cfg.n_layers
-        self.layers = chosen(layers, n_layers, "layer")
-        self.positions = chosen(positions, tokens.shape[1], "position")
-        self.windows = windows_of(self.layers, window, n_layers)
-        for name in names:
-            if not any(site_of_layer(model, name, layer) for layer in range(n_layers)):
-                model.names((name, 0))  # raises, with similar names
-        near = [(name, layer) for name in names for layer in sorted(set().union(*self.windows))]
-        self.found = {key: site for key in near if (site := site_of_layer(model, *key)) is not None}
-        self.axes: dict[str, list[Label]] = {"site": list(names)} if len(names) > 1 else {}
+        plan = Plan(model, tokens, names, None if layers is None else "each", positions)
+        self.names, self.positions, self.axes = plan.names, plan.positions, dict(plan.axes)
+        self.layers = chosen(layers, plan.n_layers, "layer")
+        self.windows = windows_of(self.layers, window, max(plan.n_layers, 1))
         if self.layers is not None:
             self.axes["layer"] = list(self.layers)
-        if self.positions is not None:
-            labels = position_labels(model, tokens)
-            self.axes["position"] = [labels[pos] for pos in self.positions]
+        near = set().union(*self.windows)
+        self.found = {(name, layer): site for (name, layer), site in plan.found.items() if layer in near}
 
     @property
     def sites(self) -> list[str]:
@@ -243,6 +286,8 @@ class _Grid:
         for (number, name), (row, window), (column, where) in grid:
             there = [self.found[name, layer] for layer in window if (name, layer) in self.found]
             edits = [Edit(site, values[site], where) for site in there]
-            index = {"site": number, "layer": row, "position": column}
+            place = [number] if len(self.names) > 1 else []
+            place += [row] if self.layers is not None else []
+            place += [column] if self.positions is not None else []
             if edits:
-                yield tuple(index[axis] for axis in self.axes), edits
+                yield tuple(place), edits

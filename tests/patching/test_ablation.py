@@ -179,14 +179,15 @@ def test_a_seed_repeats_and_leaves_the_global_generator_alone():
 @pytest.mark.parametrize("batch", [2, 3, 7])
 def test_no_prompt_is_given_its_own_values(batch: int):
     tokens = torch.arange(batch)[:, None]
-    rows = [*tokens, torch.tensor([50])]
+    model, rows = built("standard"), [*tokens[:, None], torch.tensor([[50]])]
     seen = set()
     for seed in range(40):
-        donors = _donors(tokens, None, seed)
+        [donors] = _donors(model, tokens, None, seed)
+        [drawn] = _donors(model, tokens, rows, seed)
         assert sorted(donors.flatten().tolist()) == list(range(batch))
         assert not (donors == tokens).any()
-        assert not (_donors(tokens, rows, seed) == tokens).any()
-        seen.add(tuple(_donors(tokens, rows, seed).flatten().tolist()))
+        assert not (drawn == tokens).any()
+        seen.add(tuple(drawn.flatten().tolist()))
     assert len(seen) > batch, "always the same rows"
 
 

@@ -12,19 +12,21 @@ from hooked_lm.analysis.answers import Answers, answers_of_prompts, whole_number
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.analysis.metrics import Where
 from hooked_lm.engine.edit import Rewrite
+from hooked_lm.engine.image_cells import has_one_image_each, is_of_images, rows_and_positions
 from hooked_lm.engine.metric_trace import reads_of
-from hooked_lm.engine.prompts import Prompts, tokens_of, values_of
+from hooked_lm.engine.prompts import Prompts, rows_of, some_rows, values_of
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results.scores import Scores, origin
 
 Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> the new vectors of the base run
 Hooks = list[tuple[str, Callable[..., Tensor]]]
 Positions = int | slice | Sequence[int] | Tensor | None
-Rows = Int[Tensor, " row"]
+RowNumbers = Int[Tensor, " row"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +83,7 @@ class Location:
             raise ValueError(f"as many source_positions as positions are needed, got {others.shape[1]} and {n}")
         return cls(names[0], own, others, None if heads is None else head_at_site(heads, names[0]))
 
-    def some(self, rows: Rows) -> "Location":
+    def some(self, rows: RowNumbers) -> "Location":
         """The location for some of the prompts."""
         own, others = (
             given if given is None or len(given) == 1 else given[rows]
@@ -194,7 +196,7 @@ class Question:
     def of(
         cls,
         model: HookedRootModule,
-        tokens: Int[Tensor, "batch pos"],
+        tokens: Rows,
         answers: Answers,
         positions: int | Tensor = -1,
         candidates: Answers | None = None,
@@ -215,15 +217,13 @@ class Question:
                 raise ValueError(f"the answers of prompts {missing[:6]} are not among the candidates")
         return cls(known[:, 0], at, some)
 
-    def some(self, rows: Rows) -> "Question":
+    def some(self, rows: RowNumbers) -> "Question":
         """The question for some of the prompts."""
         candidates = None if self.candidates is None else self.candidates[rows]
         positions = self.positions if isinstance(self.positions, int) else self.positions[rows]
         return Question(self.answers[rows], positions, candidates)
 
-    def logits(
-        self, model: HookedRootModule, tokens: Int[Tensor, "batch pos"], hooks: Hooks
-    ) -> Float[Tensor, "batch candidate"]:
+    def logits(self, model: HookedRootModule, tokens: Rows, hooks: Hooks) -> Float[Tensor, "batch candidate"]:
         """The logits of the candidates in a run with these hooks."""
         with model.hooks(fwd_hooks=hooks):
             _, [read] = reads_of([Where(self.positions, self.candidates)], logits_for(model, tokens))
@@ -245,11 +245,13 @@ def interchange(
     """The logits of a run into which values of other runs are put, each at its location (Geiger et al. 2021, arXiv:2106.02997).
 
     Args:
-        prompts: texts or ids [batch, pos] of the run that is changed (the base run of the literature).
+        prompts: texts or ids [batch, pos] of the run that is changed (the base run of the literature); `VisionInputs` for a model
+            that reads images.
         changes: interventions, each with the prompts of its source run: one for each prompt, or one for all. In contrast to
             a cell of `patching.sweep`, each has a separate source, positions may differ between prompts and runs, and an
             `Alignment` exchanges its subspace only. Interventions at the same site are applied in the given order, so several
-            variables of one site can be exchanged together, each with its alignment.
+            variables of one site can be exchanged together, each with its alignment. At a site of a vision tower, positions are
+            those of patches, and each prompt has one image.
 
     Raises ValueError for prompts that do not line up, IndexError for positions and heads that do not exist.
 
@@ -300,53 +302,65 @@ def interchange_accuracy(
     right = []
     with torch.no_grad():
         for rows in torch.arange(len(tokens)).split(batch_size):
-            some = [source if len(source) == 1 else source[rows] for source in sources]
+            numbers = rows.tolist()
+            some = [source if len(source) == 1 else some_rows(model, source, numbers) for source in sources]
             hooks = _hooks(model, changes, some, rows)
             part = question.some(rows)
-            right.append(part.right(part.logits(model, tokens[rows], hooks)))
+            right.append(part.right(part.logits(model, some_rows(model, tokens, numbers), hooks)))
     return Scores(torch.cat(right).float(), {}, about=origin(model, sites=[each.location.site for each, _ in changes]))
 
 
 def _runs(
     model: HookedRootModule, base: Prompts, changes: Sequence[tuple[Intervention, Prompts]]
-) -> tuple[Int[Tensor, "batch pos"], list[Tensor]]:
-    """The tokens of the base run and of the source runs; raises ValueError if their numbers of prompts differ."""
+) -> tuple[Rows, list[Rows]]:
+    """What the model reads in the base run and in the source runs; raises ValueError if their numbers of prompts differ."""
     device = next(model.parameters()).device
-    tokens = tokens_of(model, base, "prompts").to(device)
-    sources = [tokens_of(model, source, "source").to(device) for _, source in changes]
+    tokens = rows_of(model, base, "prompts").to(device)
+    sources = [rows_of(model, source, "source").to(device) for _, source in changes]
     for source, (change, _) in zip(sources, changes, strict=True):
         if len(source) not in (1, len(tokens)):
             raise ValueError(
                 f"the base run has {len(tokens)} prompts, a source run {len(source)}; give as many, or one"
             )
-        check_run(change.location, tokens, source)
+        check_run(model, change.location, tokens, source)
     return tokens, sources
 
 
-def check_run(location: Location, base: Int[Tensor, "batch pos"], source: Int[Tensor, "other other_pos"]) -> None:
-    """Raises ValueError or IndexError for positions that do not fit these tokens."""
-    if location.positions is None and base.shape[1] != source.shape[1]:
+def check_run(model: HookedRootModule, location: Location, base: Rows, source: Rows) -> None:
+    """Raises ValueError or IndexError for positions that do not fit these runs."""
+    n_own, n_other = (_n_positions(model, rows, location.site) for rows in (base, source))
+    if location.positions is None and n_own != n_other:
         raise ValueError(
             f"all positions at '{location.site}' are exchanged, and base and source prompts differ in length: "
-            f"{base.shape[1]} and {source.shape[1]} tokens; give positions=... and source_positions=..."
+            f"{n_own} and {n_other} positions; give positions=... and source_positions=..."
         )
     others = location.positions if location.source_positions is None else location.source_positions
-    for tokens, given in ((base, location.positions), (source, others)):
+    for n, given in ((n_own, location.positions), (n_other, others)):
         if given is not None:
-            check_range(given, tokens.shape[1], f"position at '{location.site}'")
+            check_range(given, n, f"position at '{location.site}'")
             if len(given) not in (1, len(base)):
                 raise ValueError(f"positions are given for {len(given)} prompts, and there are {len(base)}")
     if location.positions is not None:
-        for row in (location.positions % base.shape[1]).tolist():
+        for row in (location.positions % n_own).tolist():
             if len(set(row)) < len(row):
                 raise ValueError(f"a position is given twice in {row}")
+
+
+def _n_positions(model: HookedRootModule, rows: Rows, site: str) -> int:
+    """The number of positions at a site; raises ValueError if its values are of images, and prompts have not one each."""
+    n_rows, n_pos = rows_and_positions(model, rows, site)
+    if is_of_images(model, site) and not has_one_image_each(model, rows, n_rows):
+        raise ValueError(
+            f"'{site}' has {n_rows} images: an exchange there needs one in each of the {len(rows)} prompts"
+        )
+    return n_pos
 
 
 def _hooks(
     model: HookedRootModule,
     changes: Sequence[tuple[Intervention, Prompts]],
-    sources: Sequence[Tensor],
-    rows: Rows | None = None,
+    sources: Sequence[Rows],
+    rows: RowNumbers | None = None,
 ) -> Hooks:
     """The hooks of all changes, for some of the prompts."""
     hooks: Hooks = []

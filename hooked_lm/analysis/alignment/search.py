@@ -15,19 +15,21 @@ from hooked_lm.analysis.alignment.interchange import (
     Location,
     Positions,
     Question,
-    Rows,
+    RowNumbers,
     Vectors,
     check_run,
     hook_of,
 )
 from hooked_lm.analysis.answers import Answers
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
+from hooked_lm.engine.both_stacks import stack_of
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.engine.prompts import Prompts, chosen, position_labels, site_of_layer, tokens_of, values_of
+from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
+from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
 
@@ -37,15 +39,15 @@ class Pairs:
     """Base prompts, the vectors of their source runs, and the right answers under the intervention."""
 
     model: HookedRootModule
-    base: Int[Tensor, "batch pos"]
+    base: Rows
     vectors: Vectors
     location: Location
     question: Question
 
-    def some(self, rows: Rows) -> "Pairs":
+    def some(self, rows: RowNumbers) -> "Pairs":
         """Some of the pairs."""
-        on = rows.to(self.base.device)
-        return Pairs(self.model, self.base[on], self.vectors[on], self.location.some(rows), self.question.some(rows))
+        base, vectors = some_rows(self.model, self.base, rows.tolist()), self.vectors[rows.to(self.vectors.device)]
+        return Pairs(self.model, base, vectors, self.location.some(rows), self.question.some(rows))
 
     def logits(self, alignment: Alignment) -> Float[Tensor, "batch candidate"]:
         """The logits of the candidates under an alignment."""
@@ -56,7 +58,7 @@ class Pairs:
         logits = self.logits(alignment)
         return nn.functional.cross_entropy(logits.float(), self.question.targets.to(logits.device))
 
-    def right(self, alignment: Alignment, rows: Rows, batch_size: int) -> Float[Tensor, " row"]:
+    def right(self, alignment: Alignment, rows: RowNumbers, batch_size: int) -> Float[Tensor, " row"]:
         """For each of these pairs 1 if the right answer has the highest logit, else 0."""
         with torch.no_grad():
             parts = [self.some(part) for part in rows.split(batch_size)]
@@ -89,7 +91,7 @@ def train_alignment(
 
     Args:
         corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
-            the clean run are put into the corrupted one.
+            the clean run are put into the corrupted one. `VisionInputs` for a model that reads images.
         answers: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
         site, positions, source_positions, heads: the location of the subspace; see `Location.of`.
         size: the number of directions; None: it is trained too (boundless), starting at half of the width, with a loss of
@@ -127,11 +129,11 @@ def train_alignment(
     train, test = _split(len(pairs.base), held_out, seed)
     width = pairs.vectors.shape[2]
     if size is None:
-        boundless = BoundlessAlignment(location, width, seed).to(pairs.base.device)
+        boundless = BoundlessAlignment(location, width, seed).to(pairs.vectors.device)
         history = _train(boundless, pairs, train, schedule)
         found = boundless.hardened()
     else:
-        found = Alignment(location, width, size, seed).to(pairs.base.device)
+        found = Alignment(location, width, size, seed).to(pairs.vectors.device)
         history = _train(found, pairs, train, schedule) if 0 < size < width else {"loss": []}
     found.requires_grad_(False)
     found.history = history
@@ -161,7 +163,7 @@ class Schedule:
             if not 0 <= (number := getattr(self, name)) < float("inf"):
                 raise ValueError(f"{name} must be a finite number and not negative, got {number}")
 
-    def batches(self, rows: Rows) -> Iterator[Rows]:
+    def batches(self, rows: RowNumbers) -> Iterator[RowNumbers]:
         """Endless batches of rows, in a new order in each epoch."""
         generator = torch.Generator().manual_seed(self.seed)
         while True:
@@ -181,22 +183,24 @@ def _pairs(
     """The checked pairs; the source runs are computed here."""
     device = next(model.parameters()).device
     base_tokens, source_tokens = (
-        tokens_of(model, given, name).to(device) for given, name in ((corrupted, "corrupted"), (clean, "clean"))
+        rows_of(model, given, name).to(device) for given, name in ((corrupted, "corrupted"), (clean, "clean"))
     )
     if len(base_tokens) != len(source_tokens):
         raise ValueError(
             f"each corrupted prompt needs a clean one; there are {len(base_tokens)} and {len(source_tokens)}"
         )
-    check_run(location, base_tokens, source_tokens)
+    check_run(model, location, base_tokens, source_tokens)
     question = Question.of(model, base_tokens, answers, answer_positions, candidates)
     vectors = [
-        location.some(rows).read_source(values_of(model, source_tokens[rows], [location.site])[location.site])
+        location.some(rows).read_source(
+            values_of(model, some_rows(model, source_tokens, rows.tolist()), [location.site])[location.site]
+        )
         for rows in torch.arange(len(base_tokens)).split(batch_size)
     ]
     return Pairs(model, base_tokens, torch.cat(vectors), location, question)
 
 
-def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[Rows, Int[Tensor, " other"]]:
+def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[RowNumbers, Int[Tensor, " other"]]:
     """The pairs to train on, and those held out."""
     if isinstance(held_out, (int, float)):
         if not 0 < held_out < 1 or n < 2:
@@ -212,7 +216,7 @@ def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[Rows, In
     return (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
 
 
-def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -> dict[str, list[float]]:
+def _train(alignment: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> dict[str, list[float]]:
     """Trains on these pairs; returns the history of the steps."""
     optimiser = torch.optim.Adam(alignment.parameters(), lr=schedule.learning_rate)
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, schedule.steps)
@@ -240,11 +244,11 @@ def _train(alignment: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -
     return history
 
 
-def _accuracy(found: Alignment, pairs: Pairs, rows: Rows, schedule: Schedule) -> Scores:
+def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> Scores:
     """The accuracy on these pairs, with its baselines."""
 
     def of(size: int, seed: int = 0) -> Alignment:
-        return Alignment(found.location, found.width, size, seed).to(pairs.base.device)
+        return Alignment(found.location, found.width, size, seed).to(pairs.vectors.device)
 
     each = [found, of(0), of(found.width), of(found.size, schedule.seed + 1)]
     values = torch.stack([pairs.right(which, rows, schedule.batch_size) for which in each])
@@ -266,12 +270,12 @@ def sweep_alignments(
     """Trains an alignment at each layer and position; returns the accuracies on held-out pairs.
 
     Args:
-        site: a short name.
+        site: a short name; of a vision tower, as "vision.resid_pre", with its layers and patches.
         layers, positions: "each", or a list.
         corrupted, clean, answers, size and settings: as for `train_alignment`. The held-out pairs are the same for all.
 
-    Returns Scores with the axes exchanged (the trained "subspace" and its baselines), layer and position; NaN in layers
-    without the site. Raises the errors of `train_alignment`.
+    Returns Scores with the axes exchanged (the trained "subspace" and its baselines), layer and position (in a tower patch); NaN
+    in layers without the site. Raises the errors of `train_alignment`.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
@@ -284,15 +288,15 @@ def sweep_alignments(
     tensor([[1., 0.],
             [0., 0.]])
     """
-    cfg: Any = model.cfg
     known = set(signature(train_alignment).parameters) - {"model", "corrupted", "clean", "answers", "site", "positions"}
     check_keywords("sweep_alignments", settings, known)
-    tokens = tokens_of(model, corrupted, "corrupted")
-    some_layers = chosen(layers, cfg.n_layers, "layer") or []
-    some_positions = chosen(positions, tokens.shape[1], "position") or []
+    tokens = rows_of(model, corrupted, "corrupted")
+    some_layers = chosen(layers, stack_of(model, site)[1] or 1, "layer") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]
     if not any(sites):
         model.names((site, some_layers[0]))  # raises KeyError, with similar names
+    axis, labels = position_axis(model, tokens, next(where for where in sites if where is not None))
+    some_positions = chosen(positions, len(labels), "position") or []
     tried: dict[tuple[int, int], Scores] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
@@ -303,11 +307,10 @@ def sweep_alignments(
     values = torch.full((len(EXCHANGED), len(sites), len(some_positions), first.n_prompts), torch.nan)
     for place, scores in tried.items():
         values[(slice(None), *place)] = scores.values
-    shown = position_labels(model, tokens)
     axes: dict[str, Sequence[Label]] = {
         "exchanged": EXCHANGED,
         "layer": some_layers,
-        "position": [shown[pos] for pos in some_positions],
+        axis: [labels[pos] for pos in some_positions],
     }
     about = {name: value for name, value in first.about.items() if name != "accuracy_trained_on"}
     return Scores(values, axes, about=about)

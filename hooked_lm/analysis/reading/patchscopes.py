@@ -12,8 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.prompts import Prompts, Which, chosen, tokens_of, values_of
+from hooked_lm.engine.both_stacks import stack_of
+from hooked_lm.engine.image_cells import rows_and_positions
+from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
@@ -115,6 +118,7 @@ def patchscope(
     target_layers: Which = None,
     max_new_tokens: int = 5,
     site: str = "resid_post",
+    target_site: str | None = None,
     target_model: Decoder | None = None,
     mapping: Mapping | None = None,
 ) -> Patchscope:
@@ -126,10 +130,12 @@ def patchscope(
     state, as `IDENTITY_PROMPT` does with few-shot repetitions, which the model must be able to follow.
 
     Args:
-        source_prompt, target_prompt: one text or row of ids each.
+        source_prompt, target_prompt: one text or row of ids each; `VisionInputs` for a model that reads images.
         source_layers, target_layers: the axes of the grid; without target layers each state is patched into its source layer.
         max_new_tokens: the number of generated tokens; an end-of-sequence token does not stop generation.
-        site: the short name of the site that is copied and replaced, [batch, pos, d_model].
+        site: the short name of the site that is copied and replaced, [batch, pos, d_model]. Of a vision tower, as
+            "vision.resid_post", it has its layers, and patches as positions; the prompt then has one image.
+        target_site: the site that is replaced, if another one.
         target_model: the model of the target prompt, with its tokenizer; None: `model`.
         mapping: maps states [layer, d_model] to those of the target model; required if the widths differ.
 
@@ -145,16 +151,16 @@ def patchscope(
     reader = target_model or model
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    sources = _all_or_some(source_layers, model, "source layer")
-    targets = None if target_layers is None else _all_or_some(target_layers, reader, "target layer")
-    if targets is None and max(sources) >= reader.cfg.n_layers:
-        raise IndexError(
-            f"the target model has {reader.cfg.n_layers} layers, so no layer {max(sources)}: give target_layers"
-        )
-    source, at = _one(model, source_prompt, source_positions, "source")
-    target, to = _one(reader, target_prompt, target_positions, "target")
+    written = target_site or site
+    sources = _all_or_some(source_layers, stack_of(model, site)[1], "source layer")
+    n_target = stack_of(reader, written)[1]
+    targets = None if target_layers is None else _all_or_some(target_layers, n_target, "target layer")
+    if targets is None and max(sources) >= n_target:
+        raise IndexError(f"the target model has {n_target} layers, so no layer {max(sources)}: give target_layers")
     names = [model.names((site, layer))[0] for layer in sources]
-    places = {layer: reader.names((site, layer))[0] for layer in (targets or sources)}
+    places = {layer: reader.names((written, layer))[0] for layer in (targets or sources)}
+    source, at = _one(model, source_prompt, source_positions, "source", names[0])
+    target, to = _one(reader, target_prompt, target_positions, "target", next(iter(places.values())))
     for owner, some in ((model, names), (reader, places.values())):
         for name in some:
             if owner.hook_dict[name].dims != ("batch", "pos", "d_model"):
@@ -170,28 +176,33 @@ def patchscope(
     ]
     unpatched = _continued(reader, target, to, [(None, "")], max_new_tokens)[0]
     tokens = torch.cat(new).view(len(sources), -1, max_new_tokens)
-    settings = {"source_positions": at, "target_positions": to, "site": site, "target_model": origin(reader)["model"]}
+    settings = {"source_positions": at, "target_positions": to, "site": site, "target_site": written}
+    settings |= {"target_model": origin(reader)["model"]}
     return Patchscope(
         tokens, unpatched, tuple(sources), None if targets is None else tuple(targets), _texts(reader, tokens),
         spelled(reader, torch.cat([tokens.flatten(), unpatched])), origin(model, **settings),
     )  # fmt: skip
 
 
-def _all_or_some(layers: Which, model: Decoder, what: str) -> list[int]:
-    which = chosen(layers, model.cfg.n_layers, what)
+def _all_or_some(layers: Which, n_layers: int, what: str) -> list[int]:
+    which = chosen(layers, n_layers, what)
     if which is None:
         raise ValueError(f"{what}s must be 'each' or some")
     return which
 
 
-def _one(model: Decoder, prompt: Prompts, position: int, name: str) -> tuple[Int[Tensor, "1 pos"], int]:
-    """The ids of one prompt, and the non-negative position."""
-    tokens = tokens_of(model, prompt, f"the {name} prompt").to(model.device)
+def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[Rows, int]:
+    """One prompt, and the non-negative position at a site."""
+    tokens = rows_of(model, prompt, f"the {name} prompt").to(model.device)
     if len(tokens) != 1:
         raise ValueError(f"there is one {name} prompt, got {len(tokens)}")
-    n_pos = tokens.shape[1]
+    n_rows, n_pos = rows_and_positions(model, tokens, site)
+    if n_rows != 1:
+        raise ValueError(
+            f"'{site}' has values of images, of which the {name} prompt has {n_rows}: give a prompt with one"
+        )
     if not -n_pos <= position < n_pos:
-        raise IndexError(f"{name} position {position} is out of range: the prompt has {n_pos} tokens")
+        raise IndexError(f"{name} position {position} is out of range: there are {n_pos} at '{site}'")
     return tokens, position % n_pos
 
 
@@ -209,13 +220,15 @@ def _mapped(
 
 def _continued(
     model: Decoder,
-    target: Int[Tensor, "1 pos"],
+    target: Rows,
     position: int,
     cells: Sequence[tuple[Tensor | None, str]],
     n: int,
 ) -> Int[Tensor, "cell n"]:
     """The generated tokens for each cell, a pair of a state (None: no patch) and the site to patch."""
-    tokens = target.expand(len(cells), -1)
+    rows = repeated_rows(target, len(cells))
+    mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
+    ones = torch.ones(rows.shape, dtype=torch.long, device=model.device)
     by_site: dict[str, dict[int, Tensor]] = {}
     for row, (state, site) in enumerate(cells):
         if state is not None:
@@ -223,10 +236,10 @@ def _continued(
     hooks = [(site, _PutOnce(rows, position)) for site, rows in by_site.items()]
     with model.hooks(fwd_hooks=hooks):
         whole = model.generate(
-            tokens, n, stop_at_eos=False, do_sample=False, return_type="tokens", verbose=False,
-            attention_mask=torch.ones_like(tokens),
+            rows, n, stop_at_eos=False, do_sample=False, return_type="tokens", verbose=False,
+            attention_mask=ones if mask is None else mask,
         )  # fmt: skip
-    return whole[:, tokens.shape[1] :].cpu()
+    return whole[:, rows.shape[1] :].cpu()
 
 
 class _PutOnce:

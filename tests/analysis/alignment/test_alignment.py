@@ -415,7 +415,7 @@ def test_what_cannot_be_is_said_before_training(
 
 def test_prompts_that_do_not_line_up_are_refused() -> None:
     model, stream = built("standard"), Location("hook_embed")
-    with pytest.raises(ValueError, match="differ in length: 6 and 5 tokens"):
+    with pytest.raises(ValueError, match="differ in length: 6 and 5 positions"):
         interchange(model, ids(2), [(stream, ids(2, 5))])
     with pytest.raises(ValueError, match="the base run has 2 prompts, a source run 3"):
         interchange(model, ids(2), [(stream, ids(3))])
