@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of, norm_unhooked
+from hooked_lm.components.readable import is_readable
 from hooked_lm.hooks import HookPoint
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -160,7 +161,7 @@ class EndToken(nn.Module):
         if self.cfg.end is None:
             return resid[torch.arange(len(resid), device=resid.device), tokens.argmax(1)]
         is_end = tokens == self.cfg.end
-        if not torch.compiler.is_compiling() and not bool(is_end.any(1).all()):
+        if is_readable(tokens) and not bool(is_end.any(1).all()):
             raise ValueError(
                 f"text {int(is_end.any(1).int().argmin())} has no end token (id {self.cfg.end}), at which this model reads a text"
             )

@@ -153,4 +153,4 @@ def test_pixels_that_no_patch_reads_are_refused(case: Case):
         with pytest.raises(ValueError, match=f"{height + 1} x {width} pixels are not filled by patches of"):
             model(pixels)
     trained = PatchEmbed(replace(embed, image_size=(height + 1, width)))
-    assert PixelImages().patches(trained, pixels).grid.tolist() == [list(model.tree.grid)]
+    assert PixelImages().patches(trained, pixels).grids == (model.tree.grid,)

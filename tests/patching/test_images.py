@@ -14,7 +14,7 @@ from hooked_lm.demo.shapes import Picture, pixels
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.interventions import PatchHead, PatchMLP, PatchResidual, Scale, ZeroAblate
-from tests.close import assert_apart, assert_close
+from tests.close import assert_apart, assert_close, assert_near
 from tests.families._vision import VisionCase, hooked_vlm, scenes, written
 from tests.families.vision_languages import CASES
 
@@ -110,6 +110,20 @@ def test_attribution_of_patches_and_tokens():
         assert found.values.shape == found.exact.shape
     with pytest.raises(ValueError, match="has 4 images: attribution there needs one in each of the prompts"):
         analysis.attribute(MODEL, prompts("two"), prompts("two", seed=1), metric=metric, sites="vision.resid_pre")
+
+
+@pytest.mark.parametrize("site", ["hook_embed_merged", "vision.hook_patch_embed"])
+def test_integrated_gradients_of_images_are_complete(site: str):
+    """What text and images embed, or patches, sums to what other images change; gradients alone do not."""
+
+    def total(method: str) -> Tensor:
+        options: dict[str, Any] = {"sites": site, "positions": None, "method": method, "steps": 64, "check": False}
+        return analysis.attribute(MODEL, CORRUPTED, CLEAN, metric=metric, **options).effects().values.squeeze(0)
+
+    with torch.no_grad():
+        expected = metric(MODEL(CLEAN)) - metric(MODEL(CORRUPTED))
+    assert_near(total("ig-inputs"), expected, 0.02, because="an integral by 64 steps")
+    assert (total("gradient") - expected).abs().max() > 0.1 * expected.abs().max()
 
 
 def test_a_lens_at_image_positions():

@@ -4,7 +4,7 @@ Sundararajan et al. 2017 (arXiv:1703.01365); at the activations of transformers,
 et al. 2024 (arXiv:2403.19647). Along a straight line at a full cut of the network the effects sum to the whole difference.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,33 +13,44 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Estimates, Part, Run
+from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.hooks import HookedRootModule
 
-EMBEDDINGS = ("hook_embed", "embed.hook_embed")
+EMBEDDINGS = ("hook_embed_merged", "hook_embed", "embed.hook_embed")
 
 
-def embeddings(model: HookedRootModule) -> list[str]:
-    """The site of the token embeddings; raises ValueError for a model that has none."""
+def inputs_of(model: HookedRootModule, site: str) -> tuple[str, ...]:
+    """The sites whose values are the inputs of a site: the embeddings, and what images add after layers; for a site of a vision
+    tower the embeddings of words and of patches. Raises ValueError for a model without embeddings."""
+    if is_of_images(model, site):
+        return "hook_embed", "vision.hook_patch_embed"
     found = [site for site in EMBEDDINGS if site in model.hook_dict]
     if not found:
         raise ValueError(f"a {type(model).__name__} has no site of embeddings, along which inputs could be moved")
-    return found[:1]
+    return (found[0], *(site for site in model.hook_dict if site.endswith(".hook_deepstack")))
+
+
+def inputs(model: HookedRootModule, sites: Sequence[str]) -> list[str]:
+    """The sites of the inputs of some sites."""
+    return list(dict.fromkeys(name for site in sites for name in inputs_of(model, site)))
 
 
 def ig_inputs(run: Run, steps: int) -> Estimates:
-    """Effects from the mean gradient over runs whose embeddings are between those of the base run and those of the source."""
-    [site] = embeddings(run.model)
-    old, logits = run.seen(list(dict.fromkeys([*run.sites, site])))
+    """Effects from the mean gradient over runs whose inputs are between those of the base run and those of the source."""
+    by_inputs: dict[tuple[str, ...], list[str]] = {}
+    for site in run.sites:
+        by_inputs.setdefault(inputs_of(run.model, site), []).append(site)
+    old, logits = run.seen(list(dict.fromkeys([*run.sites, *inputs(run.model, run.sites)])))
     part = Part(run.metric, logits)
-    change = run.difference(site, old[site])
     total: dict[str, Tensor] = {}
-    for shares, weights in batched(steps, run.n_copies):
-        tape = run.tape(
-            hooks=[(site, moved(change, shares))], metric=part.on(_all(run), len(shares)), copies=len(shares)
-        )
-        for name, gradient in run.gradients(tape).items():
-            total[name] = total.get(name, 0.0) + mean_of(gradient, weights)
-    return Estimates(part.scores, {name: run.product(name, total[name], old[name]) for name in run.sites})
+    for names, sites in by_inputs.items():
+        changes = {name: run.difference(name, old[name]) for name in names}
+        for shares, weights in batched(steps, run.n_copies):
+            hooks = [(name, moved(change, shares)) for name, change in changes.items()]
+            tape = run.tape(sites, hooks, part.on(_all(run), len(shares)), len(shares))
+            for site, gradient in run.gradients(tape).items():
+                total[site] = total.get(site, 0.0) + mean_of(gradient, weights)
+    return Estimates(part.scores, {site: run.product(site, total[site], old[site]) for site in run.sites})
 
 
 def ig_activations(run: Run, steps: int) -> Estimates:

@@ -14,7 +14,7 @@ from hooked_lm.analysis.attribution.checking import Check, check_valid, exact_va
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
-from hooked_lm.analysis.attribution.integrated import embeddings, ig_activations, ig_inputs
+from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
 from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.experiment import Metric
@@ -37,10 +37,11 @@ NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 
 @dataclass(frozen=True)
 class Method:
-    """A function that estimates effects from a run and a number of steps; `also` are further sites whose new values it needs."""
+    """A function that estimates effects from a run and a number of steps; `also` gives further sites whose new values it
+    needs, besides those to which it attributes."""
 
     estimate: Callable[[Run, int], Estimates]
-    also: Callable[[HookedRootModule], Sequence[str]] = lambda model: ()
+    also: Callable[[HookedRootModule, Sequence[str]], Sequence[str]] = lambda model, sites: ()
     copies: bool = False  # whether it runs several copies of the prompts
     in_steps: bool = False  # whether it reads scores and patterns
 
@@ -56,7 +57,7 @@ def gradient(run: Run, steps: int) -> Estimates:
 
 METHODS: Mapping[str, Method] = {
     "gradient": Method(gradient),
-    "ig-inputs": Method(ig_inputs, embeddings, copies=True),
+    "ig-inputs": Method(ig_inputs, inputs, copies=True),
     "ig-activations": Method(ig_activations, copies=True),
     "atp*": Method(atp_star, in_steps=True),
 }
@@ -91,8 +92,9 @@ def attribute(
             the grid is the same.
         metric: as for `patching.sweep`, but differentiable; or several by name.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
-            2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient over runs whose embeddings are
-            between those of both runs (Sundararajan et al. 2017, arXiv:1703.01365); "ig-activations" does so for the
+            2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient over runs whose embeddings (of words
+            and images; of patches at sites of a vision tower) are between those of both runs (Sundararajan et al. 2017,
+            arXiv:1703.01365); "ig-activations" does so for the
             activations of each site of each layer (Hanna et al. 2024, arXiv:2403.17806). "atp*" computes the patterns of
             exchanged queries and keys, and drops one layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745).
         steps: the number of gradients for each integral (Gauss-Legendre).
@@ -242,7 +244,9 @@ class Job:
             if not has_one_image_each(self.model, self.tokens, shape[0]):
                 raise ValueError(f"'{site}' has {shape[0]} images: attribution there needs one in each of the prompts")
         sums = {site: Sums.of(plan, site) for plan in plans for site in plan.sites}
-        news = NewValues(self.model, self.tokens, self.other, self.source, [*sums, *self.method.also(self.model)])
+        news = NewValues(
+            self.model, self.tokens, self.other, self.source, [*sums, *self.method.also(self.model, [*sums])]
+        )
         rows, n_copies = self._parts(list(sums))
         rows, on_parts = self._metrics_of(rows, news.cost)
         found = [Collected(plans, len(self.tokens) if len(rows) > 1 else None) for _ in self.metrics]

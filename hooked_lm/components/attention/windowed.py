@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
 from hooked_lm.components.context import Context
+from hooked_lm.components.vision.patches import on_device
 from hooked_lm.components.vision.tower_context import TowerContext
 
 
@@ -31,7 +32,7 @@ class WindowAttention(Attention):
         """0 for the keys in the window of a query, minus infinity elsewhere."""
 
         def make() -> Tensor:
-            window = windows_of(context, self.cfg.side)[0]
+            window, _ = windows_of(context, self.cfg.side)
             same = window[:, :, None] == window[:, None, :]
             if context.real is not None:
                 diagonal = torch.eye(context.n_pos, dtype=torch.bool, device=context.device)
@@ -53,13 +54,13 @@ class WindowAttention(Attention):
         return z.transpose(1, 2).unflatten(0, places.shape[:2]).flatten(1, 2)[image[..., 0], slots]
 
 
-def windows_of(context: Context, side: int) -> tuple[Int[Tensor, "image pos"], Int[Tensor, "image pos"], int]:
-    """The window of each patch and its place in it, both row by row, and the number of windows of the image with most."""
+def windows_of(context: Context, side: int) -> tuple[Int[Tensor, "image pos"], Int[Tensor, "image pos"]]:
+    """The window of each patch and its place in it, both row by row."""
     assert isinstance(context, TowerContext), "windows are those of an image"
     row, column = context.cells.unbind(-1)
-    in_rows, in_columns = (-(-context.grid // side)).unbind(1)
+    in_columns = on_device([-(-columns // side) for _, columns in context.grids], context.device)
     window = row // side * in_columns[:, None] + column // side
-    return window, row % side * side + column % side, int((in_rows * in_columns).max())
+    return window, row % side * side + column % side
 
 
 def grouped(
@@ -69,8 +70,11 @@ def grouped(
 
     Padding has the place of the first patch. Windows that an image does not have hold its first patch.
     """
-    window, inside, n_windows = windows_of(context, side)
+    assert isinstance(context, TowerContext), "windows are those of an image"
+    window, inside = windows_of(context, side)
+    n_windows = max(-(-rows // side) * -(-columns // side) for rows, columns in context.grids)
     slots, n_slots = window * side**2 + inside, n_windows * side**2
+    all_filled = all(rows * columns == n_slots for rows, columns in context.grids)
     if context.real is not None:
         slots = torch.where(context.real, slots, n_slots)
     pos = torch.arange(context.n_pos, device=context.device).expand_as(slots)
@@ -78,4 +82,4 @@ def grouped(
     filled = places >= 0
     filled[..., 0] |= ~filled.any(-1)
     slots = torch.where(slots < n_slots, slots, 0)
-    return places.clamp(min=0), None if bool(filled.all()) else filled, slots
+    return places.clamp(min=0), None if all_filled else filled, slots

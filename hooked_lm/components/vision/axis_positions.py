@@ -26,10 +26,11 @@ class AxisPositions(ImageRule):
             return
         shift = context.positions.new_zeros(len(is_image)) if context.shift is None else context.shift.clone()
         positions = (context.positions + shift[:, None]).repeat(3, 1, 1)
-        for image, (row, first, last) in enumerate(spans(is_image, features.n_tokens)):
-            cells, of_image = features.cells[image, : last + 1 - first], positions[:, row, first : last + 1]
+        of_images = features.cells.cpu()  # read once, as is `is_image`: all images may be of different sizes
+        for image, (row, first, last) in enumerate(spans(is_image.cpu(), features.n_tokens)):
+            cells, of_image = of_images[image, : last + 1 - first], positions[:, row, first : last + 1]
             of_image[:] = of_image[0, :1].clone()
-            of_image[1:] += cells.T
+            of_image[1:] += cells.T.to(positions.device, non_blocking=True)
             moved = int(cells.max()) - (last - first)
             positions[:, row, last + 1 :] += moved
             shift[row] += moved

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches, of_images
+from hooked_lm.components.vision.patches import Grid, Patches, of_images
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,14 @@ class FlatPatches:
             for part, (rows, columns) in zip(parts, sizes, strict=True)
         ]
         in_rows = [square.transpose(1, 2).flatten(0, 3) for square in squares]
-        return Patches(pad_sequence(in_rows, batch_first=True), torch.tensor(sizes, device=embed.W_E.device))
+        return Patches(pad_sequence(in_rows, batch_first=True), tuple(sizes))
 
-    def _sizes(self, grids: Tensor, n_patches: int) -> list[tuple[int, int]]:
+    def _sizes(self, grids: Tensor, n_patches: int) -> list[Grid]:
         """The rows and columns of each image, checked."""
         if grids.ndim != 2 or grids.shape[1] != 3:
             raise ValueError(f"image_grid_thw must be [image, 3], frames, rows and columns, got {tuple(grids.shape)}")
-        for image, (frames, rows, columns) in enumerate(grids.tolist()):
+        numbers = [(frames, rows, columns) for frames, rows, columns in grids.tolist()]
+        for image, (frames, rows, columns) in enumerate(numbers):
             if frames != 1:
                 raise ValueError(f"image {image} has {frames} frames, an image has 1: videos are not supported")
             if rows < 1 or columns < 1 or rows % self.merge or columns % self.merge:
@@ -63,7 +64,7 @@ class FlatPatches:
                     f"image {image} has {rows} x {columns} patches, which are not divisible into squares of {self.merge} x "
                     f"{self.merge}"
                 )
-        sizes = [(rows, columns) for _, rows, columns in grids.tolist()]
+        sizes = [(rows, columns) for _, rows, columns in numbers]
         if (total := sum(rows * columns for rows, columns in sizes)) != n_patches:
             raise ValueError(f"image_grid_thw describes {total} patches, but pixel_values has {n_patches}")
         return sizes

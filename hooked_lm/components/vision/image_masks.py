@@ -17,7 +17,7 @@ class BidirectionalImages(ImageRule):
     """Image tokens without others between them see each other in both directions (Gemma 3)."""
 
     def apply(self, context: ImageContext, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
-        if is_image.shape[1] > 1 and bool(is_image.any()):
+        if is_image.shape[1] > 1 and features is not None:
             begins = is_image & ~F.pad(is_image, (1, 0))[:, :-1]
             context.groups = torch.where(is_image, begins.long().cumsum(1), -1)
 

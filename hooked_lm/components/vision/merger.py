@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.vision.image_features import ImageFeatures
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Grid, Patches, cells_in
 from hooked_lm.hooks import HookPoint
 
 
@@ -57,11 +58,11 @@ class PatchMerger(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x, norm = self.hook_in(x[:, n_class_tokens:]), norm_of(self, "ln")
-        merged, cells, real = side_by_side(x if self.cfg.norm_after else norm(x), patches, self.cfg.merge)
+        merged = side_by_side(x if self.cfg.norm_after else norm(x), patches, self.cfg.merge)
         merged = self.hook_merged(norm(merged) if self.cfg.norm_after else merged)
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
-        return ImageFeatures(out, cells, real)
+        return of_squares(out, patches, self.cfg.merge)
 
 
 class LinearMerger(nn.Module):
@@ -89,8 +90,8 @@ class LinearMerger(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x = self.hook_in(x[:, n_class_tokens:])
-        merged, cells, real = side_by_side(x, patches, self.cfg.merge)
-        return ImageFeatures(self.hook_out(F.linear(self.hook_merged(merged), self.W.T)), cells, real)
+        merged = self.hook_merged(side_by_side(x, patches, self.cfg.merge))
+        return of_squares(self.hook_out(F.linear(merged, self.W.T)), patches, self.cfg.merge)
 
 
 class MergingProjector(nn.Module):
@@ -129,43 +130,46 @@ class MergingProjector(nn.Module):
 
     def forward(self, x: Float[Tensor, "image pos d_vision"], patches: Patches, n_class_tokens: int) -> ImageFeatures:
         x = norm_of(self, "ln")(self.hook_in(x[:, n_class_tokens:]))
-        merged, cells, real = side_by_side(x, patches, self.cfg.merge)
-        merged = self.hook_mlp_in(F.linear(self.hook_merged(merged), self.W_merge.T))
+        merged = self.hook_merged(side_by_side(x, patches, self.cfg.merge))
+        merged = self.hook_mlp_in(F.linear(merged, self.W_merge.T))
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(merged, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
-        return ImageFeatures(out, cells, real)
+        return of_squares(out, patches, self.cfg.merge)
 
 
 def side_by_side(
     x: Float[Tensor, "image patch d_vision"], patches: Patches, merge: int
-) -> tuple[Float[Tensor, "image token d_merged"], Int[Tensor, "image token 2"], Bool[Tensor, "image token"] | None]:
-    """The patches of each square side by side, its row and column, and which squares are no padding; None: all.
+) -> Float[Tensor, "image token d_merged"]:
+    """The patches of each square side by side, squares row by row, with zeros where an image has fewer than others.
 
     Raises ValueError for an image that squares do not fill.
     """
-    cells, real, squares = squares_of(patches.grid, merge)
-    rows = torch.arange(len(x), device=x.device)[:, None, None]
-    return x[rows, squares].flatten(2), cells, None if bool(real.all()) else real
+    for rows, columns in patches.grids:
+        if rows % merge or columns % merge:
+            raise ValueError(f"an image of {rows} x {columns} patches cannot be cut into squares of {merge} x {merge}")
+    if not patches.grids:
+        return x.new_zeros(0, 0, x.shape[2] * merge**2)
+    if len(set(patches.grids)) == 1:
+        return in_squares(x, patches.grids[0], merge)
+    of_images = zip(x, patches.grids, strict=True)
+    squares = [in_squares(image[None, : grid[0] * grid[1]], grid, merge)[0] for image, grid in of_images]
+    return pad_sequence(squares, batch_first=True)
 
 
-def squares_of(
-    grid: Int[Tensor, "image 2"], merge: int
-) -> tuple[Int[Tensor, "image token 2"], Bool[Tensor, "image token"], Int[Tensor, "image token patch"]]:
-    """The row and column of each square of patches, which are no padding, and the patches of each.
+def in_squares(
+    x: Float[Tensor, "image patch d_vision"], grid: Grid, merge: int
+) -> Float[Tensor, "image token d_merged"]:
+    """The patches of each square side by side, for images of one size.
 
-    Raises ValueError for an image that squares do not fill.
-
-    >>> squares_of(torch.tensor([[2, 4]]), 2)[2].tolist()
-    [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+    >>> in_squares(torch.arange(8)[None, :, None].float(), (2, 4), 2).tolist()
+    [[[0.0, 1.0, 4.0, 5.0], [2.0, 3.0, 6.0, 7.0]]]
     """
-    for n_rows, n_columns in grid[(grid % merge).any(1)].tolist():
-        raise ValueError(f"an image of {n_rows} x {n_columns} patches cannot be cut into squares of {merge} x {merge}")
-    rows, columns = (grid // merge).unbind(1)
-    n_squares = rows * columns
-    token = torch.arange(max(n_squares.tolist(), default=0), device=grid.device)
-    real, width = token < n_squares[:, None], columns[:, None]
-    cells = torch.stack([token // width, token % width], -1)
-    inside = torch.arange(merge, device=grid.device)
-    row, column = cells[..., :1] * merge + inside, cells[..., 1:] * merge + inside
-    squares = (row[..., None] * (width * merge)[..., None, None] + column[..., None, :]).flatten(2)
-    return cells, real, squares.masked_fill(~real[..., None], 0)
+    squares = x.unflatten(1, (grid[0] // merge, merge, grid[1] // merge, merge))
+    return squares.transpose(2, 3).flatten(3).flatten(1, 2)
+
+
+def of_squares(vectors: Float[Tensor, "image token d_model"], patches: Patches, merge: int) -> ImageFeatures:
+    """The vectors of squares, with their rows and columns."""
+    grids = [(rows // merge, columns // merge) for rows, columns in patches.grids]
+    counts = None if len(set(grids)) <= 1 else tuple(rows * columns for rows, columns in grids)
+    return ImageFeatures(vectors, cells_in(grids, vectors.shape[1], patches.vectors.device), counts)

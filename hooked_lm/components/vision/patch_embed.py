@@ -137,8 +137,7 @@ class ImagePosEmbed(nn.Module):
 
         Raises ValueError for an image of another size, unless there is an interpolation.
         """
-        grid, n_patches = patches.grid.tolist(), patches.vectors.shape[1]
-        sizes = {(rows, columns) for rows, columns in grid}
+        n_patches, sizes = patches.vectors.shape[1], set(patches.grids)
         own, interpolation = (self.cfg.rows, self.cfg.columns), self.cfg.interpolation or interpolation
         if sizes == {own}:
             return self.with_registers(self.W_pos)[None]
@@ -151,7 +150,7 @@ class ImagePosEmbed(nn.Module):
         classes, cells = self.W_pos.tensor_split([self.cfg.n_class_tokens])
         table = cells.view(1, *own, -1).permute(0, 3, 1, 2)
         resized = {size: self.resized(table, size, interpolation) for size in sizes}
-        of_images = [resized[rows, columns].flatten(2)[0].T for rows, columns in grid]
+        of_images = [resized[grid].flatten(2)[0].T for grid in patches.grids]
         padded = [F.pad(each, (0, 0, 0, n_patches - len(each))) for each in of_images]
         return torch.stack([self.with_registers(torch.cat([classes, each])) for each in padded])
 

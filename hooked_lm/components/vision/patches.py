@@ -7,40 +7,46 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.components.readable import is_readable
+
+Grid = tuple[int, int]  # numbers of rows and columns
+
 
 @dataclass(frozen=True)
 class Patches:
     """Images cut into patches, row by row from the upper left.
 
-    `vectors` are the pixels of each patch, by channel, row and column [image, patch, d_patch]; `grid` is the number of rows
-    and columns of each image [image, 2]. Images with fewer patches than others have padding at the end. `hidden` marks patches
-    of the grid that no patch attends to, such as those right of a picture and below it; they have vectors like all others.
+    `vectors` are the pixels of each patch, by channel, row and column [image, patch, d_patch]; `grids` are the
+    numbers of rows and columns of each image; they are no tensor, so that a run never waits for a device to know them. Images
+    with fewer patches than others have padding at the end. `hidden` marks patches of the grid that no patch attends to, such as
+    those right of a picture and below it; they have vectors like all others.
     """
 
     vectors: Float[Tensor, "image patch d_patch"]
-    grid: Int[Tensor, "image 2"]
+    grids: tuple[Grid, ...]
     hidden: Bool[Tensor, "image patch"] | None = None
 
     @property
-    def n_patches(self) -> Int[Tensor, " image"]:
-        """The number of patches of each image."""
-        return self.grid.prod(1)
+    def counts(self) -> tuple[int, ...] | None:
+        """The number of patches of each image; None if none has fewer than others."""
+        counts = tuple(rows * columns for rows, columns in self.grids)
+        return None if all(n == self.vectors.shape[1] for n in counts) else counts
 
     @property
     def real(self) -> Bool[Tensor, "image patch"]:
         """Which patches are not padding."""
-        return torch.arange(self.vectors.shape[1], device=self.grid.device) < self.n_patches[:, None]
-
-    @property
-    def padded(self) -> bool:
-        """Whether some images have fewer patches than others."""
-        return bool((self.n_patches < self.vectors.shape[1]).any())
+        n_images, n_patches = self.vectors.shape[:2]
+        device, counts = self.vectors.device, self.counts
+        return (
+            torch.ones(n_images, n_patches, dtype=torch.bool, device=device)
+            if counts is None
+            else first_ones(counts, n_patches, device)
+        )
 
     @property
     def cells(self) -> Int[Tensor, "image patch 2"]:
         """The row and column of each patch; of padding, those that it would have in a longer image."""
-        index, columns = torch.arange(self.vectors.shape[1], device=self.grid.device), self.grid[:, 1:]
-        return torch.stack([index // columns, index % columns], -1)
+        return cells_in(self.grids, self.vectors.shape[1], self.vectors.device)
 
     @property
     def seen(self) -> Bool[Tensor, "image patch"]:
@@ -62,9 +68,33 @@ def of_images(rows: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> d
     return {name: x[numbers.to(x.device)] for name, x in tensors.items()}
 
 
+def on_device(numbers: Sequence[object], device: torch.device) -> Int[Tensor, "*shape"]:
+    """Whole numbers as a tensor, without waiting for the device."""
+    return torch.tensor(numbers, dtype=torch.long).to(device, non_blocking=True)
+
+
+def first_ones(counts: Sequence[int], length: int, device: torch.device) -> Bool[Tensor, "image place"]:
+    """True at the first places of each image, as many as it has."""
+    return torch.arange(length, device=device) < on_device(counts, device)[:, None]
+
+
+def cells_in(grids: Sequence[Grid], length: int, device: torch.device) -> Int[Tensor, "image place 2"]:
+    """The row and column of so many places in the grid of each image, row by row; those after the last are numbered on.
+
+    >>> cells_in([(2, 2)], 4, torch.device("cpu")).tolist()
+    [[[0, 0], [0, 1], [1, 0], [1, 1]]]
+    """
+    index = torch.arange(length, device=device)
+    if len({columns for _, columns in grids}) == 1:
+        columns = grids[0][1]
+        return torch.stack([index // columns, index % columns], -1).expand(len(grids), -1, -1)
+    widths = on_device([columns for _, columns in grids], device)[:, None]
+    return torch.stack([index // widths, index % widths], -1)
+
+
 def check_pixels(patches: Patches) -> None:
-    """Raises ValueError for images without pixels, and pixels that are NaN or infinite; nothing is checked in `torch.compile`."""
-    if torch.compiler.is_compiling() or patches.vectors.is_meta:
+    """Raises ValueError for images without pixels, and for pixels that are NaN or infinite, where values can be read."""
+    if not is_readable(patches.vectors):
         return
     if not patches.vectors[:1].numel() and len(patches.vectors):
         raise ValueError(f"there are no pixels: the patches of images are {tuple(patches.vectors.shape)}")
@@ -79,8 +109,8 @@ def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patch
 
     Raises ValueError for images smaller than a patch.
 
-    >>> cut(torch.zeros(2, 3, 8, 13), 4).grid.tolist()
-    [[2, 3], [2, 3]]
+    >>> cut(torch.zeros(2, 3, 8, 13), 4).grids
+    ((2, 3), (2, 3))
     """
     n_images, _, height, width = pixels.shape
     rows, columns = height // size, width // size
@@ -88,4 +118,4 @@ def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patch
         raise ValueError(f"an image of {height} x {width} pixels is smaller than a patch of {size} x {size}")
     squares = pixels[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
     vectors = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    return Patches(vectors, torch.tensor([rows, columns], device=pixels.device).repeat(n_images, 1))
+    return Patches(vectors, ((rows, columns),) * n_images)

@@ -58,7 +58,7 @@ class MaskedImages(PerImage):
         if patch_attention_mask is None:
             return patches
         size = tuple(length // embed.cfg.patch_size for length in pixel_values.shape[2:])
-        seen = patch_attention_mask.to(patches.grid.device, torch.bool)
+        seen = patch_attention_mask.to(patches.vectors.device, torch.bool)
         if seen.shape != (len(pixel_values), *size):
             raise ValueError(
                 f"patch_attention_mask must be [image, row, column], here {(len(pixel_values), *size)}, got {tuple(seen.shape)}"
@@ -163,16 +163,18 @@ class SizedImages(PerImage):
                 f"image_sizes must be [image, 2], here {(len(pixel_values), 2)}, got {tuple(image_sizes.shape)}"
             )
         height, width = pixel_values.shape[2:]
-        for image, size in enumerate(image_sizes.tolist()):
-            if not (embed.cfg.patch_size <= size[0] <= height and embed.cfg.patch_size <= size[1] <= width):
+        side = embed.cfg.patch_size
+        sizes: list[list[int]] = image_sizes.tolist()
+        for image, size in enumerate(sizes):
+            if not (side <= size[0] <= height and side <= size[1] <= width):
                 raise ValueError(
                     f"image {image} has a size of {size[0]} x {size[1]} pixels: it must be between one patch "
-                    f"({embed.cfg.patch_size}) and {height} x {width}, the size of pixel_values"
+                    f"({side}) and {height} x {width}, the size of pixel_values"
                 )
-        grid = image_sizes.to(whole.grid) // embed.cfg.patch_size
-        inside = (whole.cells < grid[:, None]).all(2)
-        kept = [vectors[is_inside] for vectors, is_inside in zip(whole.vectors, inside, strict=True)]
-        return Patches(pad_sequence(kept, batch_first=True), grid)
+        grids = tuple((size[0] // side, size[1] // side) for size in sizes)
+        in_rows = whole.vectors.unflatten(1, (height // side, width // side))
+        kept = [image[:rows, :columns].flatten(0, 1) for image, (rows, columns) in zip(in_rows, grids, strict=True)]
+        return Patches(pad_sequence(kept, batch_first=True), grids)
 
     def drawn(
         self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator

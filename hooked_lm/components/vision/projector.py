@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.vision.image_features import ImageFeatures
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, cells_in
 from hooked_lm.hooks import HookPoint
 
 IMAGE = ("batch", "pos", "d_model")
@@ -53,8 +53,8 @@ class MLPProjector(nn.Module):
         post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in))))
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
         n_before = out.shape[1] - patches.vectors.shape[1]
-        real = F.pad(patches.real, (n_before, 0), value=True) if patches.padded else None
-        return ImageFeatures(out, cells_of(patches, n_before), real)
+        counts = None if patches.counts is None else tuple(n + n_before for n in patches.counts)
+        return ImageFeatures(out, cells_of(patches, n_before), counts)
 
 
 class LinearProjector(nn.Module):
@@ -111,7 +111,9 @@ class PoolingProjector(nn.Module):
     def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
         pooled = self.hook_pooled(self.pooled(self.hook_in(x[:, n_class_tokens:])))
         out = self.hook_out(F.linear(self.ln(pooled), self.W.T))
-        return ImageFeatures(out, cells_of(Patches(pooled, patches.grid // self.cfg.size)))
+        size, device = self.cfg.size, patches.vectors.device
+        grids = [(rows // size, columns // size) for rows, columns in patches.grids]
+        return ImageFeatures(out, cells_in(grids, pooled.shape[1], device))
 
     def pooled(self, x: Stream) -> Float[Tensor, "image token d_vision"]:
         """The mean of each square of patches, row by row."""

@@ -44,7 +44,7 @@ class TileProjector(MLPProjector):
     def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
         assert isinstance(patches, TilePatches), "the patches of tiles"
         tiles = super().forward(x, patches, n_class_tokens)
-        grid, whole = (int(patches.grid[0, 0]), int(patches.grid[0, 1])), tiles.cells[0]
+        grid, whole = patches.grids[0], tiles.cells[0]
         vectors, cells = [], []
         of_images = zip(tiles.vectors.split(patches.n_tiles), patches.sizes, patches.tile_grids, strict=True)
         for of_image, size, tile_grid in of_images:
@@ -55,13 +55,11 @@ class TileProjector(MLPProjector):
             together = side_by_side(of_image[1:], grid, tile_grid)
             picture = self.in_rows(together[picture_in((together.shape[0], together.shape[1]), size)], grid)
             vectors.append(torch.cat([of_image[0], picture.flatten(0, 1)]))
-            cells.append(torch.cat([torch.full_like(whole, -1), cells_in_rows(picture).to(whole)]))
-        longest = max(map(len, cells))
-        real = [torch.arange(longest, device=whole.device) < len(of_image) for of_image in cells]
+            cells.append(torch.cat([torch.full_like(whole, -1), cells_in_rows(picture, whole.device)]))
         return ImageFeatures(
             pad_sequence(vectors, batch_first=True),
             pad_sequence(cells, batch_first=True, padding_value=-1),
-            torch.stack(real),
+            tuple(map(len, cells)),
         )
 
     def in_rows(self, picture: Picture, grid: Size) -> Float[Tensor, "rows all_columns d_model"]:
@@ -79,7 +77,8 @@ def side_by_side(tiles: Float[Tensor, "tile patch d_model"], grid: Size, tile_gr
     return tiles.unflatten(1, grid).unflatten(0, tile_grid).transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def cells_in_rows(picture: Picture) -> Int[Tensor, "token 2"]:
+def cells_in_rows(picture: Picture, device: torch.device) -> Int[Tensor, "token 2"]:
     """The row and column of each vector of a picture whose last column, -1, are the ends of rows."""
     rows, columns = picture.shape[:2]
-    return torch.cartesian_prod(torch.arange(rows), F.pad(torch.arange(columns - 1), (0, 1), value=-1))
+    of_row = F.pad(torch.arange(columns - 1, device=device), (0, 1), value=-1)
+    return torch.cartesian_prod(torch.arange(rows, device=device), of_row)

@@ -72,7 +72,7 @@ class TileImages(PerImage):
         """The tiles of all images as patches."""
         of_images = zip(pixels.to(embed.W_E.device), sizes, tile_grids, strict=True)
         cut = embed.patches(torch.cat([self._tiles_of(image, *given) for image, given in enumerate(of_images)]))
-        return TilePatches(cut.vectors, cut.grid, sizes=sizes, tile_grids=tile_grids)
+        return TilePatches(cut.vectors, cut.grids, sizes=sizes, tile_grids=tile_grids)
 
     def tile_grid(self, size: Size) -> Size:
         """How many rows and columns of tiles an image of this size has.

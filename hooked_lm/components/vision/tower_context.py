@@ -13,16 +13,16 @@ from hooked_lm.components.vision.patches import Patches
 class TowerContext(Context):
     """Positions and masks of one run of a tower over images, with `n_before` positions before the patches.
 
-    `cells` are the rows and columns of the patches [image, patch, 2], `grid` the numbers of both [image, 2].
+    `cells` are the rows and columns of the patches [image, patch, 2], `grids` the numbers of both of each image.
     """
 
     def __init__(self, patches: Patches, n_before: int = 0) -> None:
-        n_patches, real = patches.vectors.shape[1], patches.real
+        n_patches = patches.vectors.shape[1]
         self.hidden = None if patches.hidden is None else F.pad(patches.hidden, (n_before, 0), value=False)
-        mask = F.pad(real, (n_before, 0), value=True) if patches.padded else None
+        mask = None if patches.counts is None else F.pad(patches.real, (n_before, 0), value=True)
         super().__init__(n_before + n_patches, patches.vectors.device, mask)
         self.n_before = n_before
-        self.grid: Int[Tensor, "image 2"] = patches.grid
+        self.grids = patches.grids
         self.cells: Int[Tensor, "image patch 2"] = patches.cells
 
     def query_angles(self, rotary: Rotary) -> Angles:

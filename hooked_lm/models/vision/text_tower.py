@@ -7,9 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
+from hooked_lm.components.readable import is_readable
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.checks import check_length, check_rows
 from hooked_lm.models.config.tree import TextTowerConfig
+from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.stack import Stack, checked_ids
 
 Ids = Int[Tensor, "batch pos"]
@@ -52,7 +54,8 @@ class TextTower(nn.Module):
         check_length(tokens, 0, self.tree.n_ctx)
         real = self.stack.real(self, attention_mask, tokens)
         check_rows(real)
-        tokens = checked_ids(self.hook_tokens(tokens), self.tree.embed.d_vocab)
+        check = checked_ids if is_readable(tokens) else from_the_end
+        tokens = check(self.hook_tokens(tokens), self.tree.embed.d_vocab)
         unmasked = TextContext(tokens.shape[1], tokens.device)
         resid = self.stack.with_positions(self, self.hook_embed(self.embed(tokens)), tokens, unmasked)
         context = unmasked if real is None else TextContext(tokens.shape[1], tokens.device, real)

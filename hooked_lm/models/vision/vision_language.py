@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.readable import is_readable
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
@@ -19,6 +20,7 @@ from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat_vision import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
@@ -240,6 +242,8 @@ class VisionLanguage(Decoder):
 
     def checked_tokens(self, tokens: Int[Tensor, "batch pos"]) -> Int[Tensor, "batch pos"]:
         """Token ids with negative ones counted from the end; ValueError for an id that the model does not read."""
+        if not is_readable(tokens):
+            return from_the_end(tokens, self.cfg.d_vocab)
         if self.tree.image_token < self.cfg.d_vocab:
             return super().checked_tokens(tokens)
         is_image = self.images_among(tokens)
@@ -254,7 +258,9 @@ class VisionLanguage(Decoder):
         return replace(features, vectors=self.hook_image_features(features.vectors))
 
     def _check_images(self, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
-        """Raises ValueError if the number of image tokens is not that of the images."""
+        """Raises ValueError if the number of image tokens is not that of the images, where it can be read."""
+        if not is_readable(is_image):
+            return
         n_tokens, n_features = int(is_image.sum()), 0 if features is None else sum(features.n_tokens)
         if n_tokens != n_features:
             images = (
@@ -336,9 +342,7 @@ class VisionLanguage(Decoder):
         self._check_images(is_image, layout)
         if layout is None:
             return located(is_image, [], torch.empty(0, 2, dtype=torch.long))
-        return located(
-            is_image, layout.n_tokens, layout.cells.flatten(0, 1) if layout.real is None else layout.cells[layout.real]
-        )
+        return located(is_image, layout.n_tokens, layout.in_order(layout.cells))
 
     def patch_grid(self, inputs: Any, **images: Any) -> list[Int[Tensor, "row column"]]:
         """The position in its prompt of each place of each image; inputs as for `forward`.
