@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm import viz
@@ -18,8 +19,10 @@ from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.discover import SOURCES
-from hooked_lm.engine.prompts import aligned, tokens_of
+from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
 
 SHOWN_EDGES, SHOWN_NODES = 20, 12
@@ -31,16 +34,19 @@ RANKS = ("pruning", "masks")  # methods whose scores rank all edges
 
 @dataclass(frozen=True)
 class Task:
-    """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair."""
+    """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair.
 
-    clean: Sequence[str]
-    corrupted: Sequence[str]
+    Prompts are texts; or ids with the images among them, for a model that reads images.
+    """
+
+    clean: Sequence[str] | VisionInputs
+    corrupted: Sequence[str] | VisionInputs
     answers: Sequence[str]
     wrong_answers: Sequence[str]
 
     def __post_init__(self) -> None:
         sizes = {name: len(getattr(self, name)) for name in ("clean", "corrupted", "answers", "wrong_answers")}
-        if len(set(sizes.values())) > 1 or not self.clean:
+        if len(set(sizes.values())) > 1 or not len(self.clean):
             raise ValueError(
                 f"a task has the same number of clean prompts, corrupted prompts, answers and wrong answers; got {sizes}"
             )
@@ -134,7 +140,7 @@ def find(
     if ablation not in SOURCES:
         raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
     difference = task.metric(model)
-    clean, corrupted = tokens_of(model, list(task.clean), "clean"), tokens_of(model, list(task.corrupted), "corrupted")
+    clean, corrupted = rows_of(model, task.clean, "clean"), rows_of(model, task.corrupted, "corrupted")
     aligned(corrupted, clean)
     if n_edges is None and threshold is None:
         if method == "acdc":
@@ -157,7 +163,7 @@ def find(
 
 def _effects(
     model: HookedTransformer,
-    prompts: dict[str, Tensor],
+    prompts: dict[str, Rows],
     metric: metrics.Metric,
     method: str,
     ablation: str,
@@ -185,7 +191,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 
 def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
     """Writes the study as one self-contained HTML page; returns its path."""
-    clean, right, wrong = (getattr(study.task, name)[0] for name in ("clean", "answers", "wrong_answers"))
+    clean, right, wrong = _text(study), study.task.answers[0], study.task.wrong_answers[0]
     answer = f"“{right.strip()}” after “{clean}”"
     question = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
     if not study.ahead["clean"] > 0:
@@ -196,9 +202,29 @@ def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
     return viz.report("A circuit", sections, path, lead=lead)
 
 
+def _text(study: Study) -> str:
+    """The first clean prompt."""
+    prompts = study.task.clean
+    return str(study.model.to_string(_ids(study, prompts))) if isinstance(prompts, VisionInputs) else prompts[0]
+
+
+def _ids(study: Study, prompts: VisionInputs) -> Int[Tensor, " word"]:
+    """The ids of the first prompt, of which an image is one."""
+    assert isinstance(study.model, VisionLanguage), "a model that reads images"
+    ids = ids_of(rows_of(study.model, prompts))[0].cpu()
+    is_image = study.model.images_among(ids)
+    return torch.cat([ids[:1], ids[1:][~(is_image[1:] & is_image[:-1])]])
+
+
+def _words(study: Study, prompts: Sequence[str] | VisionInputs) -> list[str]:
+    """The tokens of the first prompt, of which an image is one."""
+    given = _ids(study, prompts) if isinstance(prompts, VisionInputs) else prompts[0]
+    return list(map(str, study.model.to_str_tokens(given)))
+
+
 def _task_section(study: Study) -> viz.Section:
     task, n = study.task, len(study.task.clean)
-    clean, corrupted = (list(map(str, study.model.to_str_tokens(some[0]))) for some in (task.clean, task.corrupted))
+    clean, corrupted = _words(study, task.clean), _words(study, task.corrupted)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
     known = (
         "Intervals hold 95% of the means that these pairs make plausible."

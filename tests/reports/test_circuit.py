@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedTransformer, HookedVisionLanguage
 from hooked_lm.analysis import Attribution
 from hooked_lm.analysis.circuits import Circuit, evaluate
 from hooked_lm.cli import app
 from hooked_lm.demo import experiment
+from hooked_lm.demo.shapes import Picture, pixels
 from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.reports import circuit
 from tests.close import assert_close
@@ -21,6 +22,20 @@ CORRUPTED = "When Mary and John went to the store, Mary gave a drink to"
 @pytest.fixture(scope="module")
 def model() -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo")
+
+
+def test_a_circuit_that_reads_an_image(tmp_path: Path) -> None:
+    model = HookedVisionLanguage.from_pretrained("demo-shapes")
+    green = Picture((("circle", "red"), ("square", "green"), ("triangle", "blue"), ("cross", "yellow")), seed=5)
+    text = "<image> what colour is the shape in the upper right ?"
+    pictures = green, green.with_shape(1, colour="blue")
+    prompts = [model.prepare(text, pixels(picture)[None]) for picture in pictures]
+    task = circuit.Task(*prompts, ["green"], ["blue"])
+    study = circuit.find(model, task, method="eap", by="logit difference", n_edges=26)  # a tenth
+    assert study.chosen.faithfulness.item() > 0.9
+    assert study.nodes["node"].iloc[0] == "input"
+    page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("&lt;image&gt;") == 3, "in the question, and in both prompts"
 
 
 @pytest.fixture(scope="module")
