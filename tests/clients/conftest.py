@@ -20,5 +20,6 @@ collect_ignore = [
     "sae_dashboard_run.py",
     "sae_lens_run.py",
     "tools_of_4.py",
+    "towers_of_4.py",
     "utilities_calls.py",
 ]

@@ -10,12 +10,14 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hooked_lm.components.blocks.hybrid import is_scaled
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_readable
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.select import UnknownSite
 from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat_vision import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
@@ -25,7 +27,7 @@ from hooked_lm.models.names import site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision import prompts_with_images
+from hooked_lm.models.vision import bridge_names, prompts_with_images
 from hooked_lm.models.vision.image_positions import ImagePositions, located
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
@@ -76,18 +78,19 @@ class VisionLanguage(Decoder):
         as TransformerBridge calls them."""
         found = dict(super().find_aliases(names))
         for name in names:
-            part, _, rest = name.partition(".")
-            if part == "projector":
-                found[f"vision_projector.{rest}"] = name
-            elif part == "vision":
-                found[f"vision_encoder.{rest}"] = name
-            elif name != "hook_image_features":
+            part = name.partition(".")[0]
+            if part not in ("projector", "vision", "hook_image_features"):
                 found |= {f"language.{name}": name, f"lm.{name}": name}
-        return found
+        tower = self.tree.vision
+        read = self.tree.feature_layers is None and not tower.embed.n_before  # the projector reads the tower's output
+        scaled = [i for i, block in enumerate(self.vision.blocks) if is_scaled(block)]
+        return found | bridge_names.aliases(names, len(tower.blocks), scaled, reads_output=read)
 
     def site_name(self, site: Any) -> str:
         """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower."""
         name, *rest = site if isinstance(site, tuple) else (site,)
+        if not rest and name not in self.aliases and (why := bridge_names.refusal(name)):
+            raise UnknownSite(why)
         if not rest or not isinstance(name, str) or not name.startswith("vision."):
             return super().site_name(site)
         return "vision." + site_name((name.removeprefix("vision."), *rest), len(self.vision.blocks))

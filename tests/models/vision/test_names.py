@@ -33,6 +33,12 @@ def cache(model: HookedVisionLanguage) -> ActivationCache:
         ("language.blocks.1.attn.hook_z", "blocks.1.attn.hook_z"),
         ("lm.ln_final.hook_normalized", "ln_final.hook_normalized"),
         ("vision_encoder.blocks.2.attn.hook_z", "vision.blocks.2.attn.hook_z"),
+        ("vision_encoder.encoder_layers.1.attn.o.hook_in", "vision.blocks.1.attn.hook_z"),
+        ("vision_encoder.encoder_layers.0.hook_mlp_in", "vision.blocks.0.mlp.hook_in"),
+        ("vision_encoder.blocks.0.attn.proj.hook_out", "vision.blocks.0.hook_attn_out"),
+        ("vision_encoder.post_layernorm.hook_in", "vision.blocks.2.hook_resid_post"),
+        ("vision_encoder.hook_vision_embed", "vision.blocks.0.hook_resid_pre"),
+        ("vision_projector.hook_vision_proj_out", "projector.hook_out"),
         ("vision_projector.hook_in", "projector.hook_in"),
         ("vision_projector.hook_out", "projector.hook_out"),
         (("lm.layer.pre", 1), "blocks.1.hook_resid_pre"),
@@ -51,6 +57,20 @@ def test_names_of_other_libraries(model: HookedVisionLanguage, alias: Any, name:
     seen: list[str] = []
     model.run_with_hooks(IDS, **PIXELS, fwd_hooks=[(alias, lambda value, hook: seen.append(hook.name))])
     assert seen == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("vision_encoder.blocks.1.attn.qkv.hook_out", "vision.blocks.1.attn.hook_q, hook_k and hook_v"),
+        ("vision_encoder.encoder_layers.0.hook_attn_in", "vision.blocks.0.ln1.hook_normalized, before the weights"),
+        ("vision_encoder.hook_vision_out", "vision.ln_final.hook_normalized and projector.hook_in"),
+    ],
+)
+def test_names_without_a_site_are_refused_with_ours(model: HookedVisionLanguage, name: str, ours: str):
+    """`hook_vision_out` is the output of the tower, of which the projector of this model leaves out the class token."""
+    with pytest.raises(KeyError, match=f"'{name}' is no site here: see {ours}"):
+        model.run_with_hooks(IDS, **PIXELS, fwd_hooks=[(name, lambda value, hook: None)])
 
 
 def test_globs(model: HookedVisionLanguage):
