@@ -211,8 +211,8 @@ def _text(study: Study) -> str:
 def _ids(study: Study, prompts: VisionInputs) -> Int[Tensor, " word"]:
     """The ids of the first prompt, of which an image is one."""
     assert isinstance(study.model, VisionLanguage), "a model that reads images"
-    ids = ids_of(rows_of(study.model, prompts))[0].cpu()
-    is_image = study.model.images_among(ids)
+    tokens = ids_of(rows_of(study.model, prompts)).cpu()
+    ids, is_image = tokens[0], study.model.images_among(tokens)[0]
     return torch.cat([ids[:1], ids[1:][~(is_image[1:] & is_image[:-1])]])
 
 
