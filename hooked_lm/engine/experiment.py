@@ -20,10 +20,10 @@ from torch import Tensor
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches
-from hooked_lm.engine.cost import Cost, token_cost
+from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
-from hooked_lm.engine.full_forward import passes, whole_forwards
+from hooked_lm.engine.full_forward import whole_forwards
 from hooked_lm.engine.image_cells import FIRST_STREAM, entering, is_before_blocks, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
 from hooked_lm.engine.obstacle import is_ours, obstacle
@@ -120,10 +120,19 @@ class Experiment:
     def capture(self, cells: Sequence[Cell], sites: Sequence[str]) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
         """The values at these sites [batch, pos, ...] in the base run, and in each cell where they may differ."""
         cells = [self._checked_cell(cell) for cell in cells]
-        known = all(site in self.site_infos and self.site_infos[site].dims[:2] == ("batch", "pos") for site in sites)
-        early = any(is_before_blocks(self.model, change.site) for cell in cells for change in cell)
-        if self.base is None or not known or early or not all(map(self._is_known, cells)):
+        unread = [site for site in sites if getattr(self.site_infos.get(site), "dims", ())[:2] != ("batch", "pos")]
+        unknown = [cell for cell in cells if self.base is None or not self._is_known(cell)]
+        if self.base is None or unread or unknown:
+            if cells:
+                reason = (
+                    f"values at '{unread[0]}' are not computed together" if unread else self._fallback_reason(unknown)
+                )
+                warn_of_whole_forwards(reason, len(cells))
             return self._captured_by_whole_forwards(cells, sites)
+        early = [i for i, cell in enumerate(cells) if self._is_early(cell)]
+        for some, entered in self._entering([cells[i] for i in early]):
+            for i, changes in zip(some, entered, strict=True):
+                cells[early[i]] = changes
         kept = self._kept(change.site for cell in cells for change in cell)
         base = BaseRun(
             self.base.model, self.tokens, self.site_infos, self.base.edits, list(dict.fromkeys([*sites, *kept]))
@@ -186,38 +195,21 @@ class Experiment:
         known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
-            run = (
-                "1 cell runs as a whole forward pass"
-                if len(others) == 1
-                else f"{len(others)} cells run as whole forward passes"
-            )
-            warnings.warn(
-                f"{self._fallback_reason([cells[i] for i in others])}: {run}",
-                stacklevel=stacklevel_outside(sys._getframe()),
-            )
-        early = [i for i in known if any(is_before_blocks(self.model, change.site) for change in cells[i])]
+            warn_of_whole_forwards(self._fallback_reason([cells[i] for i in others]), len(others))
+        early = [i for i in known if self._is_early(cells[i])]
         late = sorted(set(known) - set(early))
         yield from self._together(late, [cells[i] for i in late], title, progress)
         with progress_bar(title, len(early), progress if early else False, unit="cells") as bar:
-            for some in self._parts([cells[i] for i in early]):
-                assert self.base is not None, "cells share the values of a base run"
-                part = [early[i] for i in some]
-                yield from self._together(
-                    part, entering(self.base, self.base_changes, [cells[i] for i in part]), title, False
-                )
-                bar.update(len(part))
+            for some, entered in self._entering([cells[i] for i in early]):
+                yield from self._together([early[i] for i in some], entered, title, False)
+                bar.update(len(some))
         yield from self._whole(cells, others, title, progress)
 
-    def _parts(self, cells: Sequence[Cell]) -> Iterator[list[int]]:
-        """The cells whose changes before the blocks are computed together."""
-        if not cells:
-            return
-        n_tokens = max(self.tokens.shape.numel(), *(shape[:2].numel() for shape in self._image_shapes.values()))
-        n_cells = self.budget.cells_of_whole_forwards(self.model, torch.Size([1, n_tokens, 1]))
-        per_cell = n_tokens * sum(token_cost(block).total for block in getattr(self.model.vision, "blocks", ()))
-        for part in passes(self.model, cells, n_cells):
-            self.cost.flops += per_cell * len(part)
-            yield part
+    def _entering(self, cells: Sequence[Cell]) -> Iterator[tuple[list[int], list[list[Change]]]]:
+        """Yields the numbers of some cells, and their changes before the blocks as changes of the stream that enters them."""
+        if cells:
+            assert self.base is not None, "cells share the values of a base run"
+            yield from entering(self.base, self.base_changes, cells, self.budget, self.cost)
 
     def _together(
         self, numbers: Sequence[int], cells: Sequence[Cell], title: str, progress: bool | None
@@ -266,6 +258,10 @@ class Experiment:
                 change = replace(change, positions=tuple(pos % n_pos for pos in change.positions))
             checked.append(change if change.site == site else replace(change, site=site))
         return checked
+
+    def _is_early(self, cell: Cell) -> bool:
+        """Whether a cell changes what enters the blocks of a model that reads images."""
+        return any(is_before_blocks(self.model, change.site) for change in cell)
 
     def _is_known(self, cell: Cell) -> bool:
         """Whether the positions that a cell affects are known.
@@ -420,6 +416,12 @@ def _is_number_like(value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
+
+
+def warn_of_whole_forwards(reason: str, n_cells: int) -> None:
+    """Warns the caller of this package that cells take longer than others."""
+    run = "1 cell runs as a whole forward pass" if n_cells == 1 else f"{n_cells} cells run as whole forward passes"
+    warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
 
 
 def stacklevel_outside(frame: FrameType) -> int:

@@ -1,10 +1,12 @@
 """Sites before the blocks of a model that reads images, as those of its vision tower, in sweeps.
 
 A change there changes the stream that enters the blocks at the tokens of images, and what images add to it later. The tower runs
-for several cells at once; each then is a cell whose stream differs from there on, and shares the rest with the base run.
+for several cells at once, from the first block that they change; each then is a cell whose stream differs from there on, and
+shares the rest with the base run.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Int
@@ -13,14 +15,18 @@ from torch import Tensor
 from hooked_lm.components.context import Context
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.engine.base_run import BaseRun
-from hooked_lm.engine.edit import Cell, Change, Input
-from hooked_lm.engine.full_forward import writer
+from hooked_lm.engine.budget import Budget
+from hooked_lm.engine.cost import Cost, token_cost
+from hooked_lm.engine.edit import Cell, Change, Input, repeated
+from hooked_lm.engine.full_forward import passes, writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, repeated_rows
-from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.vision.vision_language import FromTower, VisionLanguage
 from hooked_lm.results import Label
 
-OF_IMAGES = ("vision.", "projector.", "hook_image_features")
+TOWER = "vision."
+OF_IMAGES = (TOWER, "projector.", "hook_image_features")
+AFTER_BLOCKS = ("ln_final", "pooler")  # parts of a tower
 FIRST_STREAM = "blocks.0.hook_resid_pre"
 
 
@@ -84,7 +90,7 @@ def patch_labels(model: VisionLanguage, rows: VisionInputs, n_pos: int) -> list[
     """
     pixels, embed = model.tree.vision.pixels, model.vision.embed
     patches = pixels.patches(embed, **rows.images)
-    for cells in (patches.cells, model.image_features(rows.images).cells):
+    for cells in (patches.cells, model.image_layout(rows.images).cells):
         n_before = n_pos - cells.shape[1]
         if n_before in (0, embed.cfg.n_class_tokens) and bool((cells == cells[:1]).all()):
             return [*range(n_before), *(_place(cell, n_before + i) for i, cell in enumerate(cells[0, :, -2:]))]
@@ -96,16 +102,80 @@ def _place(cell: Int[Tensor, " 2"], number: int) -> Label:
     return f"{row},{column}" if row >= 0 else number
 
 
-def entering(base: BaseRun, shared: Cell, cells: Sequence[Cell]) -> list[list[Change]]:
-    """The cells, with what their changes before the blocks make of the stream that enters them in place of these changes.
+class BaseTower:
+    """The tower in a base run with these changes, block by block: cells start at the first block that they change."""
 
-    `shared` are the changes of the base run.
-    """
+    def __init__(self, base: BaseRun, shared: Cell) -> None:
+        assert isinstance(base.model, VisionLanguage), "checked by the caller"
+        assert isinstance(base.tokens, VisionInputs), "checked by the caller"
+        self.model, self.tokens = base.model, base.tokens
+        changes = [change for change in shared if change.site.startswith(TOWER)]
+        self.hooks = [(site, writer(site, [changes])) for site in dict.fromkeys(change.site for change in changes)]
+        patches = self.model.tree.vision.pixels.patches(self.model.vision.embed, **self.tokens.images)
+        with self.model.hooks(fwd_hooks=self.hooks):
+            stream, self.context = self.model.vision.before_blocks(patches)
+        self.patches = replace(patches, vectors=patches.vectors[..., :0])  # the stream has them
+        self.streams, self.layer = {0: stream}, 0
+        self.n_tokens = stream.shape[0] * stream.shape[1]
+        self.costs = [self.n_tokens * token_cost(block).total for block in self.model.vision.blocks]
+        layers = self.model.tree.feature_layers
+        self.read = {len(self.costs)} if layers is None else set(layers)  # the streams that the projector reads
+
+    def first_block(self, cell: Cell) -> int:
+        """The first block that a cell changes, -1 for what is before the blocks; at most the number of those that are read."""
+        return min(self._first_block(change.site) for change in cell if is_before_blocks(self.model, change.site))
+
+    def _first_block(self, site: str) -> int:
+        parts = site.split(".")
+        if not site.startswith(TOWER) or parts[1] in AFTER_BLOCKS:
+            return max(self.read)
+        return min(int(parts[2]), max(self.read)) if parts[1] == "blocks" else -1
+
+    def rows(self, start: int, n_cells: int) -> Rows:
+        """The prompts of so many cells, which start at a block; the next ones may not start before it."""
+        if start < 0:
+            return repeated_rows(self.tokens, n_cells)
+        with self.model.hooks(fwd_hooks=self.hooks):
+            while self.layer < start:
+                stream = self.streams[self.layer]
+                if self.layer not in self.read:
+                    del self.streams[self.layer]
+                self.layer += 1
+                self.streams[self.layer] = self.model.vision.blocks[self.layer - 1](stream, self.context)
+        streams = {layer: repeated(stream, n_cells) for layer, stream in self.streams.items()}
+        marks = repeated_rows(replace(self.tokens, images={}), n_cells)
+        assert isinstance(marks, VisionInputs), "the class of these prompts"
+        return FromTower(**vars(marks), patches=self.patches.repeated(n_cells), streams=streams)
+
+
+def entering(
+    base: BaseRun, shared: Cell, cells: Sequence[Cell], budget: Budget, cost: Cost
+) -> Iterator[tuple[list[int], list[list[Change]]]]:
+    """Yields the numbers of some cells, and what their changes before the blocks make of the stream that enters the blocks, with
+    the later changes. `shared` are the changes of the base run."""
+    model, tower, n_tokens = base.model, None, base.n_prompts * base.n_pos
+    if isinstance(base.tokens, VisionInputs) and base.tokens.images:
+        tower = BaseTower(base, shared)
+        n_tokens = max(n_tokens, tower.n_tokens)
+    starts: dict[int, list[int]] = {}
+    for number, cell in enumerate(cells):
+        starts.setdefault(-1 if tower is None else tower.first_block(cell), []).append(number)
+    n_cells = budget.cells_of_whole_forwards(model, torch.Size([1, n_tokens, 1]))
+    for start, numbers in sorted(starts.items()):
+        for part in passes(model, [cells[number] for number in numbers], n_cells):
+            chosen = [numbers[i] for i in part]
+            rows = repeated_rows(base.tokens, len(chosen)) if tower is None else tower.rows(start, len(chosen))
+            cost.flops += 0 if tower is None else len(chosen) * sum(tower.costs[max(start, 0) : max(tower.read)])
+            yield chosen, _entering(base, shared, [cells[number] for number in chosen], rows)
+
+
+def _entering(base: BaseRun, shared: Cell, cells: Sequence[Cell], rows: Rows) -> list[list[Change]]:
+    """Cells whose changes before the blocks are made in one run of these rows."""
     model = base.model
     early = [[change for change in (*shared, *cell) if is_before_blocks(model, change.site)] for cell in cells]
     sites = dict.fromkeys(change.site for cell in early for change in cell)
     with model.hooks(fwd_hooks=[(site, writer(site, early)) for site in sites]):
-        stream, _, context = model.embedded(repeated_rows(base.tokens, len(cells)))
+        stream, _, context = model.embedded(rows)
     new = {FIRST_STREAM: stream, **_deepstack(context)}
     old = {FIRST_STREAM: base.streams[0], **_deepstack(base.context)}
     found: list[list[Change]] = []

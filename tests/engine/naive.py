@@ -37,7 +37,7 @@ def hook(change: Change) -> Callable[..., Tensor]:
 def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:
     """The value of a site with an edit applied position by position; sites of experts have no positions, only tokens."""
     new = value.clone()
-    axis = next((dims.index(name) for name in ("query_pos", "pos", "key_pos") if name in dims), None)
+    axis = next((dims.index(name) for name in ("query_pos", "pos", "patch", "key_pos") if name in dims), None)
     if axis is None:
         assert edit.positions is None
         whole = torch.broadcast_to(edit.value, value.shape) if isinstance(edit.value, Tensor) else edit.value(value)

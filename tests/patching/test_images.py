@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hooked_lm import HookedTransformer, HookedVisionLanguage, VisionInputs, analysis, patching
 from hooked_lm.analysis.metrics import logit_difference
@@ -15,10 +16,12 @@ from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.interventions import PatchHead, PatchMLP, PatchResidual, Scale, ZeroAblate
 from tests.close import assert_apart, assert_close, assert_near
+from tests.engine.naive import naive
 from tests.families._vision import VisionCase, hooked_vlm, scenes, written
 from tests.families.vision_languages import CASES
 
 CASE: VisionCase = next(case for case in CASES if case.name == "last-but-one")
+DEEP: VisionCase = next(case for case in CASES if case.family == "qwen3_vl")
 MODEL = hooked_vlm(CASE)
 
 
@@ -85,6 +88,55 @@ def test_text_before_an_image_is_not_computed_again():
         list(experiment.run([[Edit("hook_image_features", torch.zeros(1), (2,))]], progress=False))
     n_pos, n_layers = CORRUPTED.shape[1], MODEL.cfg.n_layers
     assert 0 < experiment.cost.layer_rows <= 2 * n_layers * (n_pos - IMAGE[0])
+
+
+@pytest.mark.parametrize("case", [CASE, DEEP], ids=str)
+@torch.no_grad()
+def test_the_tower_runs_from_the_block_that_a_cell_changes(case: VisionCase):
+    """Blocks before it run once for all cells, with the changes of the base run; all that comes after it is run again."""
+    model, inputs = hooked_vlm(case), written(case, scenes(case)["one"])
+    given = VisionInputs(inputs["input_ids"], {name: inputs[name] for name in inputs if name in model.image_arguments})
+    n_blocks = max(model.tree.feature_layers or (len(model.vision.blocks),))
+    shared = Edit("vision.blocks.0.hook_attn_out", lambda value: value * 0.5, (1, 2))
+    of_blocks = [f"vision.blocks.{i}.hook_mlp_out" for i in range(n_blocks)]
+    names = ["vision.hook_patch_embed", *of_blocks, "projector.hook_in"]
+    cells = [[Edit(name, lambda value: value * 2 + 0.1, (pos,))] for pos in (0, 3) for name in names]
+    experiment, blocks = Experiment(model, given, [metric], [shared]), list(model.vision.blocks)
+    n_images = [0] * len(blocks)
+
+    def count(module: Any, args: Any) -> None:
+        if module in blocks:
+            n_images[module.layer] += len(args[0])
+
+    handle = register_module_forward_pre_hook(count)  # of all modules: one of a block would make it a foreign module
+    found = dict(experiment.run(cells, progress=False))
+    handle.remove()
+    # once for the streams before the blocks, then two positions at the sites up to the block
+    assert n_images[:n_blocks] == [1 + 2 * (2 + i) for i in range(n_blocks)]
+    expected = torch.stack([metric(naive(model, given, cell, [shared])) for cell in cells])
+    assert_close(torch.cat([found[i] for i in range(len(cells))]), expected)
+
+
+@torch.no_grad()
+def test_values_of_a_cell_of_the_tower():
+    """Captured in a pass that shares the base run, and in whole forward passes, which are announced."""
+    experiment, sites = Experiment(MODEL, CORRUPTED, [metric]), ["blocks.0.hook_attn_out", "blocks.1.hook_mlp_out"]
+    cells = [
+        [Edit("vision.blocks.0.hook_mlp_out", torch.zeros(1), (3,))],
+        [Edit("projector.hook_in", torch.zeros(1), (5,))],
+    ]
+    forwards = experiment.cost.forwards
+    base, found = experiment.capture(cells, sites)
+    assert experiment.cost.forwards == forwards + 1
+    with pytest.warns(
+        UserWarning, match="values at 'hook_embed' are not computed together: 2 cells run as whole forward passes"
+    ):
+        same, whole = experiment.capture(cells, [*sites, "hook_embed"])
+    for site in sites:
+        assert_close(base[site], same[site])
+        for values, expected in zip(found, whole, strict=True):
+            assert_close(values[site], expected[site])
+            assert_apart(values[site], base[site])
 
 
 def test_padded_prompts_run_as_whole_forward_passes():

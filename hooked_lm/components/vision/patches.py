@@ -1,7 +1,7 @@
 """Images as patches: the input of a vision tower."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +52,11 @@ class Patches:
     def seen(self) -> Bool[Tensor, "image patch"]:
         """Which patches others attend to."""
         return self.real if self.hidden is None else self.real & ~self.hidden
+
+    def repeated(self, n: int) -> "Patches":
+        """The same images, `n` times one after the other."""
+        hidden = None if self.hidden is None else self.hidden.repeat(n, 1)
+        return replace(self, vectors=self.vectors.repeat(n, 1, 1), grids=self.grids * n, hidden=hidden)
 
 
 class PerImage:

@@ -1,7 +1,7 @@
 """Images cut into tiles (LLaVA-NeXT, Liu et al. 2024): the whole image in one tile, and at a higher resolution in several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -29,6 +29,11 @@ class TilePatches(Patches):
     def n_tiles(self) -> list[int]:
         """The number of tiles of each image."""
         return [1 + rows * columns for rows, columns in self.tile_grids]
+
+    def repeated(self, n: int) -> "TilePatches":
+        tiles = super().repeated(n)
+        assert isinstance(tiles, TilePatches), "the class of these patches"
+        return replace(tiles, sizes=self.sizes * n, tile_grids=self.tile_grids * n)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A vision tower: pixels in, a residual stream over class tokens and patches out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -64,21 +64,29 @@ class TowerParts(nn.Module):
         layers: Sequence[int] | None = None,
         interpolation: Mode | None = None,
         pooler: nn.Module | None = None,
+        start: Mapping[int, Stream] | None = None,
     ) -> tuple[Float[Tensor, "image pos width"], TowerContext]:
         """The streams after so many blocks each, side by side; by default the normalised stream after all blocks.
 
-        Blocks, a norm and a `pooler` beyond what is read run only if something listens there.
+        Blocks, a norm and a `pooler` beyond what is read run only if something listens there. `start` are streams of another run
+        after so many blocks each; the run continues from the last of them.
         """
-        resid, context = self.before_blocks(patches, interpolation)
+        if start is None:
+            resid, context = self.before_blocks(patches, interpolation)
+            start = {0: resid}
+        else:
+            context = TowerContext(patches, self.embed.cfg.n_before)
         n_blocks, final = len(self.blocks), norm_of(self, self.stack.ln_final)
         pools = pooler is not None and heard(pooler)
         whole = layers is None or pools or heard(final)
         read = [*(layers or ()), *(i + 1 for i, block in enumerate(self.blocks) if heard(block))]
         stop = n_blocks if whole else max(read)
-        kept = {0: resid}
-        for layer in range(stop):
+        first, kept = max(start), dict(start)
+        resid = kept[first]
+        for layer in range(first, stop):
             resid = self.blocks[layer](resid, context)
-            kept[layer + 1] = resid
+            if layer + 1 in (layers or ()):
+                kept[layer + 1] = resid
         normalized = final(resid) if whole else resid
         if pooler is not None and pools:
             pooler(normalized, context.real)

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_readable
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.patches import Patches
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import UnknownSite
 from hooked_lm.models.checks import one_input
@@ -41,6 +42,14 @@ class Resumed(VisionInputs):
     """A residual stream that a run starts from, and the prompt that it is of; `tokens` are None if that is not known."""
 
     stream: Any = None
+
+
+@dataclass(frozen=True)
+class FromTower(VisionInputs):
+    """A prompt whose images a run has in part: their `patches`, and streams of the tower after so many blocks each."""
+
+    patches: Any = None
+    streams: Mapping[int, Stream] = field(default_factory=dict)
 
 
 class VisionLanguage(Decoder):
@@ -207,7 +216,7 @@ class VisionLanguage(Decoder):
         self, context: Context, tokens: Tensor, is_image: Bool[Tensor, "batch pos"], inputs: VisionInputs
     ) -> ImageFeatures | None:
         """The vectors of the image tokens; the rules of the model are applied to the context."""
-        features = self.image_features(inputs.images) if inputs.images else None
+        features = self._features_of(inputs)
         self._check_images(is_image, features)
         assert isinstance(context, ImageContext), "the context of this class"
         context.suffix = _of_new(inputs.is_suffix, tokens, context.n_key)
@@ -254,10 +263,19 @@ class VisionLanguage(Decoder):
 
     def image_features(self, images: Mapping[str, Any]) -> ImageFeatures:
         """The vectors of the image tokens, at their sites."""
-        tree, embed = self.tree, self.vision.embed
-        patches = tree.vision.pixels.patches(embed, **images)
-        x, _ = self.vision.read(patches, tree.feature_layers, pooler=self.vision.pooler)
-        features: ImageFeatures = self.projector(x, patches, embed.cfg.n_class_tokens)
+        return self._features_from(self.tree.vision.pixels.patches(self.vision.embed, **images))
+
+    def _features_of(self, inputs: VisionInputs) -> ImageFeatures | None:
+        """The vectors of the image tokens of a prompt; None without images."""
+        if isinstance(inputs, FromTower):
+            return self._features_from(inputs.patches, inputs.streams)
+        return self.image_features(inputs.images) if inputs.images else None
+
+    def _features_from(self, patches: Patches, streams: Mapping[int, Stream] | None = None) -> ImageFeatures:
+        """The vectors of the image tokens, from patches, or from streams of the tower after so many blocks each."""
+        tower = self.vision
+        x, _ = tower.read(patches, self.tree.feature_layers, pooler=tower.pooler, start=streams)
+        features: ImageFeatures = self.projector(x, patches, tower.embed.cfg.n_class_tokens)
         return replace(features, vectors=self.hook_image_features(features.vectors))
 
     def _check_images(self, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
