@@ -176,9 +176,11 @@ class HookObject(ABC):
         shown = {
             name: _as_text(value) for name, value in self.settings().items() if name not in ("hook_point", "layer")
         }
-        where = repr(self.hook_point) if self.layer is None else f"{self.hook_point!r}, {self.layer}"
+        layer = [] if self.layer is None else [f"{self.layer}"]
+        is_keyword = any(of.name == "hook_point" and of.kw_only for of in fields(self))
+        where = [*layer, f"hook_point={self.hook_point!r}"] if is_keyword else [repr(self.hook_point), *layer]
         changed = [f"{name}={value}" for name, value in shown.items() if value != usual[name]]
-        return f"{type(self).__name__}({', '.join([where, *changed])})"
+        return f"{type(self).__name__}({', '.join([*where, *changed])})"
 
 
 class Detector(HookObject):

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
-from inspect import signature
-from typing import Any, ClassVar, TypeVar
+from inspect import Signature, signature
+from typing import Any, ClassVar, SupportsIndex, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Along, Part, listed, position_axis
+from hooked_lm.interventions.part import Along, Part, Positions, listed, position_axis
 from hooked_lm.interventions.part_editor import LocalController, fitted
 
 Source = Tensor | Mapping[str, Tensor] | None
@@ -40,10 +40,8 @@ class SourcedController(LocalController):
 
     source: Source = field(default=None, kw_only=True)
     source_positions: Indices = field(default=None, kw_only=True)
-    default_site: ClassVar[tuple[str, str] | None] = None  # (glob without `layer`, short name with `layer`)
 
     def __post_init__(self) -> None:
-        self.hook_point, self.layer = self.place(self.hook_point, self.layer)
         super().__post_init__()
         if isinstance(self.source, Mapping):
             site = self.hook_point if self.layer is None else (self.hook_point, self.layer)
@@ -58,35 +56,33 @@ class SourcedController(LocalController):
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        """The site and layer, with the default site of the class if no site is given."""
-        if cls.default_site is None or hook_point != "":
-            return hook_point, layer
-        return cls.default_site[layer is not None], layer
+        """The site and layer that are meant by these arguments."""
+        return hook_point, layer
 
     @classmethod
     def from_run(
         cls: type[Made],
         model: HookedRootModule,
         prompts: Any,
-        hook_point: Site = "",
-        layer: int | None = None,
-        *,
+        *where: Any,
         other_inputs: Sequence[Any] = (),
         **settings: Any,
     ) -> Made:
         """A controller whose source is the site's value in a forward pass of other prompts, without gradients.
 
         `prompts` is the first argument of the model's call, and `other_inputs` the following ones, such as the target of an
-        encoder-decoder. `settings` are the other arguments of the class; TypeError for one that it does not have.
+        encoder-decoder. `where` and `settings` are the arguments of the class; TypeError for one that it does not have.
         """
-        check_keywords(f"from_run of {cls.__name__}", settings, signature(cls).parameters.keys() - {"source"})
-        site, at = cls.place(hook_point, layer)
+        known = [one for name, one in signature(cls).parameters.items() if name != "source"]
+        check_keywords(f"from_run of {cls.__name__}", settings, [one.name for one in known])
+        settings = Signature(known).bind(*where, **settings).arguments
+        site, at = cls.place(settings.get("hook_point", ""), settings.get("layer"))
         names = model.names(site if at is None else (site, at))
         given = list(prompts) if isinstance(prompts, tuple) else prompts
         with torch.no_grad():
             _, cache = model.run_with_cache(given, *other_inputs, names_filter=names)
         values = dict(cache.items())  # a module that is called several times has several values
-        return cls(hook_point, layer, source=values if len(values) > 1 else next(iter(values.values())), **settings)
+        return cls(**settings, source=values if len(values) > 1 else next(iter(values.values())))
 
     def change(self, value: Any, hook: HookPoint) -> Any:
         given = self._given(hook)
@@ -206,22 +202,57 @@ class Patch(SourcedController):
 
 
 @dataclass(eq=False, repr=False)
-class PatchResidual(Patch):
-    """`Patch` at the residual stream after a layer, `hook_resid_post`."""
+class OfLayer(SourcedController):
+    """A class with a default site, whose first arguments are therefore `layer`, `positions` and `source`.
+
+    `layer` is that of the site; None: all layers. `hook_point` is another site, with `layer` or alone. Raises TypeError for a
+    site in the place of the layer.
+    """
+
+    hook_point: Site = field(default="", kw_only=True)
+    layer: int | None = None
+    positions: Positions = None
+    source: Source = None
+    default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer`)
+
+    def __post_init__(self) -> None:
+        self.hook_point, self.layer = self.place(self.hook_point, self.layer)
+        super().__post_init__()
+
+    @classmethod
+    def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
+        if layer is not None and not isinstance(layer, SupportsIndex):
+            raise TypeError(
+                f"the first argument of {cls.__name__} is a layer, got {layer!r}: give a site as hook_point=..."
+            )
+        return (hook_point if hook_point != "" else cls.default_site[layer is not None]), layer
+
+
+@dataclass(eq=False, repr=False)
+class PatchResidual(OfLayer, Patch):
+    """`Patch` at the residual stream after a layer, `hook_resid_post`: `PatchResidual(layer, positions, source)`.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.interventions.patch import PatchResidual
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> _, cache = model.run_with_cache("The capital of Italy is")
+    >>> PatchResidual(3, -1, cache)
+    PatchResidual(3, hook_point='resid_post', positions=-1, source=tensor[1, 6, 128])
+    """
 
     default_site = ("*.hook_resid_post", "resid_post")
 
 
 @dataclass(eq=False, repr=False)
-class PatchHead(Patch):
-    """`Patch` at the outputs of attention heads, `hook_z`; `heads` selects heads."""
+class PatchHead(OfLayer, Patch):
+    """`Patch` at the outputs of attention heads, `hook_z`: `PatchHead(layer, positions, source, heads=...)`."""
 
     default_site = ("*.attn.hook_z", "z")
 
 
 @dataclass(eq=False, repr=False)
-class PatchMLP(Patch):
-    """`Patch` at the outputs of MLPs, `hook_mlp_out`."""
+class PatchMLP(OfLayer, Patch):
+    """`Patch` at the outputs of MLPs, `hook_mlp_out`: `PatchMLP(layer, positions, source)`."""
 
     default_site = ("*.hook_mlp_out", "mlp_out")
 
@@ -292,7 +323,7 @@ class ResampleAblate(SourcedController):
 
 
 @dataclass(eq=False, repr=False)
-class FreezeAttention(Patch):
+class FreezeAttention(OfLayer, Patch):
     """Freezes attention patterns at given values: what heads move can change, where they attend cannot. Default: all layers.
 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits". During generation the patterns of the prompt are
@@ -303,7 +334,7 @@ class FreezeAttention(Patch):
 
 
 @dataclass(eq=False, repr=False)
-class FreezeNorm(SourcedController):
+class FreezeNorm(OfLayer):
     """Freezes the divisors of norms, `hook_scale`, so that a norm is linear in its input. Default: all norms, or all of `layer`.
 
     With a source, at its values; without, at those of the forward pass, detached from the graph. `layer` counts from 0.
@@ -313,8 +344,9 @@ class FreezeNorm(SourcedController):
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
+        site, layer = super().place(hook_point, layer)
         if hook_point != "" or layer is None:
-            return super().place(hook_point, layer)
+            return site, layer
         if layer < 0:
             raise ValueError(f"the norms of a layer go by a glob, which counts layers from 0; got {layer}")
         return f"*.{layer}.*.hook_scale", None

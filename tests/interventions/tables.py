@@ -177,18 +177,18 @@ DECODER: dict[str, tuple[Callable[[], HookObject], str, ByHand]] = {
         put(EVERYWHERE, [1, 3], to=PATTERN[:, [1, 3]]),
     ),
     "a residual": (
-        lambda: PatchResidual(layer=1, source=SOURCE, positions=2),
+        lambda: PatchResidual(1, 2, SOURCE),
         "blocks.1.hook_resid_post",
         put(EVERYWHERE, 2, to=SOURCE[:, 2]),
     ),
     "head": (
-        lambda: PatchHead(layer=1, source={"blocks.1.attn.hook_z": Z}, heads=3),
+        lambda: PatchHead(1, source={"blocks.1.attn.hook_z": Z}, heads=3),
         "blocks.1.attn.hook_z",
         put(..., 3, EVERYWHERE, to=Z[:, :, 3]),
     ),
     "an MLP": (lambda: PatchMLP(layer=1, source=SOURCE[0]), "blocks.1.hook_mlp_out", lambda v: SOURCE[0]),
     "a frozen norm": (
-        lambda: FreezeNorm("blocks.1.ln1.hook_scale", source=SOURCE[..., :1].abs() + 1),
+        lambda: FreezeNorm(hook_point="blocks.1.ln1.hook_scale", source=SOURCE[..., :1].abs() + 1),
         "blocks.1.ln1.hook_scale",
         lambda v: SOURCE[..., :1].abs() + 1,
     ),

@@ -18,6 +18,8 @@ from hooked_lm.interventions.patch import (
     FreezeNorm,
     MeanAblate,
     Patch,
+    PatchHead,
+    PatchMLP,
     PatchResidual,
     ResampleAblate,
 )
@@ -237,7 +239,7 @@ def test_finite_differences_see_a_value_that_is_written_past_autograd():
         (Scale("1", factor=-2), -2.0),
         (AddDirection("1", vector=torch.ones(4, dtype=torch.float64), coefficient=9), 1.0),
         (Clamp("1", min=5), 0.0),
-        (FreezeNorm("1"), 0.0),
+        (FreezeNorm(hook_point="1"), 0.0),
         (Patch("1", source=torch.ones(4, dtype=torch.float64)), 0.0),
     ],
 )
@@ -256,6 +258,26 @@ def test_a_gradient_reaches_the_direction():
         numbers(2, 3, 3).double(), fwd_hooks=[AddDirection("1", vector=vector, coefficient=2)]
     ).sum().backward()
     assert_close(vector.grad, 2 * 6 * net.module[2].weight.sum(0), depth=GRADIENT)
+
+
+@torch.no_grad()
+def test_the_layer_comes_first_where_the_site_is_known():
+    model, text = HookedTransformer.from_pretrained("demo"), "The capital of Italy is"
+    _, cache = model.run_with_cache(text)
+    for kind, site in ((PatchResidual, "resid_post"), (PatchHead, "z"), (PatchMLP, "mlp_out"), (FreezeNorm, "scale")):
+        hook = kind(3, -1, cache)
+        assert (hook.layer, hook.positions) == (3, -1)
+        assert repr(hook) == repr(kind(layer=3, positions=-1, source=cache)), "the keywords are as they were"
+        assert repr(hook).startswith(f"{kind.__name__}(3, hook_point=")
+        if kind is not FreezeNorm:
+            assert torch.equal(hook.source, cache[site, 3])
+            assert_close(hook.source, kind.from_run(model, text, 3, -1).source)
+        with pytest.raises(
+            TypeError, match=f"first argument of {kind.__name__} is a layer, got 'z': give a site as hook_po"
+        ):
+            kind("z", source=cache)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        PatchResidual.from_run(model, text, 3, -1, cache)
 
 
 @torch.no_grad()

@@ -174,7 +174,7 @@ def test_an_encoder_decoder_generates_under_hooks():
         AddDirection("decoder.resid_post", 0, vector=VECTOR, coefficient=4, positions="generated"),
         AddDirection("decoder.resid_post", 0, vector=VECTOR, coefficient=4, positions="last_prompt"),
         AddDirection("encoder.resid_post", 0, vector=VECTOR, coefficient=9, positions=-1),
-        PatchMLP("decoder.mlp_out", 0, source=VECTOR, positions="generated"),
+        PatchMLP(0, hook_point="decoder.mlp_out", source=VECTOR, positions="generated"),
         Noise("decoder.resid_post", 0, std=2, positions=[0, 2, 4]),
     ):
         found = []

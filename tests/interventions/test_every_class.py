@@ -40,7 +40,7 @@ def of_others(kind: str) -> list[Callable[..., Any]]:
     """What takes its values from another run, with the sites of that class of model."""
     if kind == "module":
         return [
-            lambda of, run, of_kind=of_kind: of_kind.from_run(of, run[0], "2", other_inputs=run[1:])
+            lambda of, run, of_kind=of_kind: of_kind.from_run(of, run[0], hook_point="2", other_inputs=run[1:])
             for of_kind in (PatchHead, FreezeNorm)
         ]
     kinds = (PatchResidual, PatchHead, PatchMLP, FreezeAttention, FreezeNorm)

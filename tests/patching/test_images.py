@@ -43,11 +43,14 @@ IMAGE = (CORRUPTED.tokens[0] == MODEL.tree.image_token).nonzero()[:, 0].tolist()
 def test_hook_objects_act_on_both_sides():
     """In one list, and in cells of `run_each`, which are the runs one by one."""
     cells = {
-        "residual": PatchResidual(layer=0, positions=IMAGE[3], source=CACHE),
-        "heads": [PatchHead(layer=0, heads=[1], positions=IMAGE[0], source=CACHE), PatchMLP(layer=1, source=CACHE)],
+        "residual": PatchResidual(0, IMAGE[3], CACHE),
+        "heads": [PatchHead(0, IMAGE[0], CACHE, heads=[1]), PatchMLP(1, source=CACHE)],
         "tower": ZeroAblate(("vision.z", 0), heads=[2]),
         "patch": Scale(("vision.resid_post", 0), factor=3.0, positions=[5]),
-        "both": [PatchResidual(("vision.resid_pre", 1), positions=[2], source=CACHE), ZeroAblate("z", 1, heads=[0])],
+        "both": [
+            PatchResidual(hook_point=("vision.resid_pre", 1), positions=[2], source=CACHE),
+            ZeroAblate("z", 1, heads=[0]),
+        ],
         "projector": [Scale("projector.hook_out", factor=0.5), Scale("hook_embed_merged", factor=2.0, positions=0)],
     }
     with warnings.catch_warnings():

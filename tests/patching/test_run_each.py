@@ -97,7 +97,7 @@ def random_controller(world: World, site: str) -> Any:
         lambda: MeanAblate(site, source=value, over=pick.choice(["batch", "pos", "batch pos"]), **part),
         lambda: MeanAblate(site, over=pick.choice(["batch", "pos"]), **part),
         lambda: ResampleAblate(site, source=value, seed=pick.randrange(9), **part),
-        lambda: FreezeNorm(site, **no_positions),
+        lambda: FreezeNorm(hook_point=site, **no_positions),
         lambda: (site, lambda there, hook: 0.5 * there),
     ]
     if "scores" in site:  # masked: no arithmetic with infinities
