@@ -19,6 +19,7 @@ from hooked_lm.analysis.reading.heads import (
     rows_of,
     see_patterns,
 )
+from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 
 Detection = Float[Tensor, "query_pos key_pos"]
@@ -72,7 +73,7 @@ BUILDERS = dict(
 
 def detect_head(
     model: Decoder,
-    seq: str | Sequence[str] | Tensor,
+    seq: Prompts,
     detection_pattern: str | Detection,
     heads: Heads | None = None,
     cache: Any = None,
@@ -84,7 +85,7 @@ def detect_head(
     """The similarity of heads to an attention pattern, [layer, head]; 1 is a perfect match.
 
     Args:
-        seq: one or more texts, or ids [batch, pos] or [pos]; scores are averaged over prompts.
+        seq: one or more texts, ids [batch, pos] or [pos], or `VisionInputs`; scores are averaged over prompts.
         detection_pattern: "previous_token_head", "duplicate_token_head", "induction_head", or a lower triangle [pos, pos]: the
             expected attention from a query (row) to a key (column).
         heads: `[(layer, head), ...]` or `{layer: [head, ...]}`; None: all.

@@ -12,16 +12,26 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.engine.prompts import Prompts, some_rows
+from hooked_lm.engine.prompts import rows_of as inputs_of
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows as Input
+from hooked_lm.models.vision.inputs import VisionInputs, ids_of
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
-Rows = list[Tensor]  # `Row`s, of different lengths
 Targets = Bool[Tensor, "pos pos"]  # [query, key]: the keys that a query is expected to attend to
 See = Callable[[int, list[int], Pattern], None]  # the layer, the indices of the prompts, their patterns
 NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
+
+
+class Rows(list[Tensor]):
+    """`Row`s, of different lengths, and the prompts with images that they are of, if they have some."""
+
+    images: VisionInputs | None = None
 
 
 # ---- kinds of heads ------------------------------------------------------------------------------------------------
@@ -77,7 +87,7 @@ class ChanceScores(Scores):
 
 def head_scores(
     model: Decoder,
-    prompts: Any = None,
+    prompts: Prompts | None = None,
     *,
     kinds: Sequence[str] | Mapping[str, Kind] = tuple(KINDS),
     n_prompts: int = 16,
@@ -91,17 +101,18 @@ def head_scores(
     a prompt that have such tokens.
 
     Args:
-        prompts: texts, or ids [batch, pos]; padding is left out. None: random tokens, repeated once (`repeated_random_tokens`
-            of `n_prompts`, `length` and `seed`), in which repetition is the only structure.
+        prompts: texts, ids [batch, pos], or `VisionInputs`; padding is left out. None: random tokens, repeated once
+            (`repeated_random_tokens` of `n_prompts`, `length` and `seed`), in which repetition is the only structure.
         kinds: names; or a mapping of names to functions from a prompt's ids [pos] to a boolean lower triangle [query, key] of
-            the keys that each query is expected to attend to.
+            the keys that each query is expected to attend to. The ids of image tokens are negative, and all different: no
+            image token repeats another.
         chance: "uniform": the score of uniform attention; or "shuffled": the score of the head itself at the same positions when
             the prompt's tokens, except leading special tokens, are shuffled. Only token-dependent attention exceeds "shuffled"; a
             head that always attends to the previous position does not.
 
     Returns scores with the axes kind, layer, head, for each prompt; NaN where a layer has no attention, or fewer heads. Raises
-    ValueError for unknown kinds, prompts without a target (such as a text without repeated tokens), and prompts of fewer than
-    two tokens or more than n_ctx.
+    ValueError for unknown kinds, prompts without a target (such as a text without repeated tokens), prompts of fewer than two
+    tokens or more than n_ctx, and prompts with images that would be shuffled.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -115,13 +126,13 @@ def head_scores(
     check_model(model)
     settings = {"kinds": list(wanted), "chance": chance, "seed": seed}
     if prompts is None:
-        rows = list(repeated_random_tokens(model, n_prompts, length, seed))
+        rows = Rows(repeated_random_tokens(model, n_prompts, length, seed))
         settings |= {"tokens": "random, repeated", "length": length}
     else:
         rows = rows_of(model, prompts)
     targets = [_targets(row, i, wanted) for i, row in enumerate(rows)]
     if chance == "uniform":
-        by_chance = _of_layers(model, lambda layer: _uniform(model.blocks[layer].attn, targets))
+        by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, targets))
     else:
         by_chance = _attention_to(model, _shuffled(model, rows, seed), targets)
     return ChanceScores(
@@ -184,11 +195,18 @@ def _on_targets(
     return (pattern * targets).sum((-2, -1)) / targets.any(-1).sum(-1)
 
 
-def _uniform(attn: Any, targets: list[Bool[Tensor, "kind _ _"]]) -> Float[Tensor, "kind head prompt"]:
+def _uniform(
+    model: Decoder, layer: int, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
+) -> Float[Tensor, "kind head prompt"]:
     """The scores of a layer's heads if their attention were uniform over the visible keys."""
-    found = []
-    for looked_at in targets:
-        visible = attn.visible_keys(looked_at.shape[-1]).to(looked_at.device)
+    attn, found = model.blocks[layer].attn, []
+    for i, looked_at in enumerate(targets):
+        if rows.images is None:
+            visible = attn.visible_keys(looked_at.shape[-1]).to(looked_at.device)
+        else:  # tokens of an image may see each other
+            with torch.no_grad():
+                context = model.embedded(_input(model, rows, [i]))[2]
+            visible = context.full_mask(attn.causal, attn.window)[0, 0].to(looked_at.device)
         found.append(_on_targets((visible / visible.sum(-1, keepdim=True))[None], looked_at).cpu())
     return torch.stack(found, -1)[:, None].expand(-1, attn.cfg.n_heads, -1)
 
@@ -196,15 +214,15 @@ def _uniform(attn: Any, targets: list[Bool[Tensor, "kind _ _"]]) -> Float[Tensor
 # ---- attention statistics ------------------------------------------------------------------------------------------
 
 
-def attention_statistics(model: Decoder, prompts: Any) -> Scores:
+def attention_statistics(model: Decoder, prompts: Prompts) -> Scores:
     """Statistics of each head's attention: means over the queries of a prompt, except the first, which sees only itself.
 
     - "entropy" in nats: 0 for a head that attends to one token, log n for uniform attention to n tokens.
-    - "distance" in tokens: the mean distance from query to key.
+    - "distance" in tokens: the mean distance from query to key; negative to a later key, which image tokens may see.
     - "first_token": the attention to the first token, a common attention sink (Xiao et al. 2023, arXiv:2309.17453).
 
-    `prompts` are texts, or ids [batch, pos]; padding is left out. For attention with learned sinks, entropy and distance are
-    computed from the attention to tokens, normalised to 1.
+    `prompts` are texts, ids [batch, pos], or `VisionInputs`; padding is left out. For attention with learned sinks, entropy and
+    distance are computed from the attention to tokens, normalised to 1.
 
     Returns Scores with the axes statistic, layer, head, for each prompt; NaN where a layer has no attention. Raises ValueError
     for prompts of fewer than two tokens or more than n_ctx.
@@ -266,9 +284,13 @@ def repeated_random_tokens(
 
 def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
     """The tokens of each prompt in random order, except for leading special tokens."""
+    if rows.images is not None:
+        raise ValueError(
+            "chance='shuffled' needs prompts without images, whose tokens have places: give chance='uniform'"
+        )
     generator = torch.Generator().manual_seed(seed)
     special = set() if model.tokenizer is None else set(model.tokenizer.all_special_ids)
-    found = []
+    found = Rows()
     for row in rows:
         n_first = next((i for i, token in enumerate(row.tolist()) if token not in special), len(row))
         order = torch.randperm(len(row) - n_first, generator=generator) + n_first
@@ -276,25 +298,51 @@ def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
     return found
 
 
-def rows_of(model: Decoder, prompts: Any) -> Rows:
+def rows_of(model: Decoder, prompts: Prompts) -> Rows:
     """The ids of each prompt without padding, from texts or ids [batch, pos] or [pos]; raises ValueError for other lengths
-    than 2 to n_ctx."""
-    if isinstance(prompts, Tensor):
+    than 2 to n_ctx. Ids of image tokens are negative, and all different."""
+    if isinstance(prompts, VisionInputs):
+        rows = _rows_with_images(model, prompts)
+    elif isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.is_floating_point() or not len(prompts):
             raise ValueError(f"prompts must be texts, or ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
         tokens = prompts if prompts.ndim == 2 else prompts[None]
-        rows = [row[real.bool()] for row, real in zip(tokens, model.tokens.attention_mask(tokens), strict=True)]
+        mask = model.tokens.attention_mask(tokens)
+        rows = Rows(row[real.bool()] for row, real in zip(tokens, mask, strict=True))
     else:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ValueError("prompts is empty: give at least one")
-        rows = [model.to_tokens(text, truncate=False)[0] for text in texts]
+        rows = Rows(model.to_tokens(text, truncate=False)[0] for text in texts)
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
             raise ValueError(
                 f"prompt {i} has {len(row)} tokens; expected from 2 to {model.cfg.n_ctx}, the model's n_ctx"
             )
     return rows
+
+
+def _rows_with_images(model: Decoder, prompts: VisionInputs) -> Rows:
+    inputs = inputs_of(model, prompts)
+    assert isinstance(model, VisionLanguage), "a model that reads images"
+    assert isinstance(inputs, VisionInputs), "as the prompts are"
+    mask = model.tokens.attention_mask(inputs.tokens) if inputs.attention_mask is None else inputs.attention_mask
+    is_image = model.images_among(inputs.tokens) if inputs.is_image is None else inputs.is_image
+    ids = torch.where(is_image, -1 - torch.arange(inputs.shape[1], device=is_image.device), inputs.tokens)
+    rows = Rows(row[real.bool()] for row, real in zip(ids, mask, strict=True))
+    rows.images = replace(inputs, attention_mask=mask)
+    return rows
+
+
+def _input(model: Decoder, rows: Rows, some: Sequence[int]) -> Input:
+    """What the model reads of some prompts of one length."""
+    if rows.images is None:
+        return torch.stack([rows[i] for i in some]).to(model.device)
+    part = some_rows(model, rows.images, some)
+    assert isinstance(part, VisionInputs), "as all of them"
+    real = part.of_rows()["attention_mask"].bool()
+    marks: dict[str, Any] = {name: x[real].view(len(some), -1) for name, x in part.of_rows().items()}
+    return replace(part, **marks).to(model.device)
 
 
 # ---- patterns ------------------------------------------------------------------------------------------------------
@@ -353,11 +401,11 @@ def see_patterns(model: Decoder, rows: Rows, see: See, layers: Sequence[int] | N
     if not which:
         return
     for some in _batches([len(row) for row in rows], max(counts)):
-        tokens = torch.stack([rows[i] for i in some]).to(model.device)
+        tokens = _input(model, rows, some)
         look = _Look(see, 0, some)
         hooks = [(f"blocks.{layer}.attn.hook_pattern", replace(look, layer=layer)) for layer in which]
         with torch.no_grad():
-            real = torch.ones_like(tokens)
+            real = torch.ones_like(ids_of(tokens))
             model.run_with_hooks(tokens, attention_mask=real, stop_at_layer=which[-1] + 1, fwd_hooks=hooks)
 
 

@@ -27,6 +27,7 @@ from hooked_lm.results import Scores
 from tests.close import assert_close
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked, prompt
+from tests.unchecked import unchecked
 
 V, N = 12, 11  # tokens and positions of the toy
 ROW = torch.tensor([11, 3, 1, 4, 5, 9, 3, 1, 4, 5, 9])  # a first token, and five that are repeated
@@ -330,7 +331,7 @@ def test_bad_input(demo: HookedTransformer) -> None:
         attention_statistics(demo, torch.tensor([5]))
     with pytest.raises(ValueError, match="prompts is empty"):
         attention_statistics(demo, [])
-    with pytest.raises(ValueError, match="ids"):
+    with unchecked(), pytest.raises(ValueError, match="ids"):
         attention_statistics(demo, torch.rand(2, 3))
     with pytest.raises(TypeError, match="got a Linear"):
         heads.check_model(torch.nn.Linear(2, 2))
