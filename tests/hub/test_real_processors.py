@@ -1,6 +1,7 @@
 """Real processors of transformers on pillow: prompts with pictures, as the model of transformers reads them."""
 
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ from transformers.models.smolvlm import processing_smolvlm
 
 from hooked_lm import HookedVisionLanguage
 from tests.core import IMAGES, thinned
-from tests.families._case import reference
-from tests.hub.processors import REALS, save
+from tests.hub.processors import REALS, Real, save
 
 # of numpy's new version, in the processor of PaliGemma
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-BUILT = {real.family: real for real in REALS if real.family != "mistral3"}
+PIXTRAL = next(real for real in REALS if real.family == "mistral3")
+BUILT = {real.family: real for real in REALS if real is not PIXTRAL}
 
 
 def picture(height: int, width: int) -> Image.Image:
@@ -28,13 +29,14 @@ def picture(height: int, width: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    @lru_cache
-    def folder(family: str) -> Path:
-        path = tmp_path_factory.mktemp(family)
-        save(BUILT[family], path)
-        return path
+    """The checkpoint of a family, and the model of transformers."""
 
-    return folder
+    @lru_cache
+    def saved(family: str) -> tuple[Path, Any]:
+        path = tmp_path_factory.mktemp(family)
+        return path, save(BUILT[family], path)
+
+    return saved
 
 
 @pytest.fixture(params=thinned(BUILT, IMAGES))
@@ -46,14 +48,19 @@ def family(request: pytest.FixtureRequest) -> str:
 def model(family: str, folders: Any, monkeypatch: pytest.MonkeyPatch) -> HookedVisionLanguage:
     if family == "smolvlm":  # which spells the lengths of videos with it
         monkeypatch.setattr(processing_smolvlm, "num2words", object())
-    return HookedVisionLanguage.from_pretrained_no_processing(folders(family))
+    return HookedVisionLanguage.from_pretrained_no_processing(folders(family)[0])
 
 
-def their_logits(family: str, given: Any) -> Tensor:
+@pytest.fixture
+def theirs(family: str, folders: Any) -> Any:
+    return folders(family)[1]
+
+
+def their_logits(model: Any, given: Any) -> Tensor:
     """What transformers says of the output of a processor."""
     names = {name: x for name, x in given.items() if name != "labels"}
     with torch.no_grad():
-        return reference(BUILT[family].case)(**names).logits
+        return model(**names).logits
 
 
 def check_close(ours: Tensor, theirs: Tensor, mask: Tensor) -> None:
@@ -63,10 +70,105 @@ def check_close(ours: Tensor, theirs: Tensor, mask: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_the_output_of_a_processor_is_read(family: str, model: Any):
+def test_the_output_of_a_processor_is_read(family: str, model: Any, theirs: Any):
     made, real = model.processor, BUILT[family]
     assert type(made).__name__ == real.processor
     text = [f"what {made.image_token} is {made.image_token} ?", f"{made.image_token} this"]
     pictures = [[picture(30, 50), picture(40, 20)], [picture(24, 24)]]
     given = made(text=text, images=pictures, return_tensors="pt", padding=True)
-    check_close(model(**given), their_logits(family, given), given["attention_mask"])
+    check_close(model(**given), their_logits(theirs, given), given["attention_mask"])
+
+
+def prompts_of(real: Real) -> dict[str, tuple[list[str], list[Any]]]:
+    """Prompts with two images, with one, and without, as arrays and pictures of different sizes; "<image>" where they are."""
+    a, b = picture(30, 50), np.asarray(picture(40, 20))
+    found = {
+        "two and one": (
+            ["what <image> is <image> ?", "<image> this"],
+            [a, b, torch.from_numpy(b.copy()).permute(2, 0, 1)],
+        ),
+        "one": (["a <image>"], [a]),
+    }
+    if real.family == "paligemma":  # whose processor puts BOS into the midst of a prompt without an image
+        return found
+    return {**found, "none": (["what is this ?", "that"], []), "none beside one": (["no", "a <image> b"], [b])}
+
+
+@torch.no_grad()
+def test_prompts_are_written_by_the_processor(family: str, model: Any, theirs: Any):
+    real, made = BUILT[family], model.processor
+    for texts, pictures in prompts_of(real).values():
+        inputs = model.prepare(texts, pictures)
+        written = [text.replace("<image>", real.place.strip()) for text in texts]
+        left = iter(pictures)
+        nested = [[next(left) for _ in range(text.count("<image>"))] for text in texts]
+        images = {"images": nested} if pictures else {}
+        given = made(text=written, **images, return_tensors="pt", padding=True)
+        assert inputs.tokens.tolist() == given["input_ids"].tolist()
+        assert inputs.attention_mask.tolist() == given["attention_mask"].tolist()
+        for name, x in inputs.images.items():
+            assert torch.equal(x, given[name])
+        check_close(model(inputs), their_logits(theirs, given), inputs.attention_mask)
+
+
+def test_chats_are_written_by_the_template(family: str, model: Any):
+    """As the processor writes them in one call."""
+    made = model.processor
+    words = ["a b"] if family == "paligemma" else ["a ", " b"]
+    parts = [{"type": "text", "text": word} for word in words]
+    chat = [{"role": "user", "content": [parts[0], {"type": "image", "image": picture(30, 50)}, *parts[1:]]}]
+    inputs = model.prepare(chat)
+    given = made.apply_chat_template(
+        [chat], tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+    )
+    assert inputs.tokens.tolist() == given["input_ids"].tolist()
+    assert all(torch.equal(x, given[name]) for name, x in inputs.images.items())
+
+
+# of the processor, so that one image is one, of its own size
+WHOLE: dict[str, dict[str, Any]] = {
+    "idefics3": {"do_image_splitting": False, "size": {"longest_edge": 24}},
+    "smolvlm": {"do_image_splitting": False, "size": {"longest_edge": 24}},
+    "internvl": {"crop_to_patches": False},
+}
+TILED = ("llava_next", "llava_onevision")
+
+
+@torch.no_grad()
+def test_pixels_without_a_processor_are_written_as_by_it(family: str, model: Any):
+    """The ids of prompts, and the tensors of images that need no resizing."""
+    made = model.processor.image_processor
+    drawn = picture(48, 24) if family in TILED else picture(24, 24)
+    texts = ["a <image> b", "<image>"]
+    expected = model.prepare(texts, [drawn, drawn], **WHOLE.get(family, {}))
+    mean, std = (torch.tensor(x)[:, None, None] for x in (made.image_mean, made.image_std))
+    normalised = (torch.from_numpy(np.array(drawn)).permute(2, 0, 1) / 255 - mean) / std
+    model.processor = None
+    found = model.prepare(texts, torch.stack([normalised, normalised]))
+    assert found.tokens.tolist() == expected.tokens.tolist()
+    assert found.attention_mask.tolist() == expected.attention_mask.tolist()
+    for name, x in found.images.items():
+        theirs = expected.images[name].view_as(x).to(x.dtype)
+        if name == "pixel_values" and family in TILED:
+            assert (x[:, 0] - theirs[:, 0]).abs().mean() < 0.1  # the whole image in one tile, which is resized
+            x, theirs = x[:, 1:], theirs[:, 1:]
+        torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_a_processor_that_needs_torchvision_for_pictures_too(tmp_path: Path):
+    """That of Pixtral; without it, images of different sizes are written row by row."""
+    save(PIXTRAL, tmp_path)
+    model = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    if find_spec("torchvision") is None:
+        with pytest.raises(ValueError, match="cannot be made: PixtralProcessor requires the Torchvision library"):
+            model.prepare("<image>", [picture(24, 24)])
+    model.processor = None
+    images = [torch.randn(3, 24, 36), torch.randn(3, 36, 12)]
+    found = model.prepare(["a<image>", "[IMG]b"], images)
+    i, line, end = 58, 44, 45
+    wide, narrow = [i, i, i, line, i, i, i, end], [i, line, i, line, i, end]
+    assert found.tokens.tolist() == [[3, *wide], [0, 0, *narrow, 4]]
+    assert found.images["image_sizes"].tolist() == [[24, 36], [36, 12]]
+    for n, (image, text) in enumerate(zip(images, ("a<image>", "[IMG]b"), strict=True)):
+        alone = model(model.prepare(text, [image]))[0]
+        torch.testing.assert_close(model(found)[n, -len(alone) :], alone, atol=1e-4, rtol=1e-4)

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Grid, Patches, of_images
+from hooked_lm.components.vision.patches import Grid, Patches, cut, of_images
+from hooked_lm.components.vision.pixel_format import PixelFormat, Size, check_multiples
 
 
 @dataclass(frozen=True)
-class FlatPatches:
+class FlatPatches(PixelFormat):
     """`pixel_values` [patch, d_patch]: the patches of all images, and `image_grid_thw` [image, 3]: frames, rows and columns.
 
     The patches of an image come in squares of `merge` x `merge`. Videos are refused.
@@ -80,10 +81,20 @@ class FlatPatches:
         chosen = torch.cat([parts[image] for row in rows for image in row])
         return {"pixel_values": chosen, **of_images(rows, {"image_grid_thw": image_grid_thw})}
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of a grid of patches, in whole squares, as arguments."""
-        rows, columns = (-(-n // self.merge) * self.merge for n in grid)
-        pixels = torch.randn(n_images * rows * columns, embed.d_patch, generator=generator)
-        return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, rows, columns]] * n_images)}
+        check_multiples(images, embed.patch_size * self.merge)
+        vectors, grids, m = [], [], self.merge
+        for image in images:
+            patches = cut(image[None], embed.patch_size)
+            rows, columns = patches.grid[0].tolist()
+            of_frame = patches.vectors[0].unflatten(1, (embed.n_channels, 1, -1)).expand(-1, -1, embed.n_frames, -1)
+            squares = of_frame.flatten(1).unflatten(0, (rows // m, m, columns // m, m))
+            vectors.append(squares.transpose(1, 2).flatten(0, 3))
+            grids.append([1, rows, columns])
+        return {"pixel_values": torch.cat(vectors), "image_grid_thw": torch.tensor(grids)}
+
+    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
+        rows, columns = (-(-n // self.merge) * self.merge * embed.patch_size for n in grid)
+        return rows, columns

@@ -59,14 +59,6 @@ class Patches:
         return replace(self, vectors=self.vectors.repeat(n, 1, 1), grids=self.grids * n, hidden=hidden)
 
 
-class PerImage:
-    """A way to give images in which every tensor has one entry for each image."""
-
-    def select(self, rows: Sequence[Sequence[int]], **images: Tensor) -> dict[str, Tensor]:
-        """The tensors of some images: for each prompt that has images, their numbers."""
-        return of_images(rows, images)
-
-
 def of_images(rows: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The entries of some images: for each prompt that has images, their numbers."""
     numbers = torch.tensor([image for row in rows for image in row])

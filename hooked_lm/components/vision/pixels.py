@@ -10,14 +10,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hooked_lm.components.vision.flat_patches import FlatPatches
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches, PerImage, of_images
-from hooked_lm.components.vision.tiles import TileImages, TileOrWholeImages
+from hooked_lm.components.vision.patches import Patches, of_images
+from hooked_lm.components.vision.pixel_format import PixelFormat, Size, check_multiples, padded_images
 
 
 @dataclass(frozen=True)
-class PixelImages(PerImage):
+class PixelImages(PixelFormat):
     """`pixel_values` [image, channel, height, width]: images of one size."""
 
     arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
@@ -30,16 +29,17 @@ class PixelImages(PerImage):
         embed.check_filled(pixel_values)
         return patches
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of a grid of patches, as arguments."""
-        size = (grid[0] * embed.patch_size, grid[1] * embed.patch_size)
-        return {"pixel_values": torch.randn(n_images, embed.n_channels, *size, generator=generator)}
+        sizes = sorted({tuple(image.shape) for image in images})
+        if len(sizes) > 1:
+            raise ValueError(f"images of different sizes, {sizes}: this model reads images of one size; resize them")
+        return {"pixel_values": torch.stack(list(images))}
 
 
 @dataclass(frozen=True)
-class MaskedImages(PerImage):
+class MaskedImages(PixelFormat):
     """`pixel_values` [image, channel, height, width], each a picture in the upper left of its image and padding around it.
 
     `patch_attention_mask` [image, row, column] is True for the patches of the picture; without it all are.
@@ -72,15 +72,19 @@ class MaskedImages(PerImage):
             )
         return patches if seen.all() else replace(patches, hidden=~seen.flatten(1))
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of a grid of patches, as arguments."""
-        return PixelImages().drawn(embed, grid, n_images, generator)
+        check_multiples(images, embed.patch_size)
+        pixels, sizes = padded_images(images)
+        n = sizes // embed.patch_size
+        rows, columns = (torch.arange(length) for length in n.amax(0).tolist())
+        mask = (rows[:, None] < n[:, 0, None, None]) & (columns < n[:, 1, None, None])
+        return {"pixel_values": pixels} if mask.all() else {"pixel_values": pixels, "patch_attention_mask": mask}
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class ImageRows(PixelFormat):
     """`pixel_values` [batch, image, channel, height, width]: the images of each row, and empty ones, all zero, to fill it up.
 
     Empty images are dropped; with `keeps_one` the first stays if all are empty. `pixel_attention_mask` [batch, image, height,
@@ -129,16 +133,22 @@ class ImageRows:
         }
         return {name: x[:, None] for name, x in of_images(rows, in_order).items()}
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of a grid of patches, one for each row, as arguments."""
-        drawn = PixelImages().drawn(embed, grid, n_images, generator)
-        return {name: x[:, None] for name, x in drawn.items()}
+        for i, image in enumerate(images):
+            if not image.any():
+                raise ValueError(f"all pixels of image {i} are 0, which means to this model that there is no image")
+        found = MaskedImages().from_images(embed, images)
+        given = {"pixel_values": found["pixel_values"][:, None]}
+        if (of_patches := found.get("patch_attention_mask")) is not None:
+            size = embed.patch_size
+            given["pixel_attention_mask"] = of_patches.repeat_interleave(size, 1).repeat_interleave(size, 2)[:, None]
+        return given
 
 
 @dataclass(frozen=True)
-class SizedImages(PerImage):
+class SizedImages(PixelFormat):
     """`pixel_values` [image, channel, height, width] with padding below and at the right, and `image_sizes` [image, 2].
 
     The sizes are height and width in pixels; the padding is not run. Without sizes there is none. Random images have whole
@@ -176,13 +186,13 @@ class SizedImages(PerImage):
         kept = [image[:rows, :columns].flatten(0, 1) for image, (rows, columns) in zip(in_rows, grids, strict=True)]
         return Patches(pad_sequence(kept, batch_first=True), grids)
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of a grid of patches, in whole squares, as arguments."""
-        rows, columns = (-(-n // self.merge) * self.merge for n in grid)
-        drawn = PixelImages().drawn(embed, (rows, columns), n_images, generator)
-        return {**drawn, "image_sizes": torch.tensor([[rows, columns]] * n_images) * embed.patch_size}
+        check_multiples(images, embed.patch_size * self.merge)
+        pixels, sizes = padded_images(images)
+        return {"pixel_values": pixels, "image_sizes": sizes}
 
-
-Pixels = PixelImages | MaskedImages | ImageRows | TileImages | TileOrWholeImages | FlatPatches | SizedImages  # all ways
+    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
+        rows, columns = (-(-n // self.merge) * self.merge * embed.patch_size for n in grid)
+        return rows, columns

@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.pixel_format import Size
 from hooked_lm.components.vision.projector import MLPProjector, Stream
-from hooked_lm.components.vision.tiles import Size, TilePatches, picture_in
+from hooked_lm.components.vision.tiles import TilePatches, picture_in
 
 Picture = Float[Tensor, "row column d_model"]
 LARGEST_EXCESS = 1.1  # of the side of a picture over that of its largest size

@@ -1,17 +1,19 @@
 """Images cut into tiles (LLaVA-NeXT, Liu et al. 2024): the whole image in one tile, and at a higher resolution in several."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches, PerImage
-
-Size = tuple[int, int]  # height and width
+from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.pixel_format import PixelFormat, Size
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class TilePatches(Patches):
 
 
 @dataclass(frozen=True)
-class TileImages(PerImage):
+class TileImages(PixelFormat):
     """`pixel_values` [image, tile, channel, height, width], and `image_sizes` [image, 2]: height and width before resizing.
 
     The first tile shows the whole image, the others are its parts, row by row, at the best of the `resolutions`. Images with
@@ -112,16 +114,37 @@ class TileImages(PerImage):
             )
         return tiles[:n]
 
-    def drawn(
-        self, embed: PatchEmbed.Config, grid: tuple[int, int], n_images: int, generator: torch.Generator
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """Random images of one size, which is padded in its resolution, as arguments."""
+        """The tiles of normalised images [channel, height, width], as the processor cuts them.
+
+        Images are resized bicubically to their resolution, and padded with 0 on both sides.
+        """
+        tiles = [self.cut_into_tiles(image) for image in images]
+        return {
+            "pixel_values": pad_sequence(tiles, batch_first=True),
+            "image_sizes": torch.tensor([image.shape[-2:] for image in images]),
+        }
+
+    def cut_into_tiles(self, image: Tensor) -> Float[Tensor, "tile channel height width"]:
+        """The whole image in one tile, then its parts."""
+        size, side = (image.shape[-2], image.shape[-1]), self.tile_size
+        if not image.numel():
+            raise ValueError(f"an image of {size[0]} x {size[1]} pixels is empty")
+        resolution, grid = best_resolution(size, self.resolutions), self.tile_grid(size)
+        scale = min(resolution[0] / size[0], resolution[1] / size[1])
+        fitting = [min(math.ceil(length * scale), most) for length, most in zip(size, resolution, strict=True)]
+        below, right = (most - length for length, most in zip(fitting, resolution, strict=True))
+        margins = (right // 2, right - right // 2, below // 2, below - below // 2)
+        parts = F.pad(resized(image, (fitting[0], fitting[1])), margins).unflatten(2, (grid[1], side))
+        parts = parts.unflatten(1, (grid[0], side)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+        return torch.cat([resized(image, (side, side))[None], parts])
+
+    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
+        """A size that is padded in its resolution."""
         height, width = max(self.resolutions, key=lambda size: (size[0] != size[1], -size[0] * size[1]))
-        size = (height, max(width - 2 * embed.patch_size, 1))
-        rows, columns = self.tile_grid(size)
-        of_tile = (grid[0] * embed.patch_size, grid[1] * embed.patch_size)
-        pixels = torch.randn(n_images, 1 + rows * columns, embed.n_channels, *of_tile, generator=generator)
-        return {"pixel_values": pixels, "image_sizes": torch.tensor([size] * n_images)}
+        return height, max(width - 2 * embed.patch_size, 1)
 
 
 @dataclass(frozen=True)
@@ -175,6 +198,23 @@ class TileOrWholeImages(TileImages):
                     f"batch_num_images has {counted[image]} images in the prompt of image {image}, its tokens {n}"
                 )
         return {**found, "batch_num_images": torch.tensor([len(row) for row in rows])}
+
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """The tiles of images, as those of `TileImages`; of the images of a prompt that has several only the first tile."""
+        numbers = [1] * len(images) if per_prompt is None else list(per_prompt)
+        found = super().from_images(embed, images)
+        several = torch.tensor([n > 1 for n in numbers for _ in range(n)])
+        found["pixel_values"][several, 1:] = 0
+        return {**found, "batch_num_images": torch.tensor(numbers)}
+
+
+def resized(image: Tensor, size: Size) -> Float[Tensor, "channel height width"]:
+    """An image in another size, bicubically."""
+    if image.shape[-2:] == size:
+        return image
+    return F.interpolate(image[None], size, mode="bicubic", antialias=True)[0]
 
 
 def best_resolution(size: Size, resolutions: Sequence[Size]) -> Size:

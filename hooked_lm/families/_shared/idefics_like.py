@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import LinearMerger
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed
 from hooked_lm.components.vision.pixels import ImageRows, MaskedImages
@@ -11,6 +12,7 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import Row
 
+AROUND = "<fake_token_around_image>"
 PREFIX, IGNORED = "", ("*.position_ids", "*.rotary_emb.inv_freq")
 # Written for the processor and for other architectures of the code that trained these models.
 NO_EFFECT = ("max_image_size", "size", "perceiver_config", "pixel_shuffle_factor", "vocab_size")
@@ -44,6 +46,7 @@ def composite(hf: HFConfig, pixels: ImageRows) -> VisionLanguageConfig:
         **{**sides, "vision": replace(sides["vision"], pixels=pixels)},
         projector=LinearMerger.Config(sides["vision"].embed.d_model, sides["embed"].d_model, hf.scale_factor),
         image_token=hf.image_token_id,
+        image_text=ImageText(before=f"{AROUND}<global-img>", after=AROUND),
     )
 
 

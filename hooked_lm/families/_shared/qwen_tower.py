@@ -7,6 +7,7 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.components.vision.axis_positions import AxisPositions
 from hooked_lm.components.vision.flat_patches import FlatPatches
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.families._shared import classic, mrope, vision_like
@@ -17,6 +18,7 @@ from hooked_lm.weights import Row
 LAYER, PART = "blocks.{v}.", "blocks.{v}."
 N_CTX = 2**16  # as many patches as the processor makes of the largest image; the positions have no end
 VISUAL = "visual."
+IMAGE_TEXT = ImageText("<|image_pad|>", start="<|vision_start|>", end="<|vision_end|>")
 IGNORED = ("*.rotary_emb.inv_freq", "*.rotary_pos_emb.inv_freq")
 RENAMED = {r"^model\.visual\.": VISUAL, r"^model\.language_model\.": "model."}
 
@@ -64,6 +66,7 @@ def with_text(hf: HFConfig, norm: type[LayerNorm.Config] | type[RMSNorm.Config],
         projector=merger(vision, d_model, norm(vision.embed.d_model, 1e-6)),
         image_token=hf.image_token_id,
         rules=(AxisPositions(),),
+        image_text=IMAGE_TEXT,
     )
     vision_like.read_repeated(hf)
     return tree

@@ -4,6 +4,7 @@ import math
 
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.vision.image_masks import BidirectionalImages
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.projector import PoolingProjector
 from hooked_lm.families._shared import vision_like
 from hooked_lm.families._shared.reader import HFConfig
@@ -13,6 +14,7 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
+IMAGE_TEXT = ImageText("<start_of_image>", before="\n\n<start_of_image>", after="<end_of_image>\n\n")
 NO_EFFECT = ("boi_token_index", "eoi_token_index")
 
 
@@ -34,6 +36,7 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
         projector=PoolingProjector.Config(rows, columns, size, sides["embed"].d_model, ln),
         image_token=hf.image_token_index,
         rules=(BidirectionalImages(),),
+        image_text=IMAGE_TEXT,
     )
 
 

@@ -1,6 +1,7 @@
 """InternVL 2.5 to 3.5 (Chen et al. 2024, arXiv:2412.05271): squares of patches become tokens; each tile is an image."""
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.families._shared import classic, vision_like
 from hooked_lm.families._shared.reader import HFConfig
@@ -42,6 +43,7 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
             d_mlp=d_model,
         ),
         image_token=hf.image_token_id,
+        image_text=ImageText(before="<img>", after="</img>"),
         feature_layers=None if hf.vision_feature_layer == -1 else layers,  # -1 is the output of the tower
     )
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from hooked_lm.components.norms.norm import RMSNorm
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import MergingProjector
 from hooked_lm.components.vision.pixels import SizedImages
 from hooked_lm.families._shared import classic, vision_like
@@ -14,6 +15,7 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX, RENAMED = llava.PREFIX, llava.RENAMED
+IMAGE_TEXT = ImageText(end_of_row="[IMG_BREAK]", after="[IMG_END]")
 IGNORED = (*llava.IGNORED, "*patch_positional_embedding.inv_freq")
 
 
@@ -35,6 +37,7 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
         **{**sides, "vision": replace(vision, pixels=SizedImages(hf.spatial_merge_size))},
         projector=projector,
         image_token=hf.image_token_index,
+        image_text=IMAGE_TEXT,
         feature_layers=(layer % (len(vision.blocks) + 1),),
     )
 

@@ -1,6 +1,7 @@
 """PaliGemma (Beyer et al. 2024, arXiv:2407.07726): SigLIP's tower before Gemma, which reads a prompt in both directions."""
 
 from hooked_lm.components.vision.image_masks import BidirectionalPrefix
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.projector import LinearProjector
 from hooked_lm.families._shared import vision_like
 from hooked_lm.families._shared.reader import HFConfig
@@ -27,6 +28,7 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
         projector=LinearProjector.Config(d_vision, d_model),
         image_token=hf.image_token_index,
         rules=(BidirectionalPrefix(),),
+        image_text=ImageText(bos_after_images=True, end_of_prompt="\n"),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.vision.axis_positions import AxisPositions
 from hooked_lm.components.vision.deepstack import Deepstack, DeepstackMerger
-from hooked_lm.families._shared import mrope, vision_like
+from hooked_lm.families._shared import mrope, qwen_tower, vision_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_encoders import qwen3_vl_vision
 from hooked_lm.models.config.tree import VisionLanguageConfig
@@ -39,7 +39,7 @@ def sides(hf: HFConfig, sections: tuple[int, ...]) -> dict[str, Any]:
     """The fields of both sides, with interleaved positions on three axes."""
     fields = vision_like.both_sides(hf)
     blocks = mrope.with_axes(fields["blocks"], hf.text_config["rope_parameters"], sections, interleaved=True)
-    return {**fields, "blocks": blocks, "image_token": hf.image_token_id}
+    return {**fields, "blocks": blocks, "image_token": hf.image_token_id, "image_text": qwen_tower.IMAGE_TEXT}
 
 
 def rows(tree: VisionLanguageConfig) -> list[Row]:

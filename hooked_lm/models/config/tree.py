@@ -30,9 +30,11 @@ from hooked_lm.components.heads import (
 from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken, ProbePooler, Projection
 from hooked_lm.components.vision.image_rules import ImageRule
+from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
-from hooked_lm.components.vision.pixels import PixelImages, Pixels
+from hooked_lm.components.vision.pixel_format import PixelFormat
+from hooked_lm.components.vision.pixels import PixelImages
 from hooked_lm.models.config.fit import check_fit, check_tied
 
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
@@ -169,7 +171,7 @@ class VisionConfig:
     projection: Projection.Config | None = None
     classifier: Classifier.Config | None = None
     merger: PatchMerger.Config | None = None
-    pixels: Pixels = field(default_factory=PixelImages)
+    pixels: PixelFormat = field(default_factory=PixelImages)
     layout: int = 0
 
     def __post_init__(self) -> None:
@@ -186,8 +188,8 @@ class VisionLanguageConfig(DecoderConfig):
     """A decoder that reads images: a vision tower, a projector into the decoder's stream, and the decoder itself.
 
     The projector reads the streams of the tower after `feature_layers` blocks each, side by side, or its normalised output if
-    that is None. `image_token` is the id of the tokens that images replace. `rules` say what images change besides. `text_type`
-    and `vision_type` are the families of both sides.
+    that is None. `image_token` is the id of the tokens that images replace. `rules` say what images change besides,
+    `image_text` what prompts say around them. `text_type` and `vision_type` are the families of both sides.
     """
 
     vision: VisionConfig = field(kw_only=True)
@@ -195,6 +197,7 @@ class VisionLanguageConfig(DecoderConfig):
     image_token: int = field(kw_only=True)
     feature_layers: tuple[int, ...] | None = field(default=None, kw_only=True)
     rules: tuple[ImageRule, ...] = field(default=(), kw_only=True)
+    image_text: ImageText = field(default=ImageText(), kw_only=True)
     text_type: str = field(kw_only=True)
     vision_type: str = field(kw_only=True)
 

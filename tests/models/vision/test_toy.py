@@ -149,7 +149,7 @@ class Processor:
     def apply_chat_template(self, chat: Any, tokenize: bool, add_generation_prompt: bool) -> str:
         assert add_generation_prompt
         assert not tokenize
-        return f"{len(chat)} messages"
+        return f"{len(chat)} messages <image>"
 
 
 def test_a_processor_reads_pictures():
@@ -161,11 +161,11 @@ def test_a_processor_reads_pictures():
     assert found.tokens.shape == (1, 6)
     assert set(found.images) == {"pixel_values"}
     asked = {"return_tensors": "pt", "padding": True, "padding_side": "left", "do_rescale": False}
-    assert model.processor.asked == {"text": ["what <image> ?"], "images": [picture], **asked}
+    assert model.processor.asked == {"text": ["what <image> ?"], "images": [[picture]], **asked}
     chat = [{"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": "?"}]}]
     model.prepare(chat)
-    assert model.processor.asked["text"] == ["1 messages"]
-    assert model.processor.asked["images"] == [picture]
+    assert model.processor.asked["text"] == ["1 messages <image>"]
+    assert model.processor.asked["images"] == [[picture]]
 
 
 def test_what_cannot_be_prepared():

@@ -1,0 +1,68 @@
+"""How a family gives the pixels of images to its model: the tensors that its processor makes."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from hooked_lm.components.vision.patch_embed import PatchEmbed
+from hooked_lm.components.vision.patches import Patches, of_images
+
+Size = tuple[int, int]  # height and width
+
+
+class PixelFormat(ABC):
+    """The tensors that describe images; its config is the format itself. `arguments` are their names, as in transformers."""
+
+    arguments: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def patches(self, embed: PatchEmbed, *args: Any, **images: Any) -> Patches:
+        """The images as patches. Raises ValueError for tensors that do not fit."""
+
+    @abstractmethod
+    def from_images(
+        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """The tensors for normalised images [channel, height, width]; `per_prompt` is how many each prompt has, if known.
+
+        Raises ValueError for images of a size that does not fit.
+        """
+
+    def select(self, rows: Sequence[Sequence[int]], *args: Any, **images: Any) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers."""
+        return of_images(rows, images)
+
+    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
+        """The size of random images, for a tower whose images are a grid of patches."""
+        return grid[0] * embed.patch_size, grid[1] * embed.patch_size
+
+    def drawn(
+        self, embed: PatchEmbed.Config, grid: Size, n_images: int, generator: torch.Generator
+    ) -> dict[str, Tensor]:
+        """Random images of one size, as arguments."""
+        size = self.size_drawn(embed, grid)
+        return self.from_images(embed, list(torch.randn(n_images, embed.n_channels, *size, generator=generator)))
+
+
+def padded_images(
+    images: Sequence[Tensor],
+) -> tuple[Float[Tensor, "image channel height width"], Int[Tensor, "image 2"]]:
+    """Images with zeros below and at the right, to the size of the largest, and their sizes."""
+    sizes = torch.tensor([image.shape[-2:] for image in images])
+    height, width = sizes.amax(0).tolist()
+    padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
+    return torch.stack(padded), sizes
+
+
+def check_multiples(images: Sequence[Tensor], size: int) -> None:
+    """Raises ValueError for an image whose height or width is no multiple of `size` pixels."""
+    for i, (height, width) in enumerate(image.shape[-2:] for image in images):
+        if height % size or width % size or not height * width:
+            raise ValueError(
+                f"image {i} has {height} x {width} pixels: height and width must be multiples of {size}; resize or pad it"
+            )
