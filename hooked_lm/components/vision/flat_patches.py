@@ -88,7 +88,7 @@ class FlatPatches(PixelFormat):
         vectors, grids, m = [], [], self.merge
         for image in images:
             patches = cut(image[None], embed.patch_size)
-            rows, columns = patches.grid[0].tolist()
+            rows, columns = patches.grids[0]
             of_frame = patches.vectors[0].unflatten(1, (embed.n_channels, 1, -1)).expand(-1, -1, embed.n_frames, -1)
             squares = of_frame.flatten(1).unflatten(0, (rows // m, m, columns // m, m))
             vectors.append(squares.transpose(1, 2).flatten(0, 3))
