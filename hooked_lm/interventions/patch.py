@@ -216,15 +216,16 @@ class OfLayer(SourcedController):
     default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer`)
 
     def __post_init__(self) -> None:
+        if self.layer is not None and not isinstance(self.layer, SupportsIndex):
+            name = type(self).__name__
+            raise TypeError(
+                f"the first argument of {name} is a layer, got {self.layer!r}: give a site as hook_point=..."
+            )
         self.hook_point, self.layer = self.place(self.hook_point, self.layer)
         super().__post_init__()
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        if layer is not None and not isinstance(layer, SupportsIndex):
-            raise TypeError(
-                f"the first argument of {cls.__name__} is a layer, got {layer!r}: give a site as hook_point=..."
-            )
         return (hook_point if hook_point != "" else cls.default_site[layer is not None]), layer
 
 

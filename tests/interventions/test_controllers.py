@@ -39,6 +39,7 @@ from tests.interventions.tables import (
     of_family,
 )
 from tests.models.toys import ids, toy
+from tests.unchecked import unchecked
 
 
 @torch.no_grad()
@@ -264,18 +265,16 @@ def test_a_gradient_reaches_the_direction():
 def test_the_layer_comes_first_where_the_site_is_known():
     model, text = HookedTransformer.from_pretrained("demo"), "The capital of Italy is"
     _, cache = model.run_with_cache(text)
-    for kind, site in ((PatchResidual, "resid_post"), (PatchHead, "z"), (PatchMLP, "mlp_out"), (FreezeNorm, "scale")):
+    for kind, site in ((PatchResidual, "resid_post"), (PatchHead, "z"), (PatchMLP, "mlp_out")):
         hook = kind(3, -1, cache)
-        assert (hook.layer, hook.positions) == (3, -1)
+        assert repr(hook).startswith(f"{kind.__name__}(3, hook_point='{site}', positions=-1, source=")
         assert repr(hook) == repr(kind(layer=3, positions=-1, source=cache)), "the keywords are as they were"
-        assert repr(hook).startswith(f"{kind.__name__}(3, hook_point=")
-        if kind is not FreezeNorm:
-            assert torch.equal(hook.source, cache[site, 3])
-            assert_close(hook.source, kind.from_run(model, text, 3, -1).source)
-        with pytest.raises(
-            TypeError, match=f"first argument of {kind.__name__} is a layer, got 'z': give a site as hook_po"
-        ):
+        assert torch.equal(hook.source, cache[site, 3])
+        assert_close(hook.source, kind.from_run(model, text, 3, -1).source)
+        told = f"first argument of {kind.__name__} is a layer, got 'z': give a site as hook_point"
+        with unchecked(), pytest.raises(TypeError, match=told):  # users run without the checks of annotations
             kind("z", source=cache)
+    assert repr(FreezeNorm(3, -1)) == "FreezeNorm(hook_point='*.3.*.hook_scale', positions=-1)"
     with pytest.raises(TypeError, match="too many positional arguments"):
         PatchResidual.from_run(model, text, 3, -1, cache)
 
