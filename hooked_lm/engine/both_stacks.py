@@ -13,6 +13,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule, scope
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
@@ -83,7 +84,8 @@ def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "bat
 
 
 def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
-    """Raises TypeError for an encoder-decoder, which `what` does not support."""
+    """Raises TypeError for an encoder-decoder or a dual encoder, which `what` does not support."""
+    refuse_dual_encoder(model, what)
     if isinstance(model, EncoderDecoder):
         raise TypeError(
             f"{what} supports models with one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, "
@@ -92,13 +94,26 @@ def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
         )
 
 
+def refuse_dual_encoder(model: HookedRootModule, what: str) -> None:
+    """Raises TypeError for a dual encoder, which `what` does not support."""
+    if isinstance(model, DualEncoder):
+        raise TypeError(
+            f"{what} supports models with one stack of layers, and a {type(model).__name__} has two towers; patching.sweep and "
+            "patching.run_each support it, with VisionInputs(texts, {'pixel_values': images}) and sites such as 'vision.z'"
+        )
+
+
 def stack_of(model: Any, name: str) -> tuple[str, int]:
     """The stack of a site with this short name ("" in a model with one stack), and its number of layers; 0 if the name is that
     of a site outside all layers."""
-    if isinstance(model, Decoder) and name in model.hook_dict and ".blocks." not in f".{name}":
+    if isinstance(model, (Decoder, DualEncoder)) and name in model.hook_dict and ".blocks." not in f".{name}":
         return name, 0
-    if isinstance(model, VisionLanguage) and name.startswith("vision."):
+    if isinstance(model, (VisionLanguage, DualEncoder)) and name.startswith("vision."):
         return "vision", len(model.vision.blocks)
+    if isinstance(model, DualEncoder):
+        if not name.startswith("text."):
+            raise KeyError(f"a site of a dual encoder is named with its side: 'vision.{name}' or 'text.{name}'")
+        return "text", len(model.tree.blocks)
     if not isinstance(model, EncoderDecoder):
         return "", model.cfg.n_layers
     side = name.partition(".")[0]

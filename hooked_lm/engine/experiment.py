@@ -32,7 +32,7 @@ from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
@@ -56,7 +56,7 @@ class Experiment:
         max_memory: int | str = "auto",
         compare: Collection[str] = (),
     ) -> None:
-        if not isinstance(model, SourceAndTarget):
+        if not isinstance(model, SourceAndTarget) and not isinstance(tokens, ImagesAndTexts):
             refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
         self.device = next(model.parameters()).device
@@ -232,7 +232,7 @@ class Experiment:
 
     def _n_pos(self, site: str) -> int:
         """The number of positions at a site."""
-        if not is_of_images(self.model, site):
+        if not (is_of_images(self.model, site) or isinstance(self.tokens, ImagesAndTexts)):
             return tokens_at(self.model, self.tokens, site).shape[1]
         shape = self._image_shapes.get(site) or shapes_at(self.model, self.tokens, [site])[site]
         return n_positions(shape, self.model.hook_dict[site].dims)
@@ -328,7 +328,7 @@ class Experiment:
                 self.cost.add(this.cost)
                 bar.update(sum(schedule.layer_rows for schedule in batch) * base.n_prompts)
 
-    def _scores(self, logits: Float[Tensor, "batch some_pos some_token"], reads: TracedAccess) -> Scores:
+    def _scores(self, logits: Float[Tensor, "batch some_pos *some_token"], reads: TracedAccess) -> Scores:
         """The metrics of a cell; each may change its logits in place."""
         return self._checked(values_of(self.metrics, logits, reads, self.shape), self.scores.shape[1])
 
@@ -357,6 +357,8 @@ class Experiment:
         chosen = [cells[i] for i in others]
         sites = {change.site for cell in (self.base_changes, *chosen) for change in cell}
         together = not self._may_see_the_batch and all(map(self._is_by_row, sites))
+        if isinstance(self.tokens, ImagesAndTexts):  # images of a cell would meet texts of others
+            together = False
         shape = torch.Size([len(self.tokens), max(self.tokens.shape[1], self.shape[1]), self.shape[-1]])
         n_cells = self.budget.cells_of_whole_forwards(self.model, shape) if together else 1
         with progress_bar(title, len(chosen), progress if chosen else False, unit="cells") as bar:

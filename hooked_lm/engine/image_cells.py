@@ -20,7 +20,8 @@ from hooked_lm.engine.cost import Cost, token_cost
 from hooked_lm.engine.edit import Cell, Change, Input, repeated
 from hooked_lm.engine.full_forward import passes, writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, repeated_rows
+from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import FromTower, VisionLanguage
 from hooked_lm.results import Label
 
@@ -32,7 +33,7 @@ FIRST_STREAM = "blocks.0.hook_resid_pre"
 
 def is_of_images(model: HookedRootModule, site: str) -> bool:
     """Whether the batch of a site are images."""
-    return isinstance(model, VisionLanguage) and site.startswith(OF_IMAGES)
+    return isinstance(model, (VisionLanguage, DualEncoder)) and site.startswith(OF_IMAGES)
 
 
 def is_before_blocks(model: HookedRootModule, site: str) -> bool:
@@ -42,8 +43,10 @@ def is_before_blocks(model: HookedRootModule, site: str) -> bool:
 
 @torch.no_grad()
 def shapes_at(model: HookedRootModule, rows: Rows, sites: Collection[str] | None = None) -> dict[str, torch.Size]:
-    """The shapes of values at sites whose batch are images; by default at all that are not on demand."""
-    if not isinstance(model, VisionLanguage) or not isinstance(rows, VisionInputs) or not rows.images:
+    """The shapes of values at sites whose batch are images, or texts compared with images; by default at all that are not on
+    demand."""
+    pairs = isinstance(rows, ImagesAndTexts)
+    if not (pairs or isinstance(model, VisionLanguage)) or not isinstance(rows, VisionInputs) or not rows.images:
         return {}
     found: dict[str, torch.Size] = {}
 
@@ -52,10 +55,13 @@ def shapes_at(model: HookedRootModule, rows: Rows, sites: Collection[str] | None
 
     record.records = True  # type: ignore[attr-defined]
     names = [name for name, point in model.all_points().items() if not point.on_demand] if sites is None else sites
-    if not (names := [name for name in names if is_of_images(model, name)]):
+    if not (names := [name for name in names if pairs or is_of_images(model, name)]):
         return {}
     with model.hooks(fwd_hooks=[(name, record) for name in names]):
-        model.image_features(rows.images)
+        if pairs:
+            model(rows, return_type=None)
+        else:
+            model.image_features(rows.images)
     return found
 
 
@@ -83,14 +89,16 @@ def n_positions(shape: torch.Size, dims: tuple[str, ...]) -> int:
 
 
 @torch.no_grad()
-def patch_labels(model: VisionLanguage, rows: VisionInputs, n_pos: int) -> list[Label]:
+def patch_labels(model: VisionLanguage | DualEncoder, rows: VisionInputs, n_pos: int) -> list[Label]:
     """Labels of the positions of images: "row,column", and a number for what is no place of the image, as a class token.
 
     Numbers alone if images have different grids, or if neither the patches nor the tokens of images are so many.
     """
     pixels, embed = model.tree.vision.pixels, model.vision.embed
-    patches = pixels.patches(embed, **rows.images)
-    for cells in (patches.cells, model.image_layout(rows.images).cells):
+    grids = [pixels.patches(embed, **rows.images).cells]
+    if isinstance(model, VisionLanguage):
+        grids.append(model.image_layout(rows.images).cells)
+    for cells in grids:
         n_before = n_pos - cells.shape[1]
         if n_before in (0, embed.cfg.n_class_tokens) and bool((cells == cells[:1]).all()):
             return [*range(n_before), *(_place(cell, n_before + i) for i, cell in enumerate(cells[0, :, -2:]))]

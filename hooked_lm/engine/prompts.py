@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import tokens_at
+from hooked_lm.engine.both_stacks import refuse_dual_encoder, tokens_at
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.image_cells import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
@@ -25,8 +26,20 @@ Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tenso
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
-def rows_of(model: Any, prompts: Prompts, name: str = "prompts") -> Rows:
-    """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does."""
+def rows_of(model: Any, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> Rows:
+    """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does.
+
+    `reads_pairs`: whether the caller knows what a dual encoder reads, images and texts with a batch each.
+    """
+    if not reads_pairs:
+        refuse_dual_encoder(model, "this function")
+    if isinstance(model, DualEncoder):
+        if not isinstance(prompts, VisionInputs):
+            raise TypeError(
+                f"the {name} of a {type(model).__name__} are VisionInputs(texts, {{'pixel_values': images}}), got a "
+                f"{type(prompts).__name__}"
+            )
+        return model.inputs(prompts)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)
     if not isinstance(model, VisionLanguage):
@@ -69,6 +82,10 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
 
 def aligned(corrupted: Rows, clean: Rows) -> None:
     """Raises ValueError unless both have the same number of prompts and tokens."""
+    if isinstance(corrupted, ImagesAndTexts) and len(ids_of(corrupted)) != len(ids_of(clean)):
+        raise ValueError(
+            f"clean and corrupted runs must have as many texts; they have {len(ids_of(clean))} and {len(ids_of(corrupted))}"
+        )
     if corrupted.shape != clean.shape:
         raise ValueError(
             f"clean and corrupted prompts must have the same shape (prompts, tokens); they have {tuple(clean.shape)} and "
@@ -125,6 +142,8 @@ def position_axis(model: Any, rows: Rows, site: str) -> tuple[str, list[Label]]:
     """The name and labels of the positions of a site: tokens of the first prompt, or patches of images."""
     if isinstance(rows, VisionInputs) and is_of_images(model, site):
         return "patch", patch_labels(model, rows, rows_and_positions(model, rows, site)[1])
+    if isinstance(rows, ImagesAndTexts) and len(ids_of(rows)) > 1:  # of several texts
+        return "position", list(range(rows.shape[1]))
     return "position", position_labels(model, rows)
 
 

@@ -35,7 +35,7 @@ def run_each(
     forward passes; a warning gives the reason.
 
     Args:
-        prompts: texts or ids [batch, pos], of one length.
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images, as in `sweep`.
         cells: a list of cells, or cells by name. A cell is a hook or a list of hooks: controllers, pairs (site, function), and
             `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
@@ -61,7 +61,7 @@ def run_each(
     >>> bool((result.effects().mean != 0).all())
     True
     """
-    model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts")
+    model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts", reads_pairs=True)
     given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
     shared, *changes = changes_of(model, tokens, [base, *given], ["base", *labels])

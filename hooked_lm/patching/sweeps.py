@@ -39,9 +39,11 @@ def sweep(
     forward pass per cell and many times faster, because the cells share computation.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images.
+        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images. Of a dual
+            encoder, `VisionInputs(texts, {"pixel_values": images})`; each cell is a whole forward pass.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
-            to such functions. See `hooked_lm.analysis.metrics`.
+            to such functions. See `hooked_lm.analysis.metrics`. Of a dual encoder, it maps the similarities [image, text] to
+            one number per image or one for all.
         sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
         layers, positions, heads, neurons: "each" adds an axis, a list an axis of these indices, None patches all together. The
             position of scores and patterns is that of the query. Heads may be labels, ["L1H7", "L2H0"], which have one axis.
@@ -69,7 +71,7 @@ def sweep(
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """
-    model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
+    model, first, other = both_runs(model, corrupted, clean, direction, decoder_input, reads_pairs=True)
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: name at least one")
@@ -89,19 +91,20 @@ def both_runs(
     direction: str,
     decoder_input: Target = None,
     name: str = "corrupted",
+    reads_pairs: bool = False,
 ) -> tuple[HookedRootModule, Rows, Rows | None]:
     """The model to run, what it reads in the patched run, and in the other run; raises ValueError if their shapes differ.
 
-    `name` is the name of the first prompts in errors."""
+    `name` is the name of the first prompts in errors; `reads_pairs` as for `rows_of`."""
     if direction not in ("denoise", "noise"):
         raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
-    first = rows_of(model, corrupted, name)
+    first = rows_of(model, corrupted, name, reads_pairs)
     if clean is None:
         if direction == "noise":
             raise ValueError("direction='noise' changes the clean run: give clean=...")
         other = None
     else:
-        other = rows_of(model, clean, "clean")
+        other = rows_of(model, clean, "clean", reads_pairs)
         aligned(first, other)
     if isinstance(model, EncoderDecoder):
         model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)

@@ -22,6 +22,7 @@ from hooked_lm.models.text.encoder import EncoderText, texts_of
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.verification.dual_identities import dual_encoder_identities
 from hooked_lm.models.verification.verify import Verification, verify
+from hooked_lm.models.vision.inputs import ImagesAndTexts, VisionInputs
 from hooked_lm.models.vision.text_tower import TextTower
 from hooked_lm.models.vision.tower import VisionTower
 
@@ -95,7 +96,7 @@ class DualEncoder(EncoderText, BaseModel):
 
     def forward(
         self,
-        input: Text | None = None,
+        input: Text | VisionInputs | None = None,
         pixel_values: Pixels | None = None,
         return_type: str | None = "logits_per_image",
         *,
@@ -106,7 +107,7 @@ class DualEncoder(EncoderText, BaseModel):
         """Runs the towers on texts and images.
 
         Args:
-            input, input_ids: texts, or token ids [text, pos] or [pos].
+            input, input_ids: texts, or token ids [text, pos] or [pos]; or `VisionInputs`, texts with images.
             pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image.
             return_type: "logits_per_image" [image, text], the default; "logits_per_text" [text, image]; "image_embeds" or
                 "text_embeds", the normalised vectors of one side, which need that side alone; None.
@@ -119,8 +120,14 @@ class DualEncoder(EncoderText, BaseModel):
             raise ValueError(f"return_type must be one of {', '.join(map(repr, RETURN_TYPES))}, got {return_type!r}")
         if input is not None and input_ids is not None:
             raise ValueError("input and input_ids are synonyms: give one of them")
-        text, given = input if input_ids is None else input_ids, {"image": pixel_values}
-        given["text"] = text  # type: ignore[assignment]
+        if isinstance(input, VisionInputs):
+            if pixel_values is not None or attention_mask is not None:
+                raise ValueError("pixel_values and attention_mask are part of VisionInputs: leave them out")
+            inputs = self.inputs(input)
+            input, pixel_values, attention_mask = None, inputs.images["pixel_values"], inputs.attention_mask
+            input_ids = inputs.tokens
+        text = input if input_ids is None else input_ids
+        given = {"image": pixel_values, "text": text}
         wanted = {"image_embeds": ["image"], "text_embeds": ["text"]}.get(str(return_type), ["image", "text"])
         if missing := [side for side in wanted if given[side] is None]:
             raise ValueError(
@@ -134,6 +141,22 @@ class DualEncoder(EncoderText, BaseModel):
         logits = self.hook_logits_per_image(self.similarity(image_embeds, text_embeds))
         found = {"image_embeds": image_embeds, "text_embeds": text_embeds, None: None}
         return {**found, "logits_per_image": logits, "logits_per_text": logits.T}[return_type]
+
+    def inputs(self, given: VisionInputs) -> ImagesAndTexts:
+        """Texts and images as token ids [text, pos] and pixels. Raises ValueError unless there are both."""
+        if set(given.images) != {"pixel_values"}:
+            raise ValueError(
+                f"a {type(self).__name__} compares texts with images={{'pixel_values': ...}}, got images with "
+                f"{', '.join(given.images) or 'no tensors'}"
+            )
+        pixels, mask = given.images["pixel_values"], given.attention_mask
+        tokens = (
+            self._ids(given.tokens)
+            if isinstance(given.tokens, Tensor)
+            else self.to_tokens(given.tokens, truncate=False)
+        )
+        mask = None if mask is None else mask.reshape(tokens.shape)
+        return ImagesAndTexts(tokens, {"pixel_values": pixels if pixels.ndim == 4 else pixels[None]}, mask)
 
     def encode_image(self, pixel_values: Pixels, interpolate_pos_encoding: bool = False) -> Embeds:
         """The vectors of images, of length 1."""

@@ -54,6 +54,19 @@ class VisionInputs:
         return {name: x for name, x in vars(self).items() if name != "images" and x is not None}
 
 
+@dataclass(frozen=True)
+class ImagesAndTexts(VisionInputs):
+    """What a dual encoder compares: each image with each text. Rows of the similarity are images."""
+
+    def __len__(self) -> int:
+        return len(self.images["pixel_values"])
+
+    @property
+    def shape(self) -> torch.Size:
+        """The number of images and the length of the texts."""
+        return torch.Size([len(self), self.tokens.shape[1]])
+
+
 Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
 
 
