@@ -31,6 +31,13 @@ def prompts(scene: str = "one", n: int = 2, seed: int = 0) -> VisionInputs:
     return VisionInputs(inputs["input_ids"], {"pixel_values": images["pixel_values"]})
 
 
+def padded_prompts() -> tuple[VisionInputs, Tensor]:
+    """Prompts of three lengths, and which of their tokens are real."""
+    inputs = written(CASE, scenes(CASE)["padded"])
+    mask = inputs["attention_mask"]
+    return VisionInputs(inputs["input_ids"], {"pixel_values": inputs["pixel_values"]}, mask), mask.bool()
+
+
 def metric(logits: Tensor) -> Tensor:
     return logits[:, -1, 5] - logits[:, -2, 7]
 
@@ -143,8 +150,7 @@ def test_values_of_a_cell_of_the_tower():
 
 
 def test_padded_prompts_run_as_whole_forward_passes():
-    inputs = written(CASE, scenes(CASE)["padded"])
-    padded = VisionInputs(inputs["input_ids"], {"pixel_values": inputs["pixel_values"]}, inputs["attention_mask"])
+    padded, _ = padded_prompts()
     cell = ZeroAblate(("vision.z", 0), heads=[2])
     with pytest.warns(UserWarning, match="the prompts are padded: 1 cell runs as a whole forward pass"):
         result = patching.run_each(MODEL, padded, [cell], metric=metric)
@@ -238,13 +244,12 @@ def test_attention_to_images():
 
 def test_heads_are_read_of_padded_prompts_with_images():
     """Each prompt as if it were alone. No image token repeats another; words do."""
-    inputs = written(CASE, scenes(CASE)["padded"])
-    inputs["input_ids"][:, -1] = inputs["input_ids"][:, -2]
-    padded = VisionInputs(inputs["input_ids"], {"pixel_values": inputs["pixel_values"]}, inputs["attention_mask"])
+    padded, mask = padded_prompts()
+    padded.tokens[:, -1] = padded.tokens[:, -2]
     statistics = analysis.attention_statistics(MODEL, padded)
     scores = analysis.head_scores(MODEL, padded, kinds=["previous_token", "duplicate_token"])
     detected = analysis.detect_head(MODEL, padded, "previous_token_head")
-    for i, real in enumerate(inputs["attention_mask"].bool()):
+    for i, real in enumerate(mask):
         alone = MODEL.rows(padded, [i])
         alone = VisionInputs(alone.tokens[:, real], alone.images)
         with torch.no_grad():
@@ -257,12 +262,41 @@ def test_heads_are_read_of_padded_prompts_with_images():
         assert_close(scores.values[1, 1, :, i], (pattern * same).sum((1, 2)) / same.any(1).sum())
         n = len(ids)
         assert_close(scores.chance[0, 1, :, i], (1 / torch.arange(2, n + 1)).mean().expand(4))
-    assert_close(
-        detected[1],
-        (scores.values[0, 1] * (real_counts := inputs["attention_mask"].sum(1) - 1) / (real_counts + 1)).mean(1),
-    )
+    n_queries = mask.sum(1) - 1
+    assert_close(detected[1], (scores.values[0, 1] * n_queries / (n_queries + 1)).mean(1))
     with pytest.raises(ValueError, match="chance='shuffled' needs prompts without images"):
         analysis.head_scores(MODEL, padded, kinds=["previous_token"], chance="shuffled")
+
+
+def test_examples_of_activations_are_found_at_image_tokens():
+    padded, real = padded_prompts()
+    with torch.no_grad():
+        values = MODEL.run_with_cache(padded)[1]["post", 0][..., 3].masked_fill(~real, -torch.inf)
+    for data in (padded, [MODEL.rows(padded, [row]) for row in range(3)]):
+        found = analysis.max_activating_examples(MODEL, data, site=("post", 0), neuron=3, k=4, batch_size=2)
+        assert_close(found.values, values.flatten().topk(4).values)
+        assert_close(values[found.texts, found.positions], found.values)
+    assert (padded.tokens[found.texts, found.positions] == MODEL.tree.image_token).any()
+    with pytest.raises(
+        ValueError, match=r"'vision.blocks.0.mlp.hook_post' .* has no vector at each position of the text"
+    ):
+        analysis.max_activating_examples(MODEL, padded, site=("vision.post", 0), neuron=3)
+
+
+def test_a_tuned_lens_is_trained_on_prompts_with_images():
+    """Of a prompt that is held out, padding is left out."""
+    padded, real = padded_prompts()
+    lens = analysis.train_tuned_lens(MODEL, padded, steps=20, learning_rate=0.01)
+    before, after = lens.held_out.mean[:, 0]
+    assert after < before
+    held = int(torch.randperm(3, generator=torch.Generator().manual_seed(0))[0])
+    alone = MODEL.rows(padded, [held])
+    with torch.no_grad():
+        logits, cache = MODEL.run_with_cache(VisionInputs(alone.tokens[:, real[held]], alone.images))
+        lens_logits = MODEL.unembed(MODEL.ln_final(cache["resid_post", 0]))
+        log_probs = logits.log_softmax(-1)
+        expected = (log_probs.exp() * (log_probs - lens_logits.log_softmax(-1))).sum(-1).mean()
+    assert_close(before, expected)
 
 
 def test_uniform_attention_sees_all_tokens_of_an_image():

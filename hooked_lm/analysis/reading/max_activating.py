@@ -13,9 +13,12 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norms.norm import upcast
+from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
@@ -24,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MaxActivating", "max_activating_examples"]
 
-Batch = Int[Tensor, "batch pos"] | Sequence[str]
-Data = Int[Tensor, "prompt pos"] | Sequence[str] | Iterable[Any]
+Batch = Int[Tensor, "batch pos"] | Sequence[str] | VisionInputs
+Data = Int[Tensor, "prompt pos"] | Sequence[str] | VisionInputs | Iterable[Any]
 Site = str | tuple[str, int]
 
 
@@ -132,8 +135,8 @@ def max_activating_examples(
     is kept. Only one batch and `k` examples are in memory.
 
     Args:
-        prompts: texts, token ids [prompt, pos], or an iterator of batches, each texts or ids [batch, pos]. Texts get the model's
-            BOS and are truncated at n_ctx; padding is left out.
+        prompts: texts, token ids [prompt, pos], `VisionInputs`, or an iterator of batches of these. Texts get the model's BOS
+            and are truncated at n_ctx; padding is left out.
         site: a full name, or a short one with its layer, such as ("post", 2).
         context: the number of context tokens on each side.
         largest: False for the smallest activations.
@@ -156,7 +159,7 @@ def max_activating_examples(
     settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
     top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
     for tokens, real in _batches(model, prompts, batch_size):
-        top.batch(tokens, real)
+        top.batch(ids_of(tokens).cpu(), real)
         run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
         with model.hooks([top]):  # `names_filter` stops the run after the site
             model.run_with_cache(tokens.to(model.device), names_filter=measure.site, **run)
@@ -189,7 +192,7 @@ class _Measure:
         self.site = names[0]
         dims = model.hook_dict[self.site].dims
         has_head = dims[2:3] in (("head",), ("kv_head",), ("ssm_head",))
-        if dims[:2] != ("batch", "pos") or len(dims) != 3 + has_head:
+        if dims[:2] != ("batch", "pos") or len(dims) != 3 + has_head or is_of_images(model, self.site):
             raise ValueError(f"'{self.site}' [{', '.join(dims)}] has no vector at each position of the text")
         if has_head != (heads is not None):
             fix = "say which one, heads=" if has_head else "it has no heads, so give none"
@@ -221,14 +224,15 @@ def _index(index: int, size: int, what: str, site: str) -> int:
     return index
 
 
-def _batches(
-    model: Decoder, data: Data, size: int
-) -> Iterator[tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]]:
-    """Yield batches of ids on the CPU with a mask that is True except at padding."""
+def _batches(model: Decoder, data: Data, size: int) -> Iterator[tuple[Rows, Bool[Tensor, "batch pos"]]]:
+    """Yield batches on the CPU with a mask that is True except at padding."""
     if isinstance(data, str):
         data = [data]
-    if isinstance(data, Tensor):
-        batches: Iterable[Any] = data.split(size) if data.numel() else []
+    if isinstance(data, VisionInputs):
+        whole, n = rows_of(model, data), len(data)
+        batches: Iterable[Any] = (some_rows(model, whole, range(i, min(i + size, n))) for i in range(0, n, size))
+    elif isinstance(data, Tensor):
+        batches = data.split(size) if data.numel() else []
     elif isinstance(data, Sequence) and all(isinstance(text, str) for text in data):
         batches = (data[start : start + size] for start in range(0, len(data), size))
     else:
@@ -239,6 +243,9 @@ def _batches(
                 raise ValueError(f"a batch is token ids [batch, pos] or texts, got {batch.dtype} {list(batch.shape)}")
             model.tokens.check_ids(batch)
             yield batch.cpu(), torch.ones_like(batch, dtype=torch.bool, device="cpu")
+        elif isinstance(batch, VisionInputs):
+            rows, given = rows_of(model, batch), batch.attention_mask
+            yield rows, (torch.ones(rows.shape) if given is None else given.cpu()).bool()
         else:
             tokens, mask = model.tokens.encode(batch, padding_side="right", truncate=True)
             yield tokens, mask.bool()

@@ -12,15 +12,16 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.engine.prompts import Which, chosen
+from hooked_lm.engine.prompts import Which, chosen, rows_of, some_rows
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["TunedLens", "train_tuned_lens"]
 
-Texts = Sequence[str] | Int[Tensor, "*prompt pos"]  # `_tokens` checks the shape
+Texts = Sequence[str] | Int[Tensor, "*prompt pos"] | VisionInputs  # `_tokens` checks the shape
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -136,7 +137,7 @@ def train_tuned_lens(
     learning rate decays linearly to zero. Logits of one layer are in memory at a time. The model's weights get no gradient.
 
     Args:
-        prompts: texts, truncated at n_ctx, or token ids [prompt, pos]; split long texts into several prompts.
+        prompts: texts, truncated at n_ctx, token ids [prompt, pos], or `VisionInputs`; split long texts into several prompts.
         held_out: the fraction of prompts (at least one prompt) on which the divergence is measured before and after training.
         layers, site: the sites whose values are translated.
         seed: seed of the order of the prompts.
@@ -168,7 +169,7 @@ def train_tuned_lens(
     losses = []
     batches = enumerate(_batches(order[n_held:], batch_size, steps, generator))
     for step, rows in progress_bar("tuned lens", steps, progress, steps=batches):
-        losses.append(training.step(tokens[rows], mask[rows], step))
+        losses.append(training.step(some_rows(model, tokens, rows.tolist()), mask[rows], step))
         optimizer.step()
         schedule.step()
     after = training.measured(tokens, mask, order[:n_held], batch_size)
@@ -191,12 +192,15 @@ def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -
         raise ValueError(f"held_out is a share of the prompts, above 0 and below 1, got {held_out}")
 
 
-def _tokens(model: Decoder, texts: Texts) -> tuple[Int[Tensor, "prompt pos"], Bool[Tensor, "prompt pos"]]:
-    """The ids of all prompts, and a mask that is True except at padding."""
+def _tokens(model: Decoder, texts: Texts) -> tuple[Rows, Bool[Tensor, "prompt pos"]]:
+    """What the model reads of all prompts, and a mask that is True except at padding."""
     if isinstance(texts, str):
         raise TypeError("a lens is trained on several texts, in a list, got one string")
     if len(texts) < 2:
         raise ValueError(f"a lens is trained on some prompts and measured on others: give at least 2, not {len(texts)}")
+    if isinstance(texts, VisionInputs):
+        rows, given = rows_of(model, texts), texts.attention_mask
+        return rows, (torch.ones(rows.shape) if given is None else given.cpu()).bool()
     if isinstance(texts, Tensor):
         if texts.ndim != 2 or texts.shape[1] == 0:
             raise ValueError(f"token ids are [prompt, pos] with some tokens, got {list(texts.shape)}")
@@ -241,7 +245,7 @@ class _Training:
 
     @torch.no_grad()
     def streams(
-        self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"]
+        self, tokens: Rows, mask: Bool[Tensor, "batch pos"]
     ) -> tuple[Float[Tensor, "row d_vocab"], dict[str, Float[Tensor, "row d_model"]]]:
         """The model's log probabilities and the values of all sites, at positions that are not padding."""
         model, sites = self.model, [*self.sites, self.last]
@@ -249,9 +253,7 @@ class _Training:
         _, cache = model.run_with_cache(tokens, attention_mask=mask.long(), names_filter=sites, return_type=None)
         return decode(model, cache[self.last][mask]).log_softmax(-1), {name: cache[name][mask] for name in self.sites}
 
-    def step(
-        self, tokens: Int[Tensor, "batch pos"], mask: Bool[Tensor, "batch pos"], number: int
-    ) -> Float[Tensor, " layer"]:
+    def step(self, tokens: Rows, mask: Bool[Tensor, "batch pos"], number: int) -> Float[Tensor, " layer"]:
         """Set the gradients of the translators for a batch; returns its mean divergence at each layer."""
         own, streams = self.streams(tokens, mask)
         self.A.grad, self.b.grad = torch.zeros_like(self.A), torch.zeros_like(self.b)
@@ -274,12 +276,12 @@ class _Training:
 
     @torch.no_grad()
     def measured(
-        self, tokens: Int[Tensor, "prompt pos"], mask: Bool[Tensor, "prompt pos"], rows: Tensor, size: int
+        self, tokens: Rows, mask: Bool[Tensor, "prompt pos"], rows: Tensor, size: int
     ) -> Float[Tensor, "layer some_prompt"]:
         """The mean divergence of each of these prompts at each layer."""
         parts = []
         for some in rows.split(size):
-            own, streams = self.streams(tokens[some], mask[some])
+            own, streams = self.streams(some_rows(self.model, tokens, some.tolist()), mask[some])
             counts = mask[some].sum(1).tolist()
             seen = (translated(streams[site], self.A[i], self.b[i]) for i, site in enumerate(self.sites))
             each = [divergence(self.model, own, stream) for stream in seen]
