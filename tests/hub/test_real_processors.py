@@ -1,5 +1,7 @@
 """Real processors of transformers on pillow: prompts with pictures, as the model of transformers reads them."""
 
+import subprocess
+import sys
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,13 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from torch import Tensor
 from transformers.models.smolvlm import processing_smolvlm
 
 from hooked_lm import HookedVisionLanguage
 from tests.core import IMAGES, thinned
-from tests.hub.processors import REALS, Real, save
+from tests.families._vision import answer, hooked_any
+from tests.families._vision import theirs as theirs_of
+from tests.families.dual_encoders import CASES as pairs
+from tests.families.vision_encoders import CASES as towers
+from tests.hub.processors import REALS, SHORT, SQUARE, Real, save, tokenizer
 
 # of numpy's new version, in the processor of PaliGemma
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -172,3 +179,49 @@ def test_a_processor_that_needs_torchvision_for_pictures_too(tmp_path: Path):
     for n, (image, text) in enumerate(zip(images, ("a<image>", "[IMG]b"), strict=True)):
         alone = model(model.prepare(text, [image]))[0]
         torch.testing.assert_close(model(found)[n, -len(alone) :], alone, atol=1e-4, rtol=1e-4)
+
+
+TEXTS = {"padding": "max_length", "max_length": 12, "return_tensors": "pt"}
+
+
+@pytest.mark.parametrize("family", ["clip", "siglip"])
+@torch.no_grad()
+def test_dual_encoders_read_what_their_processors_make(family: str):
+    case = next(case for case in pairs if case.family == family)
+    images, whole = {
+        "clip": ("CLIPImageProcessorPil", "CLIPProcessor"),
+        "siglip": ("SiglipImageProcessorPil", "SiglipProcessor"),
+    }[family]
+    sizes = SHORT if family == "clip" else {"size": SQUARE}
+    words = tokenizer(BUILT["llava"])
+    words.padding_side = "right"
+    made = getattr(transformers, whole)(getattr(transformers, images)(**sizes), words)
+    given = made(text=["ab z", "what"], images=[picture(30, 50), picture(24, 24), picture(40, 20)], **TEXTS)
+    found, expected = hooked_any(case)(**given), theirs_of(case)(**given).logits_per_image
+    assert found.shape == (3, 2)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_towers_read_what_their_processors_make():
+    case = next(case for case in towers if case.family == "vit")
+    given = transformers.ViTImageProcessorPil(size=SQUARE)([picture(30, 50), picture(24, 24)], return_tensors="pt")
+    torch.testing.assert_close(hooked_any(case)(**given), answer(theirs_of(case)(**given)), atol=1e-4, rtol=1e-4)
+
+
+WITHOUT_PILLOW = """
+import sys
+sys.modules["PIL"] = sys.modules["torchvision"] = None  # to import them is an error
+import torch
+from hooked_lm import HookedVisionLanguage
+tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
+cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+model = HookedVisionLanguage(cfg)
+inputs = model.prepare(torch.tensor([1, 9, 2]), torch.zeros(1, 3, 8, 8))
+print(tuple(model.run_with_cache(inputs)[0].shape), model.generate(inputs, 2, stop_at_eos=False, verbose=False).shape[1])
+"""
+
+
+def test_nothing_needs_pillow():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_PILLOW], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "(1, 6, 10) 8", done.stderr

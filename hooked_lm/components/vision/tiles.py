@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches
+from hooked_lm.components.vision.patches import Patches, of_images
 from hooked_lm.components.vision.pixel_format import PixelFormat, Size
 
 
@@ -43,7 +43,8 @@ class TileImages(PixelFormat):
     """`pixel_values` [image, tile, channel, height, width], and `image_sizes` [image, 2]: height and width before resizing.
 
     The first tile shows the whole image, the others are its parts, row by row, at the best of the `resolutions`. Images with
-    fewer tiles than others have empty ones at the end, all zero, which are not run.
+    fewer tiles than others have empty ones at the end, all zero, which are not run. Or [tile, channel, height, width]: the tiles
+    of all images, one after the other.
     """
 
     tile_size: int
@@ -60,18 +61,40 @@ class TileImages(PixelFormat):
         pixels, sizes = self._checked(pixel_values, image_sizes)
         return self._cut(embed, pixels, sizes, tuple(self.tile_grid(size) for size in sizes))
 
-    def _checked(self, pixel_values: Tensor | None, image_sizes: Tensor | None) -> tuple[Tensor, tuple[Size, ...]]:
-        """The tiles and the size of each image."""
+    def _checked(
+        self, pixel_values: Tensor | None, image_sizes: Tensor | None, numbers: Tensor | None = None
+    ) -> tuple[Tensor, tuple[Size, ...]]:
+        """The tiles and the size of each image; `numbers` are those of images of prompts, if they matter."""
         if pixel_values is None or image_sizes is None:
             absent = "pixel_values" if pixel_values is None else "image_sizes"
             raise ValueError(f"images need both pixel_values and image_sizes, but there are no {absent}")
+        if pixel_values.ndim == 4:
+            pixel_values = self._by_image(pixel_values, image_sizes, numbers)
         if pixel_values.ndim != 5:
             raise ValueError(
-                f"pixel_values must be [image, tile, channel, height, width], got {tuple(pixel_values.shape)}"
+                "pixel_values must be [image, tile, channel, height, width] or [tile, channel, height, width], got "
+                f"{tuple(pixel_values.shape)}"
             )
         if not len(pixel_values):
             raise ValueError("pixel_values has no images: leave it out for text alone")
         return pixel_values, self._sizes(image_sizes, len(pixel_values))
+
+    def _by_image(self, tiles: Tensor, image_sizes: Tensor, numbers: Tensor | None) -> Tensor:
+        """The tiles of all images by image. Raises ValueError if images of these sizes have another number of tiles."""
+        counts = [1 + math.prod(self.tile_grid(size)) for size in self._sizes(image_sizes, len(image_sizes))]
+        if numbers is not None:
+            several = [n > 1 for n in numbers.tolist() for _ in range(n)]
+            counts = [1 if is_one else n for is_one, n in zip(several, counts, strict=False)]
+        if sum(counts) != len(tiles):
+            raise ValueError(f"the {len(counts)} images have {sum(counts)} tiles, but pixel_values has {len(tiles)}")
+        return pad_sequence(list(tiles.split(counts)), batch_first=True)
+
+    def select(
+        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], image_sizes: Tensor, **more: Tensor
+    ) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers."""
+        pixels, _ = self._checked(pixel_values, image_sizes, more.get("batch_num_images"))
+        return of_images(rows, {"pixel_values": pixels, "image_sizes": image_sizes})
 
     def _cut(
         self, embed: PatchEmbed, pixels: Tensor, sizes: tuple[Size, ...], tile_grids: tuple[Size, ...]
@@ -171,7 +194,7 @@ class TileOrWholeImages(TileImages):
         """The tiles of all images as patches. Raises ValueError for videos, and if tiles, sizes and numbers do not fit."""
         if pixel_values_videos is not None or image_sizes_videos is not None:
             raise ValueError("videos are not supported: give their frames as images, in pixel_values and image_sizes")
-        pixels, sizes = self._checked(pixel_values, image_sizes)
+        pixels, sizes = self._checked(pixel_values, image_sizes, batch_num_images)
         if batch_num_images is None:
             is_alone = [not bool(tiles[1:].any()) for tiles in pixels]
         else:
@@ -182,13 +205,13 @@ class TileOrWholeImages(TileImages):
         return self._cut(embed, pixels, sizes, tuple(grids))
 
     def select(
-        self, rows: Sequence[Sequence[int]], batch_num_images: Int[Tensor, " batch"] | None = None, **images: Tensor
+        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], image_sizes: Tensor, **more: Tensor
     ) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers.
 
         Raises ValueError if `batch_num_images` counts other images in these prompts.
         """
-        found = super().select(rows, **images)
+        found, batch_num_images = super().select(rows, pixel_values, image_sizes, **more), more.get("batch_num_images")
         if batch_num_images is None:
             return found
         counted = [n for n in batch_num_images.tolist() for _ in range(n)]

@@ -69,6 +69,23 @@ def test_a_token_is_the_patch_that_lies_there():
     assert picture[:, 0].tolist() == [[0, 0], [0, 4], [0, 8], [0, 12], [2, 0], [2, 4], [2, 8], [2, 12]]
 
 
+def test_tiles_may_follow_one_another(embed: PatchEmbed):
+    """As transformers reads them too, without empty ones."""
+    by_image = given((30, 50), (20, 13))
+    flat = {**by_image, "pixel_values": torch.cat([by_image["pixel_values"][0], by_image["pixel_values"][1, :3]])}
+    expected, found = (TILES.patches(embed, **images) for images in (by_image, flat))
+    assert torch.equal(found.vectors, expected.vectors)
+    assert found.tile_grids == expected.tile_grids == ((2, 2), (1, 2))
+    chosen = TILES.select([[1]], **flat)
+    assert torch.equal(chosen["pixel_values"], by_image["pixel_values"][1:])
+    alone, tiled = several(1, (30, 50), (48, 48)), given((20, 13), n_tiles=3)
+    in_line = torch.cat([alone["pixel_values"].flatten(0, 1), tiled["pixel_values"][0]])
+    sizes, numbers = torch.cat([alone["image_sizes"], tiled["image_sizes"]]), torch.tensor([2, 1])
+    whole = WHOLE.patches(embed, in_line, sizes, numbers)
+    assert isinstance(whole, TilePatches)
+    assert whole.n_tiles == [1, 1, 3]
+
+
 def several(n_tiles: int, *image_sizes: tuple[int, int]) -> dict[str, Tensor]:
     """Images in one tile each."""
     pixels = torch.zeros(len(image_sizes), n_tiles, 3, 24, 24)
@@ -113,7 +130,11 @@ def test_numbers_of_images_and_videos_that_do_not_fit(embed: PatchEmbed, more: d
         ({"image_sizes": torch.tensor([[20, 13]] * 2)}, r"image_sizes must be \[image, 2\] with 1 images, .* \(2, 2\)"),
         ({"image_sizes": torch.tensor([[0, 13]])}, "image 0 is empty: its size is 0 x 13 pixels"),
         ({"pixel_values": torch.ones(0, 3, 3, 24, 24)}, "pixel_values has no images: leave it out for text alone"),
-        ({"pixel_values": torch.ones(3, 3, 24, 24)}, r"must be \[image, tile, channel, height, width\], got"),
+        (
+            {"pixel_values": torch.ones(3, 24, 24)},
+            r"must be \[image, tile, channel, height, width\] or .*, got \(3, 24, 24\)",
+        ),
+        ({"pixel_values": torch.ones(4, 3, 24, 24)}, "the 1 images have 3 tiles, but pixel_values has 4"),
         (
             {"pixel_values": torch.ones(1, 4, 3, 24, 24)},
             "image 0 of 20 x 13 pixels has 3 tiles, one and 1 x 2, .* has 4",
