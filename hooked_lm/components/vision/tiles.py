@@ -90,11 +90,13 @@ class TileImages(PixelFormat):
         return pad_sequence(list(tiles.split(counts)), batch_first=True)
 
     def select(
-        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], image_sizes: Tensor, **more: Tensor
+        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
     ) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers."""
-        pixels, _ = self._checked(pixel_values, image_sizes, more.get("batch_num_images"))
-        return of_images(rows, {"pixel_values": pixels, "image_sizes": image_sizes})
+        numbers = more.pop("batch_num_images", None)
+        if pixel_values.ndim == 4:
+            pixel_values = self._by_image(pixel_values, more["image_sizes"], numbers)
+        return of_images(rows, {"pixel_values": pixel_values, **more})
 
     def _cut(
         self, embed: PatchEmbed, pixels: Tensor, sizes: tuple[Size, ...], tile_grids: tuple[Size, ...]
@@ -205,13 +207,13 @@ class TileOrWholeImages(TileImages):
         return self._cut(embed, pixels, sizes, tuple(grids))
 
     def select(
-        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], image_sizes: Tensor, **more: Tensor
+        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
     ) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers.
 
         Raises ValueError if `batch_num_images` counts other images in these prompts.
         """
-        found, batch_num_images = super().select(rows, pixel_values, image_sizes, **more), more.get("batch_num_images")
+        found, batch_num_images = super().select(rows, pixel_values, **more), more.get("batch_num_images")
         if batch_num_images is None:
             return found
         counted = [n for n in batch_num_images.tolist() for _ in range(n)]
