@@ -9,12 +9,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.prompts import site_of_layer
+from hooked_lm.engine.prompts import site_of_layer, some_rows
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results.scores import Scores, origin
 
-Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."]
+Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."] | VisionInputs
+Listed = (
+    Sequence[str | tuple[str, str] | Int[Tensor, "_"]] | Int[Tensor, "_ _"] | VisionInputs
+)  # prompts that have a length
 PairPositions = int | str | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
 Real = Bool[Tensor, "batch pos"]  # which tokens are no padding
 Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of the site, its value, the mask of real tokens, the prompts
@@ -38,8 +42,10 @@ def check_model(model: Any) -> None:
         )
 
 
-def listed(prompts: Prompts, name: str) -> Sequence[Any] | Tensor:
-    """The prompts as a list or a tensor [batch, pos]; ValueError if there are none."""
+def listed(prompts: Prompts, name: str) -> Listed:
+    """The prompts as a list, a tensor [batch, pos] or ids with images; ValueError if there are none."""
+    if isinstance(prompts, VisionInputs) and not isinstance(prompts.tokens, Tensor):
+        raise TypeError(f"{name} have images, so they must be ids: model.prepare(texts, images) writes them")
     several = [prompts] if isinstance(prompts, str) else prompts
     if isinstance(several, Tensor):
         if several.ndim not in (1, 2):
@@ -47,10 +53,10 @@ def listed(prompts: Prompts, name: str) -> Sequence[Any] | Tensor:
         several = several if several.ndim == 2 else several[None]
     if len(several) == 0:
         raise ValueError(f"{name} are empty: give at least one prompt")
-    return several if isinstance(several, Tensor) else list(several)
+    return several if isinstance(several, (Tensor, VisionInputs)) else list(several)
 
 
-def pairs(positive: Prompts, negative: Prompts) -> tuple[Sequence[Any] | Tensor, Sequence[Any] | Tensor]:
+def pairs(positive: Prompts, negative: Prompts) -> tuple[Listed, Listed]:
     """Both sides; ValueError if they have different numbers of prompts."""
     sides = listed(positive, "the positive prompts"), listed(negative, "the negative prompts")
     n_positive, n_negative = map(len, sides)
@@ -59,11 +65,15 @@ def pairs(positive: Prompts, negative: Prompts) -> tuple[Sequence[Any] | Tensor,
     return sides
 
 
-def tokenized(model: Any, prompts: Any) -> tuple[tuple[Any, ...], dict[str, Any], Real]:
+def tokenized(model: Any, prompts: Listed) -> tuple[tuple[Rows], dict[str, Any], Real]:
     """The model's arguments and keyword arguments, and the mask of real tokens."""
+    args: tuple[Rows]
     if isinstance(model, Encoder):
         tokens, types, mask = model._inputs(prompts, None, None)
         args, options = (tokens,), {"token_type_ids": types, "attention_mask": mask}
+    elif isinstance(prompts, VisionInputs):
+        tokens, mask = model._tokens_and_mask(prompts.tokens, None, None, prompts.attention_mask)
+        args, options = (prompts,), {"attention_mask": mask}
     else:
         tokens, mask = model._tokens_and_mask(prompts, None, None, None)
         args, options = (tokens,), {"attention_mask": mask}
@@ -112,16 +122,15 @@ class _Taker:
 
 
 @torch.no_grad()
-def read(
-    model: Any, prompts: Sequence[Any] | Tensor, sites: Sequence[str], take: Take, batch_size: int
-) -> dict[str, list[Tensor]]:
+def read(model: Any, prompts: Listed, sites: Sequence[str], take: Take, batch_size: int) -> dict[str, list[Tensor]]:
     """The results of `take` for each site, batch by batch; the values themselves are not kept."""
     if batch_size < 1:
         raise ValueError(f"batch_size is a number of prompts, at least 1, got {batch_size}")
     kept: dict[str, list[Tensor]] = {}
     for start in range(0, len(prompts), batch_size):
         rows = slice(start, start + batch_size)
-        args, options, real = tokenized(model, prompts[rows])
+        some = some_rows(model, prompts, rows) if isinstance(prompts, VisionInputs) else prompts[rows]
+        args, options, real = tokenized(model, some)
         taker = _Taker(take, real, rows, kept)
         # run_with_cache stops after the last layer with a hook
         with model.hooks([(site, taker) for site in sites]):
@@ -130,7 +139,7 @@ def read(
 
 
 def values_at(
-    model: Any, prompts: Sequence[Any] | Tensor, sites: Sequence[str], positions: Tensor | str, batch_size: int
+    model: Any, prompts: Listed, sites: Sequence[str], positions: Tensor | str, batch_size: int
 ) -> dict[str, Float[Tensor, "prompt ..."]]:
     """Each site's values [prompt, ...] at one position of each prompt [prompt], or (for "mean") the mean over its tokens.
 

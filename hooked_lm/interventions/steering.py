@@ -21,6 +21,7 @@ from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import METRICS, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
 
@@ -179,7 +180,7 @@ class SteeringVectors:
         n_pos = values.shape[1]
         positions: list[Label] = list(range(-n_pos, 0))
         if len(texts) == 1 and model.tokenizer is not None:
-            ids = contrast.tokenized(model, texts)[0][0][0]
+            ids = ids_of(contrast.tokenized(model, texts)[0][0])[0]
             positions = [f"{pos} {model.tokens.to_single_str_token(int(token))}" for pos, token in enumerate(ids)]
         about = origin(model, site=self.site, method=self.method, unit="distance between the sides")
         return Scores(values, {"layer": list(sites), "position": positions}, about=about)
@@ -353,10 +354,12 @@ def sweep_steering(
     labels = _labels(coefficients)
     sites = contrast.sites_of(model, vectors.site, vectors._chosen(layers), STREAM)
     vectors._check_width(model, sites)
-    ids = _ids(model, contrast.listed(prompts, "prompts"))
+    given = contrast.listed(prompts, "prompts")
+    ids = _ids(model, given)
 
     def swept(rows: list[int]) -> SweepResult:
-        tokens = torch.cat([ids[row] for row in rows])
+        whole = given if isinstance(given, VisionInputs) else None  # its prompts have one length
+        tokens: Rows = torch.cat([ids[row] for row in rows]) if whole is None else whole
         places = list(product(range(len(sites)), range(len(coefficients))))
         hooks = [vectors.hooks(coefficients[j], list(sites)[i], positions, unit) for i, j in places]
         cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
@@ -377,14 +380,16 @@ def _labels(coefficients: Sequence[float | int]) -> list[Label]:
     return [int(number) if number == int(number) else repr(float(number)) for number in coefficients]
 
 
-def _ids(model: Any, prompts: Sequence[Any] | Tensor) -> list[Int[Tensor, "1 pos"]]:
+def _ids(model: Any, prompts: contrast.Listed) -> list[Int[Tensor, "1 pos"]]:
     """The ids of each prompt separately; ValueError for pairs of texts, since sweeps do not support token types."""
+    if isinstance(prompts, VisionInputs):
+        return list(prompts.tokens.split(1))
     found = [contrast.tokenized(model, prompts[row : row + 1])[0:2] for row in range(len(prompts))]
     if any((types := options.get("token_type_ids")) is not None and bool(types.any()) for _, options in found):
         raise ValueError(
             "a sweep reads single texts, and pairs of texts are given: run model.hooks(vectors.hooks(...)) instead"
         )
-    return [tokens for (tokens,), _ in found]
+    return [ids_of(tokens) for (tokens,), _ in found]
 
 
 def _firsts(ids: Sequence[Tensor]) -> list[int]:

@@ -14,7 +14,8 @@ from hooked_lm import HookedVisionLanguage, VisionInputs, patching
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments
 from hooked_lm.analysis.reading.patchscopes import patchscope
-from tests.close import assert_apart, assert_close
+from hooked_lm.interventions.steering import steering_vectors, sweep_steering
+from tests.close import assert_apart, assert_close, is_close
 from tests.families._vision import hooked_vlm, written
 from tests.families.vision_languages import CASES
 
@@ -44,7 +45,7 @@ class Scene:
         with torch.no_grad(), self.model.hooks(fwd_hooks=list(hooks)):
             return self.model.run_with_cache(rows)[1]
 
-    def score(self, hooks: Hooks, rows: VisionInputs | None = None) -> Tensor:
+    def score(self, hooks: Any, rows: VisionInputs | None = None) -> Tensor:
         """The metric of a run of the corrupted prompts with these hooks."""
         with torch.no_grad():
             return metric(self.model.run_with_hooks(rows or self.corrupted, fwd_hooks=hooks))
@@ -194,3 +195,19 @@ def test_states_of_images_in_other_prompts(scene: Scene, site: str):
             logits = model.run_with_hooks(VisionInputs(tokens, target.images), fwd_hooks=hooks)
         assert int(logits[0, -1].argmax()) == new
         tokens = torch.cat([tokens, new.view(1, 1)], 1)
+
+
+def test_directions_between_prompts_with_images(scene: Scene):
+    model, places = scene.model, [image[3] for image in scene.image]
+    vectors = steering_vectors(
+        model, scene.clean, scene.corrupted, held_out=0.5, positions=places, layers=[0], batch_size=1
+    )
+    both = [scene.values(rows)["resid_post", 0] for rows in (scene.clean, scene.corrupted)]
+    differences = [both[0][row, place] - both[1][row, place] for row, place in enumerate(places)]
+    assert any(is_close(vectors.directions[0], one) for one in differences), "that of the pair that is not held out"
+    swept = sweep_steering(model, vectors, scene.corrupted, metric, coefficients=[2.0])
+    assert_close(swept.values[0, 0], scene.score(vectors.hooks(2.0, layers=0)))
+    assert_apart(swept.values[0, 0], swept.corrupted)
+    along = vectors.project(model, scene.clean, batch_size=1)
+    assert_close(along.values, vectors.project(model, scene.clean).values)
+    assert bool(along.values.isfinite().all())
