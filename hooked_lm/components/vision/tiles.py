@@ -89,9 +89,7 @@ class TileImages(PixelFormat):
             raise ValueError(f"the {len(counts)} images have {sum(counts)} tiles, but pixel_values has {len(tiles)}")
         return pad_sequence(list(tiles.split(counts)), batch_first=True)
 
-    def select(
-        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
-    ) -> dict[str, Tensor]:
+    def select(self, rows: Sequence[Sequence[int]], pixel_values: Tensor, **more: Tensor) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers."""
         numbers = more.pop("batch_num_images", None)
         if pixel_values.ndim == 4:
@@ -206,9 +204,7 @@ class TileOrWholeImages(TileImages):
         grids = [(0, 0) if alone else self.tile_grid(size) for alone, size in zip(is_alone, sizes, strict=True)]
         return self._cut(embed, pixels, sizes, tuple(grids))
 
-    def select(
-        self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
-    ) -> dict[str, Tensor]:
+    def select(self, rows: Sequence[Sequence[int]], pixel_values: Tensor, **more: Tensor) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers.
 
         Raises ValueError if `batch_num_images` counts other images in these prompts.
