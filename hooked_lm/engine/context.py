@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cached_property
 
 import torch
@@ -83,6 +84,18 @@ class BaseContext(Context):
             outputs.append(mixer(stream[:, pos : pos + 1], Context(1, self.device, None, cache), 0))
         self.start = 0
         return torch.cat(outputs, 1)
+
+
+def repeated_context(context: Context, n: int) -> Context:
+    """The context of the same prompts, `n` times one after the other, for another run."""
+    found = copy(context)
+    found._shared = {}
+    for name, x in vars(context).items():
+        if isinstance(x, Tensor) and not (name.endswith("positions") and x.shape[-2] == 1):  # those are of all prompts
+            setattr(found, name, torch.cat([x] * n, 1 if name == "axis_positions" else 0))
+    if isinstance(found, ImageContext):
+        found.deepstack_terms = tuple(torch.cat([term] * n) for term in found.deepstack_terms)
+    return found
 
 
 class RowContext(Context):

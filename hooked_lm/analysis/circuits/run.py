@@ -21,15 +21,17 @@ from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import check_unhooked
 from hooked_lm.analysis.attribution.gradients import Metric, freeze_weights
 from hooked_lm.analysis.attribution.graph import Graph, Node
+from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows, repeated_rows
+from hooked_lm.models.vision.inputs import Rows
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
@@ -104,11 +106,10 @@ class Runner:
         check_unhooked(model, self.graph)
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
-        self.tokens = rows_of(model, clean, "clean").to(device)
-        other = rows_of(model, corrupted, "corrupted").to(device)
-        aligned(other, self.tokens)
-        plain, self.streams, end = _run_whole(model, self.tokens, self.writers)
-        written, _, other_end = _run_whole(model, other, self.writers)
+        own, other = rows_of(model, clean, "clean").to(device), rows_of(model, corrupted, "corrupted").to(device)
+        aligned(other, own)
+        plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
+        written, _, other_end, _ = _run_whole(model, other, self.writers)
         _check_sum(plain, written, end - other_end, end)
         self.ablated = {site: _ablated(value, ablation) for site, value in written.items()}
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
@@ -123,7 +124,7 @@ class Runner:
     def _rows(self, budget: Budget) -> int:
         """The number of circuits per pass."""
         stream = self.streams[0]
-        n_tokens, heads = self.tokens.shape.numel(), max(place.nodes.stop - place.nodes.start for place in self.readers)
+        n_tokens, heads = stream.shape[:2].numel(), max(place.nodes.stop - place.nodes.start for place in self.readers)
         numbers = (len(self.graph.writers) + 8 * heads) * stream.shape[-1]
         width = numbers * stream.element_size() + max(token_bytes(block) for block in self.model.blocks)
         return max(1, min(budget.n_tokens // n_tokens, budget.n_bytes // (n_tokens * width)))
@@ -194,16 +195,12 @@ class Runner:
         start = self._first_layer(used)
         if start is None:
             return self.full.expand(len(gates), -1)
-        n_rows, n_layers = len(gates), len(self.model.blocks)
-        cut = _Cut(self, closed, used, start)
+        n_rows, cut = len(gates), _Cut(self, closed, used, start)
+        stream, context = self.streams[start].repeat(n_rows, 1, 1), repeated_context(self.context, n_rows)
         with self.model.hooks(fwd_hooks=list(cut.hooks())):
-            end = self.model(
-                self.streams[start].repeat(n_rows, 1, 1),
-                start_at_layer=start,
-                stop_at_layer=n_layers,
-                tokens=repeated_rows(self.tokens, n_rows),
-            )
-        return self._scores(end, n_rows)
+            for block in list(self.model.blocks)[start:]:
+                stream = block(stream, context)
+        return self._scores(stream, n_rows)
 
     def _first_layer(self, used: Bool[Tensor, "writer reader"]) -> int | None:
         """The first layer in which a reader's input changes; None if no input changes."""
@@ -297,8 +294,8 @@ class _Recording:
 Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 
 
-def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor]:
-    """The outputs of the writers, the residual stream before each block, and that after the last block."""
+def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor, Context]:
+    """The outputs of the writers, the residual stream before each block, that after the last block, and the run's context."""
     written: Written = {}
     streams: list[Tensor] = []
     by_site = {place.site: place for place in writers}
@@ -317,7 +314,7 @@ def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[
             raise ValueError("the prompts are padded: give prompts of as many tokens each")
         for block in model.blocks:
             stream = block(stream, context)
-    return written, streams, stream
+    return written, streams, stream, context
 
 
 def _ablated(
