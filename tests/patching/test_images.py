@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from hooked_lm import HookedTransformer, HookedVisionLanguage, VisionInputs, analysis, patching
+from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.metrics import logit_difference
 from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
 from hooked_lm.demo.shapes import Picture, pixels
@@ -187,6 +188,15 @@ def test_integrated_gradients_of_images_are_complete(site: str):
     assert (total("gradient") - expected).abs().max() > 0.1 * expected.abs().max()
 
 
+@pytest.mark.parametrize("site", ["blocks.0.hook_resid_pre", "hook_embed_merged", "projector.hook_out"])
+def test_a_tower_has_a_graph_only_for_gradients_in_it(site: str):
+    seen = []
+    hooks = [("vision.blocks.0.hook_resid_pre", lambda value, hook: seen.append(value.requires_grad))]
+    found = gradients(MODEL, CORRUPTED, [site], metric, hooks)
+    assert found.gradients[site].abs().sum() > 0
+    assert seen == [site.startswith("projector")]
+
+
 def test_a_lens_at_image_positions():
     found = analysis.logit_lens(MODEL, CORRUPTED, positions=IMAGE)
     with torch.no_grad():
@@ -297,6 +307,14 @@ def test_a_tuned_lens_is_trained_on_prompts_with_images():
         log_probs = logits.log_softmax(-1)
         expected = (log_probs.exp() * (log_probs - lens_logits.log_softmax(-1))).sum(-1).mean()
     assert_close(before, expected)
+
+
+def test_random_tokens_have_no_tokens_of_images():
+    """Also of a model without a tokenizer, where no token is special."""
+    assert MODEL.tokenizer is None
+    tokens = analysis.repeated_random_tokens(MODEL, 2, MODEL.cfg.d_vocab - 1)
+    assert not (tokens == MODEL.tree.image_token).any()
+    assert analysis.head_scores(MODEL, length=20).n_prompts == 16
 
 
 def test_uniform_attention_sees_all_tokens_of_an_image():

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
+from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -90,7 +91,10 @@ class Tape:
     ) -> None:
         keep = Keep()
         self.live = keep.live
-        with torch.enable_grad(), freeze_weights(model), model.hooks(fwd_hooks=[*hooks, *((s, keep) for s in sites)]):
+        reads_tower = any(is_of_images(model, site) for site in sites)
+        begins = [part for part in EMBEDDINGS if reads_tower or not part.startswith("vision.")]
+        every = [*hooks, *((site, keep) for site in sites)]
+        with torch.enable_grad(), freeze_weights(model, begins), model.hooks(fwd_hooks=every):
             self.scores = self._scored(metric, logits_for(model, tokens))
         self.sites = list(sites)
         if missing := [site for site in sites if site not in self.live]:

@@ -259,7 +259,7 @@ def repeated_random_tokens(
 ) -> Int[Tensor, "prompt pos"]:
     """Random tokens, repeated once: a BOS if the model prepends one, then `length` distinct tokens twice.
 
-    Special tokens are not drawn. Raises ValueError if the vocabulary or n_ctx is too small.
+    Special tokens, and tokens of images, are not drawn. Raises ValueError if the vocabulary or n_ctx is too small.
 
     >>> from hooked_lm import HookedTransformer
     >>> tokens = repeated_random_tokens(HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5)
@@ -269,9 +269,11 @@ def repeated_random_tokens(
     if n_prompts < 1 or length < 1:
         raise ValueError(f"n_prompts and length must be positive, got {n_prompts} and {length}")
     bos, known, special = list[int](), model.cfg.d_vocab, set[int]()
+    if isinstance(model, VisionLanguage):
+        special.add(model.tree.image_token)
     if model.tokenizer is not None:
         bos = model.tokens.bos_ids if model.cfg.default_prepend_bos else []
-        known, special = min(known, len(model.tokenizer)), set(model.tokenizer.all_special_ids)
+        known, special = min(known, len(model.tokenizer)), special | set(model.tokenizer.all_special_ids)
     if (total := len(bos) + 2 * length) > model.cfg.n_ctx:
         raise ValueError(f"length={length} repeated makes {total} tokens, and the model takes {model.cfg.n_ctx}")
     ordinary = torch.tensor([token for token in range(known) if token not in special])
