@@ -95,10 +95,13 @@ def patch_labels(model: VisionLanguage | DualEncoder, rows: VisionInputs, n_pos:
     Numbers alone if images have different grids, or if neither the patches nor the tokens of images are so many.
     """
     pixels, embed = model.tree.vision.pixels, model.vision.embed
-    grids = [pixels.patches(embed, **rows.images).cells]
-    if isinstance(model, VisionLanguage):
-        grids.append(model.image_layout(rows.images).cells)
-    for cells in grids:
+
+    def of_images() -> Iterator[Int[Tensor, "image place 2"]]:
+        yield pixels.patches(embed, **rows.images).cells
+        if isinstance(model, VisionLanguage):
+            yield model.image_layout(rows.images).cells
+
+    for cells in of_images():
         n_before = n_pos - cells.shape[1]
         if n_before in (0, embed.cfg.n_class_tokens) and bool((cells == cells[:1]).all()):
             return [*range(n_before), *(_place(cell, n_before + i) for i, cell in enumerate(cells[0, :, -2:]))]

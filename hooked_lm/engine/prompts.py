@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -214,7 +215,12 @@ class Source:
             self.cache = values_of(model, other, sites)
         elif isinstance(source, Mapping):
             self.cache = source
-        self.batch, self.tokens = len(tokens), tokens
+        self.batch, self.tokens, self.sites = len(tokens), tokens, sites
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, torch.Size]:
+        """The shapes of the values at the sites whose batch are images."""
+        return shapes_at(self.model, self.tokens, self.sites)
 
     def value(self, site: str) -> Tensor:
         """The new value of a site, with all of its axes; those of length 1 broadcast."""
@@ -228,7 +234,7 @@ class Source:
             raise UnknownSite(f"the cache has no '{site}'")
         value = self.cache[site]
         if isinstance(self.source, Mapping):
-            here = shapes_at(self.model, self.tokens, [site]).get(site)
+            here = self._shapes.get(site)
             if here is None:
                 check_source(self.model, value, site, self.batch, tokens_at(self.model, self.tokens, site).shape[1])
             elif value.shape != here:

@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
-python -m tests.benchmarks forward generation loading import compile attribution interventions
+python -m tests.benchmarks forward generation loading import compile attribution interventions vision
 python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
@@ -16,6 +16,7 @@ from tests.benchmarks.loading import compile_figure, import_figures, loading_fig
 from tests.benchmarks.running import forward_figures, generation_figures
 from tests.benchmarks.sweeps import sweep_tables
 from tests.benchmarks.timing import show
+from tests.benchmarks.vision import vision_figures
 
 PARTS = {
     "forward": ("Forward and caches, GPT-2-small size, fp32", forward_figures),
@@ -25,6 +26,7 @@ PARTS = {
     "compile": ("Compiling", lambda: [compile_figure()]),
     "interventions": ("Ten detectors on ten sites, GPT-2-small size, fp32", detector_figures),
     "attribution": ("Attribution, GPT-2-small size, fp32", attribution_figures),
+    "vision": ("Models that read images, 4 layers of width 768, fp32", vision_figures),
 }
 
 
