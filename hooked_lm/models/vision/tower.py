@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.norms.norm import add_norm, norm_of
 from hooked_lm.components.vision.patch_embed import Mode
@@ -71,6 +72,8 @@ class TowerParts(nn.Module):
         Blocks, a norm and a `pooler` beyond what is read run only if something listens there. `start` are streams of another run
         after so many blocks each; the run continues from the last of them.
         """
+        if patches.counts is not None and start is None and not heard(self):
+            return self._read_by_size(patches, layers, interpolation)
         if start is None:
             resid, context = self.before_blocks(patches, interpolation)
             start = {0: resid}
@@ -91,6 +94,19 @@ class TowerParts(nn.Module):
         if pooler is not None and pools:
             pooler(normalized, context.real)
         return normalized if layers is None else torch.cat([kept[layer] for layer in layers], -1), context
+
+    def _read_by_size(
+        self, patches: Patches, layers: Sequence[int] | None, interpolation: Mode | None
+    ) -> tuple[Float[Tensor, "image pos width"], TowerContext]:
+        """The streams of images of several sizes, those of one size at a time, so that padding is not run; it is zero."""
+        streams: dict[int, Stream] = {}
+        for rows, columns in dict.fromkeys(patches.grids):
+            images, n = [i for i, grid in enumerate(patches.grids) if grid == (rows, columns)], rows * columns
+            hidden = None if patches.hidden is None else patches.hidden[images, :n]
+            some = Patches(patches.vectors[images, :n], ((rows, columns),) * len(images), hidden)
+            streams |= zip(images, self.read(some, layers, interpolation)[0], strict=True)
+        in_order = [streams[image] for image in range(len(patches.grids))]
+        return pad_sequence(in_order, batch_first=True), TowerContext(patches, self.embed.cfg.n_before)
 
 
 def heard(module: nn.Module) -> bool:
