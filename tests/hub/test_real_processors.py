@@ -1,5 +1,6 @@
 """Real processors of transformers on pillow: prompts with pictures, as the model of transformers reads them."""
 
+import json
 import subprocess
 import sys
 from functools import lru_cache
@@ -225,3 +226,15 @@ print(tuple(model.run_with_cache(inputs)[0].shape), model.generate(inputs, 2, st
 def test_nothing_needs_pillow():
     done = subprocess.run([sys.executable, "-c", WITHOUT_PILLOW], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "(1, 6, 10) 8", done.stderr
+
+
+def test_a_processor_may_be_described_with_its_images_alone(tmp_path: Path):
+    """As in older checkpoints, which have no other file of it."""
+    save(BUILT["qwen2_vl"], tmp_path)
+    described = json.loads((tmp_path / "processor_config.json").read_text())
+    (tmp_path / "processor_config.json").unlink()
+    images = {**described["image_processor"], "processor_class": described["processor_class"]}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images))
+    model = HookedVisionLanguage.from_pretrained_no_processing(tmp_path)
+    assert type(model.processor).__name__ == "Qwen2VLProcessor"
+    assert model.prepare("<image>", [picture(24, 24)]).tokens.tolist() == [[41, *[58] * 9, 42]]

@@ -136,10 +136,10 @@ class ImageRows(PixelFormat):
     def from_images(
         self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
+        found = MaskedImages().from_images(embed, images)
         for i, image in enumerate(images):
             if not image.any():
                 raise ValueError(f"all pixels of image {i} are 0, which means to this model that there is no image")
-        found = MaskedImages().from_images(embed, images)
         given = {"pixel_values": found["pixel_values"][:, None]}
         if (of_patches := found.get("patch_attention_mask")) is not None:
             size = embed.patch_size
