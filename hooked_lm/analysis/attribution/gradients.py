@@ -91,7 +91,7 @@ class Tape:
     ) -> None:
         keep = Keep()
         self.live = keep.live
-        reads_tower = any(is_of_images(model, site) for site in sites)
+        reads_tower = any(is_of_images(model, site) or site.endswith(".hook_deepstack") for site in sites)
         begins = [part for part in EMBEDDINGS if reads_tower or not part.startswith("vision.")]
         every = [*hooks, *((site, keep) for site in sites)]
         with torch.enable_grad(), freeze_weights(model, begins), model.hooks(fwd_hooks=every):
