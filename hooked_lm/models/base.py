@@ -117,7 +117,7 @@ class BaseModel(HookedRootModule):
         """Alias -> site, for names of other libraries."""
         return aliases(names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if is_scaled(block)])
 
-    def site_name(self, site: Any) -> str:
+    def site_name(self, site: object) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
         return site_name(site, self.cfg.n_layers)
 

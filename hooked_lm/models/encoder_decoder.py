@@ -249,7 +249,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """Alias -> site, for names of other libraries."""
         return side_aliases(names, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
-    def site_name(self, site: Any) -> str:
+    def site_name(self, site: object) -> str:
         """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
         return side_site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 

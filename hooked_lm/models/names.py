@@ -61,12 +61,12 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     return f"{block}{part}{'.' if part else ''}hook_{name}"
 
 
-def site_name(site: Any, n_layers: int) -> str:
+def site_name(site: object, n_layers: int) -> str:
     """The full name of a short name or a tuple (name, layer[, sublayer]); negative layers count from the end.
 
     Raises IndexError for a layer that the model does not have.
     """
-    parts = list(site) if isinstance(site, tuple) else [site]
+    parts: list[Any] = list(site) if isinstance(site, tuple) else [site]
     if len(parts) > 1 and isinstance(parts[1], SupportsIndex):
         parts[1] = checked_index(index(parts[1]), n_layers, "layer")
     gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1
@@ -75,7 +75,7 @@ def site_name(site: Any, n_layers: int) -> str:
     return get_act_name(*parts) + ("_grad" if gradient else "")
 
 
-def side_site_name(site: Any, n_layers: dict[str, int]) -> str:
+def side_site_name(site: object, n_layers: dict[str, int]) -> str:
     """The full name of a site given as ("decoder.z", layer) or ("decoder.z", layer, "cross_attn"); full names unchanged.
 
     `n_layers` by side. Negative layers count from the end; IndexError if out of range.

@@ -37,7 +37,7 @@ RETURN_TYPES = ("logits_per_image", "logits_per_text", "image_embeds", "text_emb
 class ImageTower(VisionTower):
     """The side of a dual encoder that reads images."""
 
-    def embeds(self, interpolation: Mode | None, **images: Any) -> Embeds:
+    def embeds(self, interpolation: Mode | None, **images: Tensor) -> Embeds:
         """The vectors of images, before they are normalised."""
         resid, context = self.read(self.tree.pixels.patches(self.embed, **images), None, interpolation)
         pooled = self.pooler(resid, context.real)
@@ -207,7 +207,7 @@ class DualEncoder(EncoderText, BaseModel):
             found |= {side + alias: side + site for alias, site in aliases(own, n_layers).items()}
         return found
 
-    def site_name(self, site: Any) -> str:
+    def site_name(self, site: object) -> str:
         """The full name of a site given as ("vision.z", layer) or ("text.z", layer); full names are returned unchanged."""
         if not isinstance(site, tuple):
             return str(site)

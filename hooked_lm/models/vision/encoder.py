@@ -64,7 +64,7 @@ class VisionEncoder(TowerParts, BaseModel):
         return_type: str | None = "output",
         *,
         interpolate_pos_encoding: bool = False,
-        **images: Any,
+        **images: Tensor,
     ) -> Any:
         """Runs the tower on images.
 
@@ -121,7 +121,7 @@ class VisionEncoder(TowerParts, BaseModel):
         generator = torch.Generator().manual_seed(seed)
         return self.tree.pixels.drawn(self.tree.embed, self.tree.grid, n_images, generator)
 
-    def verify(self, **images: Any) -> Verification:
+    def verify(self, **images: Tensor) -> Verification:
         """Checks the identities between this model's sites, on random images by default; see `verification.verify`."""
         images = images or self.drawn_images()
         return verify(self, (), lambda at, output: vision_identities(self, at, output), **images)

@@ -1,6 +1,6 @@
 """The input of a model that reads images: token ids, and the images among them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,6 +67,10 @@ class ImagesAndTexts(VisionInputs):
         return torch.Size([len(self), self.tokens.shape[1]])
 
 
+Given = (
+    str | Sequence[str] | Tensor | VisionInputs | Mapping[str, Any] | None
+)  # text, ids, or the output of a processor
+ImageTensors = Mapping[str, Tensor]  # what describes images, under the names that processors give it
 Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
 
 

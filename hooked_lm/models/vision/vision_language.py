@@ -30,7 +30,7 @@ from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision import bridge_names, prompts_with_images
 from hooked_lm.models.vision.image_positions import ImagePositions, located
-from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.models.vision.inputs import Given, ImageTensors, VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
 
 # what processors say of tokens: which are of images, as the ids say too, and labels for training
@@ -95,10 +95,10 @@ class VisionLanguage(Decoder):
         scaled = [i for i, block in enumerate(self.vision.blocks) if is_scaled(block)]
         return found | bridge_names.aliases(names, len(tower.blocks), scaled, reads_output=read)
 
-    def site_name(self, site: Any) -> str:
+    def site_name(self, site: object) -> str:
         """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower."""
         name, *rest = site if isinstance(site, tuple) else (site,)
-        if not rest and name not in self.aliases and (why := bridge_names.refusal(name)):
+        if isinstance(name, str) and name not in self.aliases and (why := bridge_names.refusal(name)):
             raise UnknownSite(why)
         if not rest or not isinstance(name, str) or not name.startswith("vision."):
             return super().site_name(site)
@@ -106,10 +106,10 @@ class VisionLanguage(Decoder):
 
     def forward(  # type: ignore[override]
         self,
-        input: Any = None,
+        input: Given = None,
         return_type: str | None = "logits",
         *,
-        input_ids: Any = None,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> Any:
@@ -124,18 +124,24 @@ class VisionLanguage(Decoder):
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
-        images = self._images_in(options)
+        images, read = self._images_in(options), list[Any]((input, input_ids))
         if options.get("start_at_layer") is not None:
             prompt = self._prompt_of_stream(options.get("tokens"), images)
-            input, input_ids = Resumed(**vars(prompt), stream=one_input(input, input_ids)), None
+            read = [Resumed(**vars(prompt), stream=one_input(input, input_ids)), None]
             options["tokens"] = prompt.tokens
         elif (input is None) != (input_ids is None):
-            input, input_ids = self.inputs(input if input_ids is None else input_ids, images, attention_mask), None
-            attention_mask = input.attention_mask
-        return super().forward(input, return_type, input_ids=input_ids, attention_mask=attention_mask, **options)
+            inputs = self.inputs(input if input_ids is None else input_ids, images, attention_mask)
+            read, attention_mask = [inputs, None], inputs.attention_mask
+        first, second = read
+        return super().forward(first, return_type, input_ids=second, attention_mask=attention_mask, **options)
 
     def generate(
-        self, input: Any = None, *args: Any, input_ids: Any = None, attention_mask: Tensor | None = None, **options: Any
+        self,
+        input: Given = None,
+        *args: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
     ) -> Any:
         """Continues a prompt with images; arguments as for `forward`, and otherwise those of `generation.generate`.
 
@@ -144,13 +150,18 @@ class VisionLanguage(Decoder):
         return super().generate(self._prompt(input, input_ids, attention_mask, options), *args, **options)
 
     def generate_stream(
-        self, input: Any = None, *args: Any, input_ids: Any = None, attention_mask: Tensor | None = None, **options: Any
+        self,
+        input: Given = None,
+        *args: Any,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **options: Any,
     ) -> Iterator[Any]:
         """Yields the result of `generate` in pieces; see `generation.generate_stream`."""
         return super().generate_stream(self._prompt(input, input_ids, attention_mask, options), *args, **options)
 
     def _prompt(
-        self, input: Any, input_ids: Any, attention_mask: Tensor | None, options: dict[str, Any]
+        self, input: Given, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> VisionInputs:
         """The prompt of a generation; takes the images out of `options`."""
         images = self._images_in(options)
@@ -161,7 +172,7 @@ class VisionLanguage(Decoder):
         """Takes the tensors that describe images, and types of tokens, out of `options`."""
         return {name: options.pop(name) for name in (*self.image_arguments, *TOKEN_TYPES) if name in options}
 
-    def _suffix(self, images: Mapping[str, Any]) -> Bool[Tensor, "batch pos"] | None:
+    def _suffix(self, images: ImageTensors) -> Bool[Tensor, "batch pos"] | None:
         """Which tokens come after a prompt that is read in both directions; None if nothing says so."""
         types = images.get("token_type_ids")
         return types == 1 if types is not None and any(rule.reads_suffix for rule in self.tree.rules) else None
@@ -172,7 +183,7 @@ class VisionLanguage(Decoder):
         return self.vision.tree.pixels.arguments
 
     def inputs(
-        self, given: Any, images: Mapping[str, Any] | None = None, attention_mask: Tensor | None = None
+        self, given: Given, images: ImageTensors | None = None, attention_mask: Tensor | None = None
     ) -> VisionInputs:
         """Any input as `VisionInputs`: text, ids, the output of a processor."""
         found = {name: value for name, value in (images or {}).items() if value is not None}
@@ -191,7 +202,7 @@ class VisionLanguage(Decoder):
 
     def embedded(
         self,
-        input: Any,
+        input: Given,
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         attention_mask: Tensor | None = None,
@@ -224,7 +235,7 @@ class VisionLanguage(Decoder):
             rule.apply(context, is_image, features)
         return features
 
-    def _prompt_of_stream(self, tokens: Any, images: Mapping[str, Any]) -> VisionInputs:
+    def _prompt_of_stream(self, tokens: Given, images: ImageTensors) -> VisionInputs:
         """The prompt that a stream is of; ValueError if it is not known and images change more than the stream."""
         if tokens is None and (images or self.tree.rules):
             raise ValueError(
@@ -261,7 +272,7 @@ class VisionLanguage(Decoder):
         is_image = self.images_among(tokens)
         return torch.where(is_image, tokens, checked_ids(tokens.masked_fill(is_image, 0), self.cfg.d_vocab))
 
-    def image_features(self, images: Mapping[str, Any]) -> ImageFeatures:
+    def image_features(self, images: ImageTensors) -> ImageFeatures:
         """The vectors of the image tokens, at their sites."""
         return self._features_from(self.tree.vision.pixels.patches(self.vision.embed, **images))
 
@@ -332,7 +343,7 @@ class VisionLanguage(Decoder):
     # ---- places of images --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def image_layout(self, images: Mapping[str, Any]) -> ImageFeatures:
+    def image_layout(self, images: ImageTensors) -> ImageFeatures:
         """The places of the image tokens of some images, without a run of the tower; the vectors have no values."""
         embed, width = self.vision.embed, self.vision.embed.cfg.d_model * len(self.tree.feature_layers or (0,))
         patches = self.tree.vision.pixels.patches(embed, **images)
@@ -344,7 +355,7 @@ class VisionLanguage(Decoder):
         )
         return features
 
-    def image_positions(self, inputs: Any, **images: Any) -> ImagePositions:
+    def image_positions(self, inputs: Given, **images: Tensor) -> ImagePositions:
         """The image, row and column of each token of these inputs; inputs as for `forward`.
 
         >>> import torch
@@ -365,7 +376,7 @@ class VisionLanguage(Decoder):
             return located(is_image, [], torch.empty(0, 2, dtype=torch.long))
         return located(is_image, layout.n_tokens, layout.in_order(layout.cells))
 
-    def patch_grid(self, inputs: Any, **images: Any) -> list[Int[Tensor, "row column"]]:
+    def patch_grid(self, inputs: Given, **images: Tensor) -> list[Int[Tensor, "row column"]]:
         """The position in its prompt of each place of each image; inputs as for `forward`.
 
         >>> import torch
@@ -382,7 +393,7 @@ class VisionLanguage(Decoder):
 
     # ---- checks ------------------------------------------------------------------------------------------------------
 
-    def verify(self, tokens: Any = None) -> Verification:
+    def verify(self, tokens: Given = None) -> Verification:
         """Checks the identities between this model's sites, on random text around two images by default."""
         inputs = self.inputs(self.drawn_inputs() if tokens is None else tokens)
         ids = inputs.tokens.to(self.device)
