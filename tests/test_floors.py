@@ -41,6 +41,7 @@ INSIDE_A_FUNCTION = {("results", "viz"), ("analysis", "viz"), ("interventions", 
 MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
+MAX_UNTYPED = 600  # parameters annotated Any, outside of compat; lower it with each that gets its type
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 Import = tuple[str, int, bool]  # the module imported, the line, whether inside a function
@@ -128,8 +129,32 @@ def too_long(package: Path) -> list[str]:
     return found
 
 
+def untyped(package: Path) -> list[str]:
+    """The parameters that are annotated `Any`, as "function(parameter)"; `compat` has the signatures of another library."""
+    found = []
+    for name, (_, tree) in read(package).items():
+        if name.startswith(f"{package.name}.compat"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                every = [
+                    *node.args.posonlyargs,
+                    *node.args.args,
+                    *node.args.kwonlyargs,
+                    node.args.vararg,
+                    node.args.kwarg,
+                ]
+                any_ = [each.arg for each in every if each and getattr(each.annotation, "id", None) == "Any"]
+                found += [f"{name}.{node.name}({each})" for each in any_]
+    return found
+
+
 def test_imports_go_down_and_never_round() -> None:
     assert violations(PACKAGE) == []
+
+
+def test_few_parameters_are_untyped() -> None:
+    assert len(untyped(PACKAGE)) <= MAX_UNTYPED
 
 
 def test_files_and_functions_are_short() -> None:
@@ -215,3 +240,9 @@ def test_length_is_measured_without_the_docstring(tmp_path: Path) -> None:
 
     package = write(tmp_path / "hooked_lm", {"a.py": function(60), "b.py": function(61), "c.py": "x = 1\n" * 451})
     assert too_long(package) == ["hooked_lm/b.py:1: f, 61 lines", "hooked_lm/c.py: 451 lines"]
+
+
+def test_untyped_parameters_are_counted(tmp_path: Path) -> None:
+    source = "def f(a: Any, *b: Any, c: int = 0, **d: Any): ...\ndef g(a, b: list[Any]): ..."
+    package = write(tmp_path / "hooked_lm", {"a.py": source, "compat/b.py": source})
+    assert untyped(package) == ["hooked_lm.a.f(a)", "hooked_lm.a.f(b)", "hooked_lm.a.f(d)"]

@@ -71,6 +71,7 @@ Given = (
     str | Sequence[str] | Tensor | VisionInputs | Mapping[str, Any] | None
 )  # text, ids, or the output of a processor
 ImageTensors = Mapping[str, Tensor]  # what describes images, under the names that processors give it
+GivenImages = Mapping[str, Tensor | None]  # the same as arguments, of which some may be left out
 Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
 
 

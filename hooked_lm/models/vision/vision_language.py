@@ -30,7 +30,7 @@ from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision import bridge_names, prompts_with_images
 from hooked_lm.models.vision.image_positions import ImagePositions, located
-from hooked_lm.models.vision.inputs import Given, ImageTensors, VisionInputs
+from hooked_lm.models.vision.inputs import Given, GivenImages, ImageTensors, VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
 
 # what processors say of tokens: which are of images, as the ids say too, and labels for training
@@ -183,7 +183,7 @@ class VisionLanguage(Decoder):
         return self.vision.tree.pixels.arguments
 
     def inputs(
-        self, given: Given, images: ImageTensors | None = None, attention_mask: Tensor | None = None
+        self, given: Given, images: GivenImages | None = None, attention_mask: Tensor | None = None
     ) -> VisionInputs:
         """Any input as `VisionInputs`: text, ids, the output of a processor."""
         found = {name: value for name, value in (images or {}).items() if value is not None}
@@ -235,7 +235,7 @@ class VisionLanguage(Decoder):
             rule.apply(context, is_image, features)
         return features
 
-    def _prompt_of_stream(self, tokens: Given, images: ImageTensors) -> VisionInputs:
+    def _prompt_of_stream(self, tokens: Given, images: GivenImages) -> VisionInputs:
         """The prompt that a stream is of; ValueError if it is not known and images change more than the stream."""
         if tokens is None and (images or self.tree.rules):
             raise ValueError(
@@ -355,7 +355,7 @@ class VisionLanguage(Decoder):
         )
         return features
 
-    def image_positions(self, inputs: Given, **images: Tensor) -> ImagePositions:
+    def image_positions(self, inputs: Given, **images: Tensor | None) -> ImagePositions:
         """The image, row and column of each token of these inputs; inputs as for `forward`.
 
         >>> import torch
@@ -376,7 +376,7 @@ class VisionLanguage(Decoder):
             return located(is_image, [], torch.empty(0, 2, dtype=torch.long))
         return located(is_image, layout.n_tokens, layout.in_order(layout.cells))
 
-    def patch_grid(self, inputs: Given, **images: Tensor) -> list[Int[Tensor, "row column"]]:
+    def patch_grid(self, inputs: Given, **images: Tensor | None) -> list[Int[Tensor, "row column"]]:
         """The position in its prompt of each place of each image; inputs as for `forward`.
 
         >>> import torch
