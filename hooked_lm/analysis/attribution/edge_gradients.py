@@ -13,6 +13,7 @@ from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_unhooked, root_mean_square, upcast
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -118,7 +119,7 @@ class _KeepAndStop:
     def __init__(self) -> None:
         self.seen: list[Tensor] = []
 
-    def __call__(self, value: Tensor, hook: Any) -> None:
+    def __call__(self, value: Tensor, hook: HookPoint) -> None:
         self.seen.append(value)
         raise _Stop
 

@@ -259,7 +259,7 @@ class _Cut:
     def _reading(self, reader: Place) -> Callable[[Tensor, Any], Tensor]:
         n_known = max(place.nodes.stop for place in self.runner.writers if self._is_known(place))
 
-        def read(value: Tensor, hook: Any) -> Tensor:
+        def read(value: Tensor, hook: HookPoint) -> Tensor:
             change: Tensor | None = None
             if bool(self.used[:n_known, reader.nodes].any()):
                 known = self.runner.differences[:n_known].flatten(1)
@@ -285,7 +285,7 @@ class _Recording:
     def __init__(self, cut: _Cut, place: Place) -> None:
         self.cut, self.place = cut, place
 
-    def __call__(self, value: Tensor, hook: Any) -> None:
+    def __call__(self, value: Tensor, hook: HookPoint) -> None:
         self.cut.keep(self.place, value)
 
 
@@ -303,7 +303,7 @@ def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[
     def keep(value: Tensor, hook: Any) -> None:
         written[hook.name] = by_site[hook.name].parts(value).permute(2, 0, 1, 3).clone()
 
-    def keep_stream(value: Tensor, hook: Any) -> None:
+    def keep_stream(value: Tensor, hook: HookPoint) -> None:
         streams.append(value.clone())
 
     layers = range(len(model.blocks))

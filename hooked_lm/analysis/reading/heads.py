@@ -14,6 +14,7 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows as Input
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
@@ -389,7 +390,7 @@ class _Look:
     prompts: list[int]
     records = True  # a read-only hook, which needs no copy of the value
 
-    def __call__(self, pattern: Tensor, hook: Any) -> None:
+    def __call__(self, pattern: Tensor, hook: HookPoint) -> None:
         self.see(self.layer, self.prompts, pattern.float())
 
 
