@@ -198,10 +198,19 @@ def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -
 class Source:
     """The source of new values: another run ("clean"), its mean over prompts, zeros, a tensor, or a cache.
 
-    Raises ValueError for another word, and if the other run is missing; TypeError for other types.
+    `shapes` are those of values whose batch are images, if they are known. Raises ValueError for another word, and if the other
+    run is missing; TypeError for other types.
     """
 
-    def __init__(self, model: Any, source: Any, other: Rows | None, tokens: Rows, sites: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        source: Any,
+        other: Rows | None,
+        tokens: Rows,
+        sites: Sequence[str],
+        shapes: Mapping[str, torch.Size] | None = None,
+    ) -> None:
         self.model, self.source = model, source
         self.cache: Mapping[str, Tensor] = {}
         if not isinstance(source, (str, Tensor, Mapping)):
@@ -216,6 +225,8 @@ class Source:
         elif isinstance(source, Mapping):
             self.cache = source
         self.batch, self.tokens, self.sites = len(tokens), tokens, sites
+        if shapes is not None:
+            self._shapes = shapes
 
     @cached_property
     def _shapes(self) -> Mapping[str, torch.Size]:

@@ -77,7 +77,7 @@ def sweep(
         raise ValueError("sites is empty: name at least one")
     plan = Plan(model, first, names, layers, positions, heads, neurons)
     values, changes = (
-        Source(model, source, other, first, plan.sites),
+        Source(model, source, other, first, plan.sites, plan.shapes),
         "corrupted" if direction == "denoise" else "clean",
     )
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)

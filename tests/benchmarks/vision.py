@@ -138,7 +138,7 @@ def sweep_figures(model: Any, given: dict[str, Tensor]) -> list[Figure]:
     )
     _, cache = model.run_with_cache(clean)
     figures = []
-    for short, positions in {"vision.resid_pre": [60, 150], "resid_pre": [60, 150]}.items():
+    for short, positions in {"vision.resid_pre": [30, 60, 90, 120, 150, 180], "resid_pre": [60, 150]}.items():
         n_layers = 3 if short.startswith("vision") else 4  # LLaVA does not read the last block
         sites = [model.names((short, layer))[0] for layer in range(n_layers)]
         cells = [(site, position) for site in sites for position in positions]
@@ -159,7 +159,7 @@ def sweep_figures(model: Any, given: dict[str, Tensor]) -> list[Figure]:
             for site, position in cells:
                 metric(model.run_with_hooks(corrupted, fwd_hooks=[(site, partial(patch, cache[site], position))]))
 
-        figures.append(compare(f"LLaVA, {short}, {len(cells)} cells", sweep, "a loop of runs", loop, 0.7, 3))
+        figures.append(compare(f"LLaVA, {short}, {len(cells)} cells", sweep, "a loop of runs", loop, 0.85, 3))
     return figures
 
 

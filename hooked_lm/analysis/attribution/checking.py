@@ -63,7 +63,7 @@ def exact_values(
     if n < len(places):
         drawn = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:n]
         places = places[drawn.sort().values]
-    new = Source(plan.model, source, other, tokens, plan.sites)
+    new = Source(plan.model, source, other, tokens, plan.sites, plan.shapes)
     values = {site: new.value(site) for site in plan.sites}
     cells = {tuple(place): plan.cell_at(values, place) for place in places.tolist()}
     study = Study(plan.axes, cells, title=f"patching {n} of {int(is_there.sum())} cells", changes=changes)
