@@ -162,7 +162,7 @@ def test_an_ablated_layer_adds_nothing() -> None:
         for name in ("attn_out", "mlp_out", "deepstack")
     ]
     assert_close(mean.values[0], answer(model.run_with_hooks(inputs, fwd_hooks=of_mean)))
-    with pytest.raises(ValueError, match="method='resample' does not draw images"):
+    with pytest.raises(ValueError, match="method='resample' needs values of other prompts"):
         ablate(model, inputs, "layers", metric=answer, method="resample")
 
 
