@@ -1,5 +1,7 @@
 """LLaVA (Liu et al. 2023, arXiv:2304.08485 and arXiv:2310.03744): the tower of CLIP or SigLIP before any language model."""
 
+from collections.abc import Callable
+
 from hooked_lm.components.vision.projector import MLPProjector
 from hooked_lm.families._shared import classic, vision_like
 from hooked_lm.families._shared.reader import HFConfig
@@ -21,18 +23,18 @@ RENAMED = {
 
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
+    return whole(hf, MLPProjector.Config)
+
+
+def whole(hf: HFConfig, projector: Callable[..., MLPProjector.Config]) -> VisionLanguageConfig:
+    """The tree of a config, with a projector of this kind."""
     sides = vision_like.both_sides(hf)
     layers, keeps_class_tokens = vision_like.features_read(hf, sides["vision"])
-    projector = MLPProjector.Config(
-        sides["vision"].embed.d_model * len(layers),
-        sides["embed"].d_model,
-        hf.projector_hidden_act,
-        hf.multimodal_projector_bias,
-        keeps_class_tokens=keeps_class_tokens,
-    )
+    widths = (sides["vision"].embed.d_model * len(layers), sides["embed"].d_model)
+    options = (hf.projector_hidden_act, hf.multimodal_projector_bias, keeps_class_tokens)
     return VisionLanguageConfig(
         **sides,
-        projector=projector,
+        projector=projector(*widths, *options),
         image_token=hf.image_token_index,
         feature_layers=layers,
     )

@@ -1,6 +1,7 @@
 """LLaVA-NeXT (Liu et al. 2024): LLaVA with images cut into tiles, at the resolution that fits them best."""
 
 from dataclasses import replace
+from functools import partial
 
 from hooked_lm.components.vision.tile_projector import TileProjector
 from hooked_lm.components.vision.tiles import TileImages
@@ -22,10 +23,8 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
 
 def tiled(hf: HFConfig, images: type[TileImages], max_tiles: int | None = None) -> VisionLanguageConfig:
     """The tree of a model that reads such images, in pictures of at most so many tiles."""
-    sides = vision_like.both_sides(hf)
-    vision = sides["vision"]
-    layers, keeps_class_tokens = vision_like.features_read(hf, vision)
-    if keeps_class_tokens and vision.embed.n_class_tokens:
+    tree = llava.whole(hf, partial(TileProjector.Config, max_tiles=max_tiles))
+    if tree.projector.keeps_class_tokens and tree.vision.embed.n_class_tokens:
         raise ValueError("vision_feature_select_strategy='full' keeps a class token, which has no place among tiles")
     hf.ignored_by_transformers(use_image_newline_parameter=True)
     size = vision_like.square(hf.vision_config["image_size"], "image_size")
@@ -35,19 +34,7 @@ def tiled(hf: HFConfig, images: type[TileImages], max_tiles: int | None = None) 
             raise ValueError(
                 f"image_grid_pinpoints has {height} x {width}, which is no whole number of tiles of {size} x {size}"
             )
-    projector = TileProjector.Config(
-        vision.embed.d_model * len(layers),
-        sides["embed"].d_model,
-        hf.projector_hidden_act,
-        hf.multimodal_projector_bias,
-        max_tiles=max_tiles,
-    )
-    return VisionLanguageConfig(
-        **{**sides, "vision": replace(vision, pixels=images(size, resolutions))},
-        projector=projector,
-        image_token=hf.image_token_index,
-        feature_layers=layers,
-    )
+    return replace(tree, vision=replace(tree.vision, pixels=images(size, resolutions)))
 
 
 def rows(tree: VisionLanguageConfig) -> list[Row]:
