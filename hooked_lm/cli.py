@@ -174,6 +174,74 @@ def circuit(
 
 @app.command()
 @clean_errors
+def harvest(
+    model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
+    data: Annotated[
+        str, typer.Argument(help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set.")
+    ],
+    output: Annotated[Path, typer.Argument(help="The directory; the harvest is a folder in it.")],
+    site: Annotated[list[str], typer.Option(help="A site, or a glob of sites; may be repeated.")],
+    positions: Annotated[str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1.")] = "all",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    reduce: Annotated[str | None, typer.Option(help="mean, max or last of each row.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in a row, at most; the model's context by default.")
+    ] = None,
+    long: Annotated[str, typer.Option(help="Longer documents: truncate, split or error.")] = "truncate",
+    column: Annotated[str | None, typer.Option(help="The column of the documents.")] = None,
+    max_documents: Annotated[int | None, typer.Option(help="How many documents are read.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a random order of the documents.")] = None,
+    batch_size: Annotated[int, typer.Option(help="How many rows run together.")] = 32,
+    shard_size: Annotated[str, typer.Option(help="The size of a file, about.")] = "512MB",
+    documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
+    shard: Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")] = None,
+    workers: Annotated[int, typer.Option(help="How many processes compute.")] = 1,
+    engine: Annotated[str, typer.Option(help="processes of this machine, or ray.")] = "processes",
+    threads: Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")] = None,
+) -> None:
+    """Write the activations of a corpus to disk; the same command resumes, also under torchrun --no-python."""
+    import torch
+
+    from hooked_lm.harvest import harvest as run
+    from hooked_lm.pretrained import HookedTransformer
+
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ValueError(f"dtype must be float32, bfloat16, float16 or int8, got {dtype!r}")
+    store = run(
+        HookedTransformer.from_pretrained(model),
+        data,
+        site,
+        output,
+        positions=positions if positions in ("all", "text") else _integers("positions", positions, ","),
+        dtype=kind,
+        reduce=reduce,
+        context=context,
+        long=long,
+        column=column,
+        max_documents=max_documents,
+        seed=seed,
+        batch_size=batch_size,
+        shard_size=shard_size,
+        documents_per_shard=documents_per_shard,
+        part=None if shard is None else tuple(_integers("shard", shard, "/", 2)),  # type: ignore[arg-type]
+        n_workers=workers,
+        engine=engine,
+        threads=threads,
+    )
+    console.print(escape(str(store)), soft_wrap=True)
+
+
+def _integers(name: str, text: str, separator: str, n: int | None = None) -> list[int]:
+    """Integers with a separator between them; ValueError for anything else."""
+    parts = text.split(separator)
+    if not all(part.strip().removeprefix("-").isdigit() for part in parts) or len(parts) != (n or len(parts)):
+        raise ValueError(f"{name} must be {n or 'some'} integers with {separator!r} between them, got {text!r}")
+    return [int(part) for part in parts]
+
+
+@app.command()
+@clean_errors
 def verify(
     model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
 ) -> None:

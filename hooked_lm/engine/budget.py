@@ -40,19 +40,20 @@ class Budget:
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
 
 
-def bytes_of(max_memory: int | str) -> int:
+def bytes_of(size: int | str, name: str = "max_memory") -> int:
     """The number of bytes of an int or a string such as "512MB" or "2 GiB"; ValueError for anything else.
 
     >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of(1000)
     (512000000, 1610612736, 1000)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", max_memory) if isinstance(max_memory, str) else None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", size) if isinstance(size, str) else None
     if found is not None:
         number, prefix, is_binary = found.groups()
-        max_memory = int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
-    if not isinstance(max_memory, int) or isinstance(max_memory, bool) or max_memory <= 0:
-        raise ValueError(f"max_memory must be 'auto', a number of bytes or a size such as '512MB', got {max_memory!r}")
-    return max_memory
+        size = int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
+    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
+        auto = "'auto', " if name == "max_memory" else ""
+        raise ValueError(f"{name} must be {auto}a number of bytes or a size such as '512MB', got {size!r}")
+    return size
 
 
 def batches(

@@ -7,7 +7,7 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(
-    title: str, total: int, progress: bool | None, unit: str = "steps", steps: Iterable[Any] | None = None
+    title: str, total: int | None, progress: bool | None, unit: str = "steps", steps: Iterable[Any] | None = None
 ) -> Any:
     """A progress bar: `progress` None shows it after one second, True at once, False never.
 

@@ -1,0 +1,7 @@
+"""Activations of a whole corpus on disk: write them with `harvest`, read them with `ActivationStore`."""
+
+from hooked_lm.harvest.plan import Plan
+from hooked_lm.harvest.run import harvest
+from hooked_lm.harvest.store import ActivationStore, Column
+
+__all__ = ["ActivationStore", "Column", "Plan", "harvest"]

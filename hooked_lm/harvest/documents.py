@@ -1,0 +1,193 @@
+"""The documents of a corpus, by number: texts or token ids from memory, files, or a dataset of Hugging Face."""
+
+import glob
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+Document = str | Sequence[int]
+COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
+BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
+SAMPLE = 1000  # documents, evenly spaced, that stand for a corpus where lengths are estimated and content is compared
+
+
+@runtime_checkable
+class Documents(Protocol):
+    """A numbered sequence of documents that gives the same documents each time."""
+
+    @property
+    def n_documents(self) -> int | None:
+        """The number of documents; None for a stream whose end is not known."""
+
+    def between(self, start: int, end: int) -> list[tuple[int, Document]]:
+        """The documents at these places, each with its number in the data set; fewer where a stream ends."""
+
+    def about(self) -> dict[str, Any]:
+        """What identifies the data set."""
+
+
+class Listed:
+    """Documents of known number, that can be read in any order; shuffled if there is a seed."""
+
+    def __init__(self, documents: Any, kind: str, n_documents: int, seed: int | None = None) -> None:
+        self.documents, self.kind, self.n_documents, self.seed = documents, kind, n_documents, seed
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self.order = None if seed is None else torch.randperm(n_documents, generator=generator)
+
+    def between(self, start: int, end: int) -> list[tuple[int, Document]]:
+        places = range(start, min(end, self.n_documents))
+        numbers = list(places) if self.order is None else self.order[start:end].tolist()
+        return list(zip(numbers, self._read(numbers), strict=True))
+
+    def _read(self, numbers: Sequence[int]) -> list[Document]:
+        return [checked(self.documents[number], number) for number in numbers]
+
+    def about(self) -> dict[str, Any]:
+        step = max(1, self.n_documents // SAMPLE)
+        read = self._read(range(0, self.n_documents, step)[:SAMPLE])
+        return {"kind": self.kind, "documents": self.n_documents, "seed": self.seed, "sample": digest(read)}
+
+
+class InDataset(Listed):
+    """The documents in a column of a `datasets.Dataset`."""
+
+    def __init__(self, dataset: Any, column: str | None, n_documents: int, seed: int | None) -> None:
+        self.column = column_of(dataset.column_names, column)
+        super().__init__(dataset.select_columns([self.column]), "dataset", n_documents, seed)
+
+    def _read(self, numbers: Sequence[int]) -> list[Document]:
+        if not len(numbers):
+            return []
+        column = self.documents[list(numbers)][self.column]
+        return [checked(each, number) for number, each in zip(numbers, column, strict=True)]
+
+    def about(self) -> dict[str, Any]:
+        return {**super().about(), "column": self.column}
+
+
+class Streamed:
+    """The documents in a column of a `datasets.IterableDataset`, or of another iterable that can be read again."""
+
+    def __init__(self, stream: Any, column: str | None, n_documents: int | None) -> None:
+        self.stream, self.column, self.n_documents = stream, column, n_documents
+        self.place = 0
+        self.reader: Iterator[Any] | None = None
+
+    def between(self, start: int, end: int) -> list[tuple[int, Document]]:
+        end = end if self.n_documents is None else min(end, self.n_documents)
+        if self.reader is None or start != self.place:
+            whole = self.stream.skip(start) if hasattr(self.stream, "skip") else _from(self.stream, start)
+            self.reader = iter(whole)
+        found = []
+        for number, row in zip(range(start, end), self.reader, strict=False):
+            found.append((number, checked(self._of(row), number)))
+        self.place = start + len(found)
+        return found
+
+    def _of(self, row: Any) -> Any:
+        if not isinstance(row, dict):
+            return row
+        self.column = column_of(list(row), self.column)
+        return row[self.column]
+
+    def about(self) -> dict[str, Any]:
+        first = [document for _, document in self.between(0, SAMPLE)]
+        self.reader = None
+        return {"kind": "stream", "documents": self.n_documents, "column": self.column, "sample": digest(first)}
+
+
+def documents_of(
+    source: Any, column: str | None = None, max_documents: int | None = None, seed: int | None = None
+) -> Documents:
+    """The documents of a source; see `harvest` for what a source can be.
+
+    Raises ValueError for an empty source and a column that does not exist, FileNotFoundError for a path without files,
+    TypeError for another source, ImportError if the source needs the package `datasets` and it is missing.
+    """
+    if max_documents is not None and max_documents < 1:
+        raise ValueError(f"max_documents must be at least 1, got {max_documents}")
+    if isinstance(source, (str, os.PathLike)):
+        source = loaded(source)
+    if isinstance(source, Tensor):
+        source = source.tolist()
+    if isinstance(source, Sequence):
+        kind, n_documents = "list", len(source)
+        made: Documents = Listed(source, kind, _at_most(n_documents, max_documents), seed)
+    elif hasattr(source, "select_columns") and hasattr(source, "__len__"):
+        made = InDataset(source, column, _at_most(len(source), max_documents), seed)
+    elif hasattr(source, "__iter__") and not isinstance(source, (Iterator, dict)):
+        if seed is not None:
+            raise ValueError("a stream cannot be shuffled by a seed: leave seed out, or load the whole data set")
+        made = Streamed(source, column, max_documents)
+    else:
+        raise TypeError(
+            "the data must be a list of texts, token ids [document, pos], a path, the name of a data set or a data set of "
+            f"Hugging Face; got a {type(source).__name__}"
+        )
+    if not made.between(0, 1):
+        raise ValueError("the data set is empty: there is nothing to harvest")
+    return made
+
+
+def loaded(source: str | os.PathLike[str]) -> Any:
+    """The data set that a path or a name means; several files by a pattern such as "corpus/*.jsonl"."""
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError(
+            "files and named data sets need the package datasets: pip install 'hooked-lm[corpus]'"
+        ) from None
+    path = Path(source)
+    names = sorted(glob.glob(str(source), recursive=True)) if not path.is_dir() else sorted(map(str, path.rglob("*")))
+    files = [name for name in names if Path(name).suffix in BUILDERS]
+    if files:
+        if len(kinds := {Path(name).suffix for name in files}) > 1:
+            raise ValueError(f"{source} has files of several kinds, {', '.join(sorted(kinds))}: name one of them")
+        return datasets.load_dataset(BUILDERS[kinds.pop()], data_files=files, split="train")
+    if path.is_dir() and (path / "dataset_info.json").exists():
+        return datasets.load_from_disk(str(path))
+    if path.suffix in BUILDERS or path.exists() or str(source).startswith((".", "/", "~")):
+        raise FileNotFoundError(f"no file of {', '.join(BUILDERS)} is at {source}")
+    return datasets.load_dataset(str(source), split="train")
+
+
+def column_of(columns: Sequence[str], column: str | None) -> str:
+    """The column of the documents. Raises ValueError for one that does not exist, and if none can be guessed."""
+    wanted = [column] if column is not None else [name for name in COLUMNS if name in columns]
+    if not wanted or wanted[0] not in columns:
+        what = "which column has the documents? column=" if column is None else f"there is no column {column!r}: "
+        raise ValueError(f"{what}one of {', '.join(map(repr, columns))}")
+    return wanted[0]
+
+
+def checked(document: Any, number: int) -> Document:
+    """A text or a list of ids; raises TypeError for anything else."""
+    if isinstance(document, Tensor):
+        document = document.tolist()
+    if isinstance(document, str) or (isinstance(document, Sequence) and all(isinstance(i, int) for i in document)):
+        return document
+    raise TypeError(f"document {number} must be a text or a list of token ids, got a {type(document).__name__}")
+
+
+def digest(documents: Sequence[Document]) -> str:
+    """A hash of documents."""
+    whole = hashlib.sha256()
+    for document in documents:
+        whole.update(hashlib.sha256(repr(document if isinstance(document, str) else list(document)).encode()).digest())
+    return whole.hexdigest()
+
+
+def _at_most(n: int, most: int | None) -> int:
+    return n if most is None else min(n, most)
+
+
+def _from(iterable: Any, start: int) -> Iterator[Any]:
+    reader = iter(iterable)
+    for _ in zip(range(start), reader, strict=False):
+        pass
+    return reader

@@ -1,0 +1,122 @@
+"""Harvests the activations of a corpus: plans, computes the shards that are missing, and opens the store."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hooked_lm.engine.budget import bytes_of
+from hooked_lm.harvest.documents import documents_of
+from hooked_lm.harvest.job import job_of
+from hooked_lm.harvest.rows import RowMaker
+from hooked_lm.harvest.store import ActivationStore
+from hooked_lm.harvest.workers import ENGINES
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.indices import Indices
+from hooked_lm.hooks.select import Site
+
+Part = tuple[int, int]
+
+
+def harvest(
+    model: HookedRootModule,
+    data: Any,
+    sites: Site,
+    directory: str | os.PathLike[str],
+    *,
+    positions: str | Indices = "all",
+    dtype: torch.dtype = torch.float32,
+    reduce: str | None = None,
+    context: int | None = None,
+    long: str = "truncate",
+    prepend_bos: bool | None = None,
+    column: str | None = None,
+    max_documents: int | None = None,
+    seed: int | None = None,
+    batch_size: int = 32,
+    shard_size: int | str = "512MB",
+    documents_per_shard: int | None = None,
+    part: Part | None = None,
+    n_workers: int = 1,
+    engine: str = "processes",
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> ActivationStore:
+    """Writes the activations of a corpus to disk, and opens them.
+
+    The corpus is cut into shards, each a safetensors file with a record of its checksum. The same call resumes an interrupted
+    harvest: shards with a record are not computed again. Several processes may work on one directory, each on its `part`.
+
+    Args:
+        data: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
+            a file, a folder or a pattern of jsonl, parquet, csv or txt (a line of a txt file is a document).
+        sites: names, short names or globs of sites with a vector for each token.
+        directory: the harvest is a folder in it, whose name has the hash of its plan.
+        positions: "all" tokens, those of the "text" (without special tokens), or indices of positions in each row.
+        dtype: float32, bfloat16, float16, or int8 with one scale for each vector.
+        reduce: "mean", "max" or "last" of each row's tokens that are kept; None: every token.
+        context: the largest number of tokens in a row; the model's n_ctx if None.
+        long: what happens to longer documents: "truncate", "split" (into several rows, each with BOS) or "error".
+        prepend_bos: whether texts begin with a BOS token; the model's default if None.
+        column: the column of the documents; by default "text", "input_ids" or "tokens".
+        max_documents: how many documents are read.
+        seed: of a random order of the documents; None: their own order.
+        batch_size: how many rows run together.
+        shard_size: the size of a shard's file, about; "512MB", or bytes. `documents_per_shard` gives it in documents instead.
+        part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        n_workers, engine: how many processes compute shards, each with a model of its own: processes of this machine, or with
+            "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
+        threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None.
+
+    Raises, before anything is computed, ValueError and TypeError for unsuitable arguments, data or sites; OSError if the disk
+    is full; FloatingPointError for activations that are not finite. Shards that are complete are kept.
+
+    >>> import tempfile
+    >>> from hooked_lm import HookedTransformer
+    >>> model, folder = HookedTransformer.from_pretrained("demo"), tempfile.mkdtemp()
+    >>> store = harvest(model, ["Mary gave it to John", "John went home"], ("resid_post", 1), folder)
+    >>> store.sites, store[store.sites[0]].shape
+    (['blocks.1.hook_resid_post'], (10, 128))
+    """
+    job = job_of(
+        model,
+        documents_of(data, column, max_documents, seed),
+        sites,
+        directory,
+        RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos),
+        dtype=dtype,
+        reduce=reduce,
+        batch_size=batch_size,
+        shard_bytes=bytes_of(shard_size, "shard_size"),
+        documents_per_shard=documents_per_shard,
+        threads=threads,
+    )
+    shards = shards_of(part or rank_of_torchrun(), job.plan.n_shards)
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+    if n_workers < 1:
+        raise ValueError(f"n_workers must be at least 1, got {n_workers}")
+    if n_workers == 1 and engine == "processes":
+        job.compute(shards, progress)
+    else:
+        ENGINES[engine](job, shards, n_workers, progress)
+    return ActivationStore(job.folder)
+
+
+def shards_of(part: Part, n_shards: int | None) -> Iterator[int]:
+    """The shards of a part (i, n): every n-th, from the i-th on; without end if their number is not known."""
+    i, n = part
+    if not (n >= 1 and 0 <= i < n):
+        raise ValueError(f"part must be (i, n) with 0 <= i < n, got {part}")
+    shard = i
+    while n_shards is None or shard < n_shards:
+        yield shard
+        shard += n
+
+
+def rank_of_torchrun() -> Part:
+    """The part of a process that torchrun started; else everything."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return 0, 1
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

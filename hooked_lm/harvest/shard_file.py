@@ -1,0 +1,200 @@
+"""A shard on disk: a safetensors file written in pieces, and the record that makes it valid."""
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CODES = {
+    torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
+    torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
+}  # fmt: skip
+TYPES = {code: dtype for dtype, code in CODES.items()}
+PIECE = 1 << 23  # bytes that are read at once for a checksum
+UNFINISHED = ".unfinished"
+
+Layout = Mapping[str, tuple[torch.dtype, list[int]]]
+
+
+def shard_path(folder: Path, shard: int) -> Path:
+    """The file of a shard's tensors."""
+    return folder / f"shard-{shard:06d}.safetensors"
+
+
+def record_path(folder: Path, shard: int) -> Path:
+    """The file of a shard's record; without it the shard does not exist."""
+    return folder / f"shard-{shard:06d}.json"
+
+
+class ShardFile:
+    """A safetensors file of known layout that is filled in pieces, in any order.
+
+    It has a temporary name until `commit`. Raises OSError if the disk has no space.
+    """
+
+    def __init__(self, folder: Path, shard: int, layout: Layout) -> None:
+        self.folder, self.shard = folder, shard
+        self.path = shard_path(folder, shard).with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}")
+        header: dict[str, Any] = {}
+        self.starts: dict[str, int] = {}
+        self.row_bytes: dict[str, int] = {}
+        at = 0
+        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+            size = dtype.itemsize * torch.Size(shape).numel()
+            header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [at, at + size]}
+            self.starts[name], self.row_bytes[name] = at, dtype.itemsize * torch.Size(shape[1:]).numel()
+            at += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.begin = 8 + len(text)
+        self.size = self.begin + at
+        self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            self._write(0, len(text).to_bytes(8, "little") + text)
+            self._reserve()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _reserve(self) -> None:
+        """Takes the space on disk, so that a full disk is seen before anything is computed."""
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.file, 0, self.size)
+            else:
+                os.truncate(self.file, self.size)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"no space for shard {self.shard} of {self.size / 2**20:.1f} MiB in {self.folder} "
+                f"({os.strerror(error.errno or 0)}); what is complete is kept: make space and run the same command again",
+            ) from None
+
+    def write(self, name: str, row: int, values: Tensor) -> None:
+        """Writes rows of a tensor, from a row on."""
+        if values.numel():
+            data = values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
+            self._write(self.begin + self.starts[name] + row * self.row_bytes[name], data)
+
+    def _write(self, at: int, data: Any) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self.file, view, at)
+            view, at = view[written:], at + written
+
+    def commit(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Makes the shard and its record valid, and returns the record.
+
+        Raises ValueError if the shard exists with other bytes.
+        """
+        os.fsync(self.file)
+        record = {
+            **record,
+            "file": shard_path(self.folder, self.shard).name,
+            "bytes": self.size,
+            "sha256": checksum(self.path),
+        }
+        os.close(self.file)
+        self.file = -1
+        final = record_path(self.folder, self.shard)
+        if final.exists():
+            self.discard()
+            return _the_same(json.loads(final.read_text()), record, final)
+        os.replace(self.path, shard_path(self.folder, self.shard))
+        sync_folder(self.folder)
+        return record if write_record(final, record) else _the_same(json.loads(final.read_text()), record, final)
+
+    def discard(self) -> None:
+        """Removes the unfinished file."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+        self.path.unlink(missing_ok=True)
+
+
+def _the_same(known: dict[str, Any], record: dict[str, Any], path: Path) -> dict[str, Any]:
+    if known["sha256"] != record["sha256"]:
+        raise ValueError(
+            f"{path.stem} was written before with other bytes ({known['sha256'][:12]}, now {record['sha256'][:12]}): the "
+            "machines or libraries that write here do not compute the same; the first is kept"
+        )
+    return known
+
+
+def write_record(path: Path, record: dict[str, Any]) -> bool:
+    """Writes a record so that it is there as a whole or not at all, also after a loss of power; False if there was one."""
+    unfinished = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}-record")
+    with unfinished.open("w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renamed files of a folder survive a loss of power."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file, as the command sha256sum prints it."""
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            whole.update(piece)
+    return whole.hexdigest()
+
+
+def layout_of(path: Path) -> dict[str, tuple[torch.dtype, list[int], int]]:
+    """The tensors of a safetensors file: type, shape, and the byte at which each begins.
+
+    Raises ValueError for a file that is not one.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        return {
+            name: (TYPES[of["dtype"]], of["shape"], 8 + length + of["data_offsets"][0]) for name, of in header.items()
+        }
+    except (ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes unfinished files that processes of this machine left behind when they were killed."""
+    own = f"{socket.gethostname()}-"
+    for path in folder.glob(f"*{UNFINISHED}*"):
+        writer = path.name.split(".", 1)[1].partition(UNFINISHED)[0]
+        if writer.startswith(own) and not _is_running(int(writer.removeprefix(own))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

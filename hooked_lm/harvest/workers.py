@@ -1,0 +1,126 @@
+"""Harvests by several processes: of this machine, or of a Ray cluster."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import Any
+
+import torch
+
+from hooked_lm.engine.progress import progress_bar
+from hooked_lm.harvest.job import Job
+
+ATTEMPTS = 3  # of a shard whose workers die
+DIED = "a worker died, as when memory runs out; complete shards are kept: run the same command again"
+
+_job: Job | None = None  # of a worker process
+
+
+def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:
+    """Computes shards by processes of this machine, with one model each; on GPUs each has one of its own.
+
+    The weights of a model on the CPU are shared. Raises RuntimeError if a worker dies.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    parts = _parts(job, shards, n_workers)
+    with ProcessPoolExecutor(len(parts), context, _start, (job,)) as pool:
+        futures = [pool.submit(_compute, part, number) for number, part in enumerate(parts)]
+        total = None if job.plan.n_shards is None else sum(map(len, parts))
+        with progress_bar("harvest", total, progress, unit="shards") as bar:
+            known = _n_done(job)
+            while (done := wait(futures, 0.2, FIRST_EXCEPTION)).done != set(futures):
+                bar.update((now := _n_done(job)) - known)
+                known = now
+                if any(future.exception() for future in done.done):
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    break
+        try:
+            for future in futures:
+                if future.done():
+                    future.result()
+        except BrokenProcessPool:
+            raise RuntimeError(DIED) from None
+
+
+def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Any]:
+    """The shards of each worker: lists, or (first, step) of a stream whose end is not known."""
+    if job.plan.n_shards is None:
+        first, second = islice(shards, 2)
+        step = second - first
+        return [(first + i * step, step * n_workers) for i in range(n_workers)]
+    left = job.left(shards)
+    return [part for i in range(n_workers) if (part := left[i::n_workers])] or [[]]
+
+
+def _n_done(job: Job) -> int:
+    return len(list(job.folder.glob("shard-*.json")))
+
+
+def _start(job: Job) -> None:
+    global _job
+    _job = job
+
+
+def _compute(part: Any, number: int) -> None:
+    assert _job is not None, "the worker has started"
+    if torch.cuda.device_count() > 1 and _job.plan.model["device"] == "cuda":
+        _job.maker.model.to(f"cuda:{number % torch.cuda.device_count()}")
+    shards = part if isinstance(part, list) else iter(range(part[0], 1 << 62, part[1]))
+    _job.compute(shards, progress=False)
+
+
+def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:
+    """Computes shards by actors of a Ray cluster, which is started on this machine if there is none.
+
+    Each actor has a model; the shard of an actor that dies goes to another. The folder must be the same on all machines. Raises
+    ImportError without Ray, ValueError for a stream whose end is not known, RuntimeError if a shard kills three actors.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ImportError("engine='ray' needs the package ray: pip install 'hooked-lm[ray]'") from None
+    if job.plan.n_shards is None:
+        raise ValueError("engine='ray' gives out shards of known number: give max_documents for a stream")
+    on_gpu = job.plan.model["device"] == "cuda"
+    actor = ray.remote(num_cpus=job.plan.threads, num_gpus=int(on_gpu))(Worker)
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)
+    shared, left = ray.put(job), job.left(shards)
+    died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
+    attempts: dict[int, int] = dict.fromkeys(left, 0)
+    running: dict[Any, tuple[Any, int]] = {}
+    with progress_bar("harvest", len(left), progress, unit="shards") as bar:
+        idle = [actor.remote(shared) for _ in range(min(n_workers, len(left)))]
+        while left or running:
+            while left and idle:
+                worker, shard = idle.pop(), left.pop(0)
+                running[worker.compute.remote(shard)] = worker, shard
+            [ready], _ = ray.wait(list(running), num_returns=1)
+            worker, shard = running.pop(ready)
+            try:
+                ray.get(ready)
+                idle.append(worker)
+                bar.update()
+            except died:
+                attempts[shard] += 1
+                if attempts[shard] == ATTEMPTS:
+                    raise RuntimeError(f"shard {shard}, {ATTEMPTS} times: {DIED}") from None
+                left.insert(0, shard)
+                idle.append(actor.remote(shared))
+        for worker in idle:
+            ray.kill(worker)
+
+
+class Worker:
+    """An actor that computes shards."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def compute(self, shard: int) -> None:
+        """Computes one shard."""
+        self.job.compute([shard], progress=False)
+
+
+ENGINES: dict[str, Callable[..., None]] = {"processes": by_processes, "ray": by_ray}
