@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from hooked_lm.engine.fingerprint import Digest
-from hooked_lm.engine.forward_to import forward_to
 from hooked_lm.files import replacing
 from hooked_lm.harvest.documents import SAMPLE, Documents
 from hooked_lm.harvest.rows import RowMaker
@@ -204,9 +203,7 @@ def stored_values(
             )
     tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
     with torch.no_grad():
-        cache = model.run_with_cache(tokens, names_filter=names, return_cache_object=False, **forward_to(model, names))[
-            1
-        ]
+        cache = model.run_with_cache(tokens, names_filter=names, return_cache_object=False, return_type=None)[1]
     if missing := [name for name in names if name not in cache]:
         raise ValueError(f"'{missing[0]}' was not reached in a forward pass, so that there is nothing to keep")
     kind = str(dtype).removeprefix("torch.")

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.forward_to import forward_to
 from hooked_lm.harvest.documents import Documents
 from hooked_lm.harvest.plan import Plan
 from hooked_lm.harvest.rows import RowMaker, Rows, batched, padded_batch
@@ -85,7 +84,7 @@ def forwards(plan: Plan, rows: Rows, maker: RowMaker, advance: Callable[[int], A
     device = next(model.parameters()).device
     sites = list(plan.sites)
     pad = 0 if getattr(model, "tokenizer", None) is None else model.tokens.pad_id
-    options = {"names_filter": sites, "return_cache_object": False, **forward_to(model, sites)}
+    options = {"names_filter": sites, "return_cache_object": False, "return_type": None}
     for which in batched(rows, plan.batch_size):
         tokens, mask = padded_batch(rows, which, pad)
         masked = {} if mask is None else {"attention_mask": mask.long().to(device)}

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.harvest import harvest
-from hooked_lm.interventions.dictionaries import Settings, TopK, train_on
+from hooked_lm.interventions.dictionaries import Settings, TopK, train_dictionary, train_on
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"]
 TEXTS = [
@@ -177,3 +178,37 @@ def test_a_dictionary_is_trained_from_a_store(model: HookedTransformer, tmp_path
     half = train_on(stream, cfg, settings, directory=tmp_path / "run", checkpoint_every=10)
     assert torch.equal(whole.losses.values, half.losses.values)
     assert float(whole.losses.values[-1]) < float(whole.losses.values[0])
+
+
+def test_no_more_layers_run_than_the_sites_need(model: HookedTransformer, tmp_path: Path) -> None:
+    ran: list[str] = []
+    handles = [
+        block.register_forward_hook(lambda *_, i=i: ran.append(f"block {i}")) for i, block in enumerate(model.blocks)
+    ]
+    handles.append(model.unembed.register_forward_hook(lambda *_: ran.append("unembed")))
+    try:
+        store = harvest(model, TEXTS, SITES[0], tmp_path)
+        train_dictionary(
+            model, TEXTS[:2] * 4, site=("mlp_out", 0), width=8, k=2, steps=2, vectors_per_step=4, held_out=0.0
+        )
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert store.is_complete
+    assert set(ran) == {"block 0"}
+
+
+def test_data_sets(model: HookedTransformer, tmp_path: Path) -> None:
+    store = harvest(model, TEXTS, SITES, tmp_path, documents_per_shard=2, dtype=torch.bfloat16)
+    tokens = store.to_datasets(SITES[1]).with_format("torch")
+    assert len(tokens) == len(store)
+    assert torch.equal(tokens[:][SITES[1]], store[SITES[1]][:].flatten(1).float())
+    assert tokens[:]["documents"].tolist() == store["documents"][:].tolist()
+    loader = DataLoader(store.to_torch_dataset(), batch_size=5)
+    assert torch.equal(torch.cat([batch[SITES[0]] for batch in loader]), store[SITES[0]][:])
+    rows = harvest(model, TEXTS, SITES, tmp_path, context=6)
+    with pytest.warns(UserWarning, match="2 of 4 rows are shorter than 6 tokens"):
+        whole = rows.to_datasets(schema="sae_lens").with_format("torch")
+    assert whole[SITES[0]][:].shape == (2, 6, 128)
+    assert torch.equal(whole[1][SITES[1]], by_hand(model, TEXTS[3:4], SITES[1], context=6).flatten(1))
+    assert whole[1]["token_ids"].tolist() == model.to_tokens(TEXTS[3])[0, :6].tolist()

@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import flat
+from hooked_lm.models.base import BaseModel
 from hooked_lm.results.scores import origin
 
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
@@ -109,6 +110,8 @@ class Activations:
         """The vectors at the sites for these prompts, [row, width]: one row for each position."""
         inputs, mask = self.inputs(rows)
         options: dict[str, Any] = {} if mask is None else {"attention_mask": mask.long()}
+        if isinstance(self.model, BaseModel):  # then no more is computed than the sites need
+            options["return_type"] = None
         _, cache = self.model.run_with_cache(inputs, names_filter=self.sites, **options)
         found = []
         for site in self.sites:

@@ -1,0 +1,106 @@
+"""The activations of a store as a data set of Hugging Face, or of torch."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from hooked_lm.harvest.columns import Column, Columns
+from hooked_lm.harvest.shard import COLUMNS
+
+TOKENS_AT_ONCE = 4096
+KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float32"}  # Arrow has no bfloat16
+
+
+def by_token(store: Columns, sites: Sequence[str]) -> Any:
+    """A `datasets.Dataset` with an example for each token: its vectors, heads flattened, and what is known of it."""
+    datasets = _datasets()
+    features = {site: _vector(datasets, store[site]) for site in sites}
+    kinds = {"tokens": "int32", "documents": "int64", "positions": "int32", "is_special": "bool"}
+    features |= {name: datasets.Value(kinds[name]) for name in COLUMNS}
+
+    def examples() -> Iterator[dict[str, Any]]:
+        for start in range(0, len(store), TOKENS_AT_ONCE):
+            some = {name: _plain(store[name][start : start + TOKENS_AT_ONCE]) for name in features}
+            yield from (dict(zip(some, row, strict=True)) for row in zip(*some.values(), strict=True))
+
+    return datasets.Dataset.from_generator(examples, features=datasets.Features(features))
+
+
+def by_row(store: Columns, sites: Sequence[str]) -> Any:
+    """A `datasets.Dataset` in the schema of SAELens: an example for each row of the full context.
+
+    Each site is an array [context, d_in], heads flattened; "token_ids" are the row's tokens. Shorter rows are left out, with a
+    warning. Raises ValueError if there is no other.
+    """
+    datasets = _datasets()
+    context = store.plan.rows["context"]
+    starts = rows_of(store)
+    whole = [start for start, end in starts if end - start == context]
+    if not whole:
+        raise ValueError(f"no row has the full context of {context} tokens: harvest with context=... or long='split'")
+    if len(whole) < len(starts):
+        warnings.warn(
+            f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens", stacklevel=3
+        )
+    widths = {site: torch.Size(store[site].shape[1:]).numel() for site in sites}
+    features = {site: datasets.Array2D((context, width), KINDS[store[site].dtype]) for site, width in widths.items()}
+    features["token_ids"] = datasets.Sequence(datasets.Value("int32"), length=context)
+
+    def examples() -> Iterator[dict[str, Any]]:
+        for start in whole:
+            row = slice(start, start + context)
+            yield {site: _plain(store[site][row]) for site in sites} | {"token_ids": store["tokens"][row].tolist()}
+
+    return datasets.Dataset.from_generator(examples, features=datasets.Features(features))
+
+
+def rows_of(store: Columns) -> list[tuple[int, int]]:
+    """The first token of each row, and the one after its last."""
+    documents, positions = store["documents"][:], store["positions"][:]
+    begins = (documents[1:] != documents[:-1]) | (positions[1:] <= positions[:-1])
+    bounds = [0, *(begins.nonzero()[:, 0] + 1).tolist(), len(store)]
+    return [] if not len(store) else list(pairwise(bounds))
+
+
+class TokenDataset(Dataset[dict[str, Tensor]]):
+    """A data set of torch with an example for each token; read many at once with a `BatchSampler`, as `__getitems__` does."""
+
+    def __init__(self, store: Columns, names: Sequence[str]) -> None:
+        self.columns: dict[str, Column] = {name: store[name] for name in names}
+        self.n = len(store)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, token: int) -> dict[str, Tensor]:
+        return {name: column[token] for name, column in self.columns.items()}
+
+    def __getitems__(self, tokens: list[int]) -> list[dict[str, Tensor]]:
+        found = {name: column[tokens] for name, column in self.columns.items()}
+        return [{name: values[i] for name, values in found.items()} for i in range(len(tokens))]
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError(
+            "a data set of Hugging Face needs the package datasets: pip install 'hooked-lm[corpus]'"
+        ) from None
+    return datasets
+
+
+def _vector(datasets: Any, column: Column) -> Any:
+    return datasets.Sequence(datasets.Value(KINDS[column.dtype]), length=torch.Size(column.shape[1:]).numel())
+
+
+def _plain(values: Tensor | Int[Tensor, " token"]) -> Any:
+    if values.dtype == torch.bfloat16:
+        values = values.float()
+    return values.flatten(1).numpy() if values.ndim > 1 else values.tolist()
