@@ -2,19 +2,20 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from hooked_lm.harvest.documents import Documents
 from hooked_lm.harvest.plan import Plan
 from hooked_lm.harvest.rows import RowMaker, Rows, batched, padded_batch
 from hooked_lm.harvest.shard_file import Layout, ShardFile
-from hooked_lm.harvest.statistics import Statistics
 from hooked_lm.harvest.stored_value import REDUCTIONS
+from hooked_lm.interventions.statistics import Moments
 
 COLUMNS = {
     "tokens": torch.int32, "documents": torch.int64, "positions": torch.int32, "is_special": torch.bool,
@@ -48,10 +49,10 @@ def write_shard(
         columns = {name: column[last] for name, column in columns.items()}
     file = ShardFile(folder, shard, layout(plan, sum(counts)))
     try:
-        statistics = {site: Statistics(value.shape) for site, value in plan.values.items()}
+        moments = {site: moments_of(value.shape) for site, value in plan.values.items()}
         for name, column in columns.items():
             file.write(name, 0, column.to(COLUMNS[name]))
-        with Writer(plan, file, statistics, counts) as writer:
+        with Writer(plan, file, moments, counts) as writer:
             for which, values in forwards(plan, rows, maker, advance):
                 writer.put(which, values)
         return file.commit(
@@ -61,7 +62,7 @@ def write_shard(
                 "rows": len(rows.ids),
                 "tokens": sum(counts),
                 "is_last": plan.data["documents"] is None and len(texts) < end - start,
-                "sites": {site: of.about() for site, of in statistics.items()},
+                "sites": {site: about(of) for site, of in moments.items()},
             }
         )
     except BaseException:
@@ -110,8 +111,8 @@ def _kept(value: Tensor, rows: Rows, which: list[int], plan: Plan) -> Tensor:
 class Writer:
     """A thread that writes the values of batches, while the next ones are computed."""
 
-    def __init__(self, plan: Plan, file: ShardFile, statistics: dict[str, Statistics], counts: list[int]) -> None:
-        self.plan, self.file, self.statistics, self.counts = plan, file, statistics, counts
+    def __init__(self, plan: Plan, file: ShardFile, moments: dict[str, Moments], counts: list[int]) -> None:
+        self.plan, self.file, self.moments, self.counts = plan, file, moments, counts
         self.starts = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
         self.queue: queue.Queue[tuple[list[int], Values] | None] = queue.Queue(AHEAD)
         self.error: BaseException | None = None
@@ -145,9 +146,27 @@ class Writer:
         for site, kept in values.items():
             stored = self.plan.values[site].stored(kept.cpu())
             restored = self.plan.values[site].restored(stored)
-            self.statistics[site].add(restored, site, self.plan.sites[site]["dtype"])
+            self._count(site, restored.flatten(1))
             for ending, tensor in stored.items():
                 at = 0
                 for row in which:
                     self.file.write(f"{site}{ending}", self.starts[row], tensor[at : at + self.counts[row]])
                     at += self.counts[row]
+
+    def _count(self, site: str, values: Shaped[Tensor, "token width"]) -> None:
+        self.moments[site].add(values)
+        if not bool(self.moments[site].mean.isfinite().all()):
+            raise FloatingPointError(
+                f"'{site}' has values that are not finite in {self.plan.sites[site]['dtype']}: nothing of this shard is kept; "
+                "bfloat16 and float32 hold larger values than float16"
+            )
+
+
+def moments_of(shape: Sequence[int]) -> Moments:
+    """Mean and M2 of vectors of a shape, without any yet."""
+    return Moments(tuple(shape), torch.device("cpu"), covariance=False, edges=None)
+
+
+def about(moments: Moments) -> dict[str, list[float]]:
+    """Mean and M2, the sum of squared differences from the mean, as lists of the flattened vector."""
+    return {"mean": moments.mean.tolist(), "m2": moments.spread.tolist()}

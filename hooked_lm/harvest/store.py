@@ -4,16 +4,17 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.harvest import export
 from hooked_lm.harvest.columns import Columns
-from hooked_lm.harvest.shard import COLUMNS
+from hooked_lm.harvest.shard import COLUMNS, moments_of
 from hooked_lm.harvest.shard_file import checksum, record_path, shard_path
 from hooked_lm.harvest.shuffled import ShuffledVectors
-from hooked_lm.harvest.statistics import Statistics
+from hooked_lm.interventions.statistics import Summary
 
 
 class ActivationStore(Columns):
@@ -31,18 +32,19 @@ class ActivationStore(Columns):
 
     def mean(self, site: str) -> Float[Tensor, "*width"]:
         """The mean vector of a site, in float64."""
-        return self._statistics(site).mean
+        return self._summary(site).mean
 
     def variance(self, site: str) -> Float[Tensor, "*width"]:
         """The variance of each number of a site's vectors, in float64."""
-        return self._statistics(site).variance
+        return self._summary(site).variance
 
-    def _statistics(self, site: str) -> Statistics:
-        whole = Statistics(self[site].shape[1:])
+    def _summary(self, site: str) -> Summary:
+        whole = moments_of(self[site].shape[1:])
         for shard in self.shards:
             record = json.loads(record_path(self.path, shard).read_text())
-            whole.merge(record["sites"][site], record["tokens"])
-        return whole
+            mean, m2 = (torch.tensor(record["sites"][site][name], dtype=torch.float64) for name in ("mean", "m2"))
+            whole.merge(record["tokens"], mean, m2)
+        return whole.summary()
 
     # ---- training --------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Summary:
         return {"count": torch.tensor(self.count), **found}
 
 
-class _Moments:
+class Moments:
     """The state of one site: count, mean, sum of squared (or multiplied) deviations, extremes, histogram."""
 
     def __init__(self, features: tuple[int, ...], device: torch.device, covariance: bool, edges: Tensor | None) -> None:
@@ -130,7 +130,7 @@ class _Moments:
 
 
 @dataclass(eq=False, repr=False)
-class Statistics(Streaming[_Moments]):
+class Statistics(Streaming[Moments]):
     """Mean, variance, covariance, extremes and histogram of sites, over all batches.
 
     Deviations from the mean are computed in chunks and merged in double precision: with fp32 data, a variance of 1 around a
@@ -181,7 +181,7 @@ class Statistics(Streaming[_Moments]):
         value = self._counted(value.detach(), hook)
         features = tuple(value.shape[value.ndim - self.n_axes :])
         edges = None if self.edges is None else torch.tensor(self.edges, dtype=torch.float64)
-        state = self._state(name, features, lambda: _Moments(features, value.device, self.covariance, edges))
+        state = self._state(name, features, lambda: Moments(features, value.device, self.covariance, edges))
         state.add(value.reshape(-1, prod(features)))
 
     def _counted(self, value: Tensor, hook: HookPoint) -> Tensor:
@@ -228,7 +228,7 @@ class Statistics(Streaming[_Moments]):
                 raise ValueError(f"'{site}' has features {self._states[site].features} here, {theirs.features} there")
         for site, theirs in other._states.items():
             device = theirs.mean.device
-            mine = self._states.setdefault(site, _Moments(theirs.features, device, self.covariance, theirs.edges))
+            mine = self._states.setdefault(site, Moments(theirs.features, device, self.covariance, theirs.edges))
             mine.merge(theirs.count, theirs.mean.to(mine.mean), theirs.spread.to(mine.mean))
             mine.minimum = torch.minimum(mine.minimum, theirs.minimum.to(mine.mean))
             mine.maximum = torch.maximum(mine.maximum, theirs.maximum.to(mine.mean))
@@ -260,7 +260,7 @@ class Statistics(Streaming[_Moments]):
         found = cls(list(header["counts"]), **header["settings"])
         edges = None if found.edges is None else torch.tensor(found.edges, dtype=torch.float64)
         for site, count in header["counts"].items():
-            state = _Moments(tuple(header["shapes"][site]), torch.device("cpu"), found.covariance, edges)
+            state = Moments(tuple(header["shapes"][site]), torch.device("cpu"), found.covariance, edges)
             state.count = count
             for name in state.saved():
                 setattr(state, name, tensors[f"{site}/{name}"].clone())

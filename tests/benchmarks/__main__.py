@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
-python -m tests.benchmarks forward generation loading import compile attribution interventions vision
+python -m tests.benchmarks forward generation loading import compile attribution interventions harvest vision
 python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
@@ -11,6 +11,7 @@ import torch
 
 from tests.benchmarks.attribution import attribution_figures
 from tests.benchmarks.families import family_figures
+from tests.benchmarks.harvesting import harvest_figures
 from tests.benchmarks.interventions import detector_figures
 from tests.benchmarks.loading import compile_figure, import_figures, loading_figures
 from tests.benchmarks.running import forward_figures, generation_figures
@@ -25,6 +26,7 @@ PARTS = {
     "import": ("Import", import_figures),
     "compile": ("Compiling", lambda: [compile_figure()]),
     "interventions": ("Ten detectors on ten sites, GPT-2-small size, fp32", detector_figures),
+    "harvest": ("Harvests, GPT-2-small size, fp32", harvest_figures),
     "attribution": ("Attribution, GPT-2-small size, fp32", attribution_figures),
     "vision": ("Models that read images, 4 layers of width 768, fp32", vision_figures),
 }
