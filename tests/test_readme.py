@@ -30,10 +30,12 @@ def test_every_snippet_of_the_readme_runs(capsys):
         ("reading.md", 6),
         ("interventions.md", 7),
         ("vision.md", 6),
+        ("harvest.md", 2),
         ("porting.md", 2),
     ],
 )
-def test_every_snippet_of_a_page_runs(page: str, n_snippets: int):
+def test_every_snippet_of_a_page_runs(page: str, n_snippets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # some write files
     found = snippets((ROOT / "docs" / page).read_text())
     assert len(found) == n_snippets
     namespace: dict[str, object] = {}
