@@ -3,7 +3,7 @@
 import glob
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -34,7 +34,7 @@ class Documents(Protocol):
 class Listed:
     """Documents of known number, that can be read in any order; shuffled if there is a seed."""
 
-    def __init__(self, documents: Any, kind: str, n_documents: int, seed: int | None = None) -> None:
+    def __init__(self, documents: Sequence[object], kind: str, n_documents: int, seed: int | None = None) -> None:
         self.documents, self.kind, self.n_documents, self.seed = documents, kind, n_documents, seed
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.order = None if seed is None else torch.randperm(n_documents, generator=generator)
@@ -58,12 +58,13 @@ class InDataset(Listed):
 
     def __init__(self, dataset: Any, column: str | None, n_documents: int, seed: int | None) -> None:
         self.column = column_of(dataset.column_names, column)
-        super().__init__(dataset.select_columns([self.column]), "dataset", n_documents, seed)
+        self.dataset = dataset.select_columns([self.column])
+        super().__init__([], "dataset", n_documents, seed)
 
     def _read(self, numbers: Sequence[int]) -> list[Document]:
         if not len(numbers):
             return []
-        column = self.documents[list(numbers)][self.column]
+        column = self.dataset[list(numbers)][self.column]
         return [checked(each, number) for number, each in zip(numbers, column, strict=True)]
 
     def about(self) -> dict[str, Any]:
@@ -73,10 +74,10 @@ class InDataset(Listed):
 class Streamed:
     """The documents in a column of a `datasets.IterableDataset`, or of another iterable that can be read again."""
 
-    def __init__(self, stream: Any, column: str | None, n_documents: int | None) -> None:
+    def __init__(self, stream: Iterable[object], column: str | None, n_documents: int | None) -> None:
         self.stream, self.column, self.n_documents = stream, column, n_documents
         self.place = 0
-        self.reader: Iterator[Any] | None = None
+        self.reader: Iterator[object] | None = None
 
     def between(self, start: int, end: int) -> list[tuple[int, Document]]:
         end = end if self.n_documents is None else min(end, self.n_documents)
@@ -89,7 +90,7 @@ class Streamed:
         self.place = start + len(found)
         return found
 
-    def _of(self, row: Any) -> Any:
+    def _of(self, row: object) -> object:
         if not isinstance(row, dict):
             return row
         self.column = column_of(list(row), self.column)
@@ -102,7 +103,7 @@ class Streamed:
 
 
 def documents_of(
-    source: Any, column: str | None = None, max_documents: int | None = None, seed: int | None = None
+    source: object, column: str | None = None, max_documents: int | None = None, seed: int | None = None
 ) -> Documents:
     """The documents of a source; see `harvest` for what a source can be.
 
@@ -165,7 +166,7 @@ def column_of(columns: Sequence[str], column: str | None) -> str:
     return wanted[0]
 
 
-def checked(document: Any, number: int) -> Document:
+def checked(document: object, number: int) -> Document:
     """A text or a list of ids; raises TypeError for anything else."""
     if isinstance(document, Tensor):
         document = document.tolist()
@@ -186,7 +187,7 @@ def _at_most(n: int, most: int | None) -> int:
     return n if most is None else min(n, most)
 
 
-def _from(iterable: Any, start: int) -> Iterator[Any]:
+def _from(iterable: Iterable[object], start: int) -> Iterator[object]:
     reader = iter(iterable)
     for _ in zip(range(start), reader, strict=False):
         pass

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -21,7 +20,7 @@ Part = tuple[int, int]
 
 def harvest(
     model: HookedRootModule,
-    data: Any,
+    data: object,
     sites: Site,
     directory: str | os.PathLike[str],
     *,

@@ -82,7 +82,7 @@ class ShardFile:
             data = values.contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data
             self._write(self.begin + self.starts[name] + row * self.row_bytes[name], data)
 
-    def _write(self, at: int, data: Any) -> None:
+    def _write(self, at: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
             written = os.pwrite(self.file, view, at)

@@ -14,6 +14,8 @@ from hooked_lm.harvest.job import Job
 ATTEMPTS = 3  # of a shard whose workers die
 DIED = "a worker died, as when memory runs out; complete shards are kept: run the same command again"
 
+Part = list[int] | tuple[int, int]  # shards, or the first of a stream and the step to the next
+
 _job: Job | None = None  # of a worker process
 
 
@@ -43,7 +45,7 @@ def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool
             raise RuntimeError(DIED) from None
 
 
-def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Any]:
+def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Part]:
     """The shards of each worker: lists, or (first, step) of a stream whose end is not known."""
     if job.plan.n_shards is None:
         first, second = islice(shards, 2)
@@ -62,7 +64,7 @@ def _start(job: Job) -> None:
     _job = job
 
 
-def _compute(part: Any, number: int) -> None:
+def _compute(part: Part, number: int) -> None:
     assert _job is not None, "the worker has started"
     if torch.cuda.device_count() > 1 and _job.plan.model["device"] == "cuda":
         _job.maker.model.to(f"cuda:{number % torch.cuda.device_count()}")
