@@ -1,12 +1,20 @@
 """Rules that the suite itself keeps."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jaxtyping
 import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
+from hooked_lm.components.norms.norm import root_mean_square
 from tests.core import CORE, IMAGES, thinned
 from tests.families import CASES, VISION_CASES
+from tests.unchecked import unchecked
 
 TESTS = Path(__file__).parent
 COMPARISONS = re.compile(
@@ -75,3 +83,63 @@ def test_rows_that_do_not_stand_for_others_are_slow() -> None:
     ]
     with pytest.raises(AssertionError, match="nothing would be left"):
         thinned(["a"], keep=["b"])
+
+
+# ---- annotations are checked -----------------------------------------------------------------------------------------
+
+checked = jaxtyping.jaxtyped(typechecker=None)  # as `conftest.py` at the top has it
+
+
+@checked
+def added(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    return (a + b)[: 2 if len(a) == 3 else None]
+
+
+@checked
+def added_in_quotes(a: "Float[Tensor, ' n']", b: "Float[Tensor, ' n']", c: "ForTypeCheckers" = None) -> "Tensor":
+    return (a + b) if len(a) < 3 else len(a)
+
+
+def added_inside(a: Tensor, b: Tensor) -> Any:
+    size = 2
+
+    @checked
+    def inner(a: Float[Tensor, " n"], b: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        return (a + b)[: size if len(a) == 3 else None]
+
+    return inner(a, b)
+
+
+@checked
+@dataclass
+class Added:
+    a: Float[Tensor, " n"]
+    b: Float[Tensor, " n"]
+    c: int = 0
+
+
+def added_numbers(a: Tensor, b: Tensor) -> Any:
+    size = len(a)
+
+    @checked
+    def inner(a: Tensor, b: int) -> Tensor:
+        return a if size < 3 else b
+
+    return inner(a, len(b) if len(a) == len(b) else b)
+
+
+@pytest.mark.parametrize("kind", [added, added_in_quotes, added_inside, added_numbers, Added])
+def test_annotations_are_checked(kind: Any) -> None:
+    for _ in range(2):  # the checks of functions in functions are kept
+        kind(torch.ones(2), torch.ones(2))
+        with pytest.raises(jaxtyping.TypeCheckError, match=r"parameter b|argument"):
+            kind(torch.ones(2), torch.ones(1))
+        with pytest.raises(jaxtyping.TypeCheckError):
+            Added(torch.ones(3), torch.ones(3), "3") if kind is Added else kind(torch.ones(3), torch.ones(3))
+        with unchecked():
+            kind(torch.ones(2), torch.ones(1))
+
+
+def test_annotations_of_the_package_are_checked() -> None:
+    with pytest.raises(jaxtyping.TypeCheckError):
+        root_mean_square(torch.ones(2, 3, dtype=torch.long), 1e-5)

@@ -92,8 +92,9 @@ class HookedRootModule(Properties):
 
     def all_points(self) -> dict[str, HookPoint]:
         """The hook points by name, in order of computation, including those on demand."""
-        shown: Any = self.hook_dict
-        return shown.points if isinstance(shown, PointDict) else dict(shown)
+        own = type(self).hook_dict is HookedRootModule.hook_dict
+        shown: Any = self.__dict__.setdefault("_points", {}) if own else self.hook_dict
+        return shown if own else shown.points if isinstance(shown, PointDict) else dict(shown)
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """The aliases of sites, by alias; none in this class."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hooked_lm.hooks import HookPoint, scope
 from tests.hooks.nets import SITES, Net, assert_no_hook_left, net, some_input
+from tests.unchecked import unchecked
 
 
 def in_thread(function: Any) -> Any:
@@ -260,6 +261,7 @@ def test_ctrl_c_in_forward(verb: str) -> None:
     assert torch.equal(model(some_input()), plain)
 
 
+@unchecked()  # an interrupt inside jaxtyping would leave a table of sizes open, for all later tests
 def test_real_ctrl_c_at_any_moment() -> None:
     """A timer interrupts runs wherever they happen to be: before, in, or after the scope's own code."""
     model, x = net(), some_input()
