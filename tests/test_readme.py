@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 
@@ -20,6 +22,17 @@ def test_every_snippet_of_the_readme_runs(capsys):
         exec(compile(code, f"README snippet {number}", "exec"), namespace)
     printed = capsys.readouterr().out
     assert "gave a drink to Mary" in printed
+
+
+def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
+    found = snippets((ROOT / "README.md").read_text())
+    namespace: dict[str, Any] = {}
+    for code in (found[0], next(code for code in found if "logit_attrs" in code)):
+        exec(code, namespace)
+    model, logits = namespace["model"], namespace["model"](namespace["prompt"])[0, -1]
+    right, wrong = model.to_single_token(" Mary"), model.to_single_token(" John")
+    bias = model.b_U[right] - model.b_U[wrong]
+    torch.testing.assert_close(namespace["difference"].sum() + bias, logits[right] - logits[wrong], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

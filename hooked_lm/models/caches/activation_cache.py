@@ -194,10 +194,13 @@ class ActivationCache(NamedCache):
     ) -> Float[Tensor, "component *rest"]:
         """Returns each component's contribution to the logit of a token, or to a logit difference: [component, ...].
 
+        `residual_stack` must be without the final norm, as `decompose_resid()` and `stack_head_results()` return it: it is
+        applied here, linearised as in `apply_ln_to_stack`, with its weight. A stack from `apply_ln=True` would be
+        normalised twice.
+
         `tokens` and `incorrect_tokens` (of the same shape, else ValueError) are a string or an id, strings or ids
-        [batch], or ids [batch, pos]. The final norm is linearised as in `apply_ln_to_stack`, and its weight is applied.
-        Summed over all components of a stream, this is the logit before any soft cap, except for `b_U` and, if it is
-        not folded, the norm's bias times the token's direction.
+        [batch], or ids [batch, pos]. Summed over all components of a stream, this is the logit before any soft cap, except for
+        `b_U` and, if it is not folded, the norm's bias times the token's direction.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")

@@ -146,7 +146,7 @@ def logit_attrs(
     batch_slice: Part = None,
     has_batch_dim: bool = True,
 ) -> Float[Tensor, "component *rest"]:
-    """The contribution of each component to the logits of tokens, or to the logit difference of two tokens."""
+    """The contribution of each component, before the final norm, to the logits of tokens, or to a logit difference."""
     if "mlm_head" in model._modules:
         raise ValueError(
             "mlm_head, which is not linear, is between the stream and the logits, so a logit is not a sum over components; "
