@@ -1,36 +1,33 @@
 """The columns of a harvest, memory-mapped across its shards."""
 
 import bisect
-import json
 import os
-from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from hooked_lm.files import replacing
 from hooked_lm.harvest.plan import Plan
 from hooked_lm.harvest.shard import COLUMNS
-from hooked_lm.harvest.shard_file import layout_of, record_path, shard_path
+from hooked_lm.harvest.shard_file import layout_of
 from hooked_lm.harvest.stored_value import SCALE
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import unknown
+from hooked_lm.shards import Shards
 
-INDEX = "index.json"  # a cache of the records, which may be deleted
 
-
-class Columns:
+class Columns(Shards):
     """The columns of a harvest: its sites, and what is known of each token."""
 
+    PLAN = Plan
+    SUFFIX = ".safetensors"
+    FIELDS = ("tokens", "bytes", "sha256", "is_last", "documents")
+    plan: Plan
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.plan = Plan.read(self.path)
-        self._facts = _facts(self.path)
-        self.shards = sorted(self._facts)
+        super().__init__(path)
         self.starts = [0, *accumulate(self._facts[shard]["tokens"] for shard in self.shards)]
         self._maps: dict[int, dict[str, Tensor]] = {}
 
@@ -39,19 +36,13 @@ class Columns:
         """The sites, by their full names."""
         return list(self.plan.sites)
 
-    @cached_property
-    def missing(self) -> list[int]:
-        """The shards of the plan that are not computed yet; of a stream, those up to its last one that is known."""
-        ends = [shard for shard in self.shards if self._facts[shard]["is_last"]]
-        n_shards = self.plan.n_shards
-        if n_shards is None:
-            n_shards = ends[0] + 1 if ends else max(self.shards, default=-1) + 2
-        return sorted(set(range(n_shards)) - set(self.shards))
-
     @property
-    def is_complete(self) -> bool:
-        """Whether all shards of the plan are there."""
-        return not self.missing
+    def _n_shards(self) -> int:
+        """The number of shards of the plan; of a stream, those up to its last one that is known."""
+        if self.plan.n_shards is not None:
+            return self.plan.n_shards
+        ends = [shard for shard in self.shards if self._facts[shard]["is_last"]]
+        return ends[0] + 1 if ends else max(self.shards, default=-1) + 2
 
     def __len__(self) -> int:
         """The number of tokens, or of rows with `reduce`."""
@@ -70,9 +61,8 @@ class Columns:
         return Column(self, which)
 
     def __repr__(self) -> str:
-        state = "complete" if self.is_complete else f"{len(self.missing)} shards missing"
         return (
-            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {len(self.shards)} shards ({state}), "
+            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {len(self.shards)} shards ({self._state}), "
             f"sites {', '.join(self.sites)}"
         )
 
@@ -81,9 +71,7 @@ class Columns:
     def tensors(self, shard: int) -> dict[str, Tensor]:
         """The tensors of a shard, memory-mapped; changes of them are not written."""
         if shard not in self._maps:
-            path, size = shard_path(self.path, shard), self._facts[shard]["bytes"]
-            if not path.exists() or path.stat().st_size != size:
-                raise ValueError(f"{path} is damaged: it should have {size} bytes; `verify` names all such files")
+            path, size = self.file_of(shard), self._facts[shard]["bytes"]
             whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
             self._maps[shard] = {
                 name: _view(whole, dtype, begin, shape) for name, (dtype, shape, begin) in layout_of(path).items()
@@ -164,27 +152,3 @@ def _view(whole: UInt8[Tensor, " byte"], dtype: torch.dtype, begin: int, shape: 
     """A tensor in the bytes of a file, from a byte on."""
     n_bytes = dtype.itemsize * torch.Size(shape).numel()
     return whole[begin : begin + n_bytes].view(dtype).reshape(shape)
-
-
-def _facts(folder: Path) -> dict[int, dict[str, Any]]:
-    """What the records say of the size of each shard; from the cache, and from records that it lacks."""
-    try:
-        cached = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError):
-        cached = {}
-    numbers = {int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.json")}
-    facts = {int(n): of for n, of in cached.items() if int(n) in numbers}
-    for shard in sorted(numbers - facts.keys()):
-        path = record_path(folder, shard)
-        try:
-            record = json.loads(path.read_text())
-            facts[shard] = {name: record[name] for name in ("tokens", "bytes", "sha256", "is_last", "documents")}
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}; delete it, and harvest again") from None
-    if facts.keys() != {int(n) for n in cached}:
-        try:
-            with replacing(folder / INDEX) as unfinished:
-                unfinished.write_text(json.dumps(facts))
-        except OSError:  # a folder that cannot be written
-            pass
-    return facts

@@ -1,7 +1,6 @@
 """Harvests the activations of a corpus: plans, computes the shards that are missing, and opens the store."""
 
 import os
-from collections.abc import Iterator
 
 import torch
 
@@ -10,12 +9,10 @@ from hooked_lm.harvest.documents import documents_of
 from hooked_lm.harvest.job import job_of
 from hooked_lm.harvest.rows import RowMaker
 from hooked_lm.harvest.store import ActivationStore
-from hooked_lm.harvest.workers import ENGINES
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
-
-Part = tuple[int, int]
+from hooked_lm.shards import Part, carry_out
 
 
 def harvest(
@@ -91,31 +88,5 @@ def harvest(
         documents_per_shard=documents_per_shard,
         threads=threads,
     )
-    shards = shards_of(part or rank_of_torchrun(), job.plan.n_shards)
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    if n_workers < 1:
-        raise ValueError(f"n_workers must be at least 1, got {n_workers}")
-    if n_workers == 1 and engine == "processes":
-        job.compute(shards, progress)
-    else:
-        ENGINES[engine](job, shards, n_workers, progress)
+    carry_out(job, part, n_workers, engine, progress)
     return ActivationStore(job.folder)
-
-
-def shards_of(part: Part, n_shards: int | None) -> Iterator[int]:
-    """The shards of a part (i, n): every n-th, from the i-th on; without end if their number is not known."""
-    i, n = part
-    if not (n >= 1 and 0 <= i < n):
-        raise ValueError(f"part must be (i, n) with 0 <= i < n, got {part}")
-    shard = i
-    while n_shards is None or shard < n_shards:
-        yield shard
-        shard += n
-
-
-def rank_of_torchrun() -> Part:
-    """The part of a process that torchrun started; else everything."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return 0, 1
-    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -37,7 +37,7 @@ def write_shard(
 
     `advance` is called with the number of tokens after each batch. Raises FloatingPointError for values that are not finite.
     """
-    start, end = plan.documents(shard)
+    start, end = plan.places(shard)
     texts = documents.between(start, end)
     if not texts:
         return None

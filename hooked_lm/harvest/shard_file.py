@@ -1,9 +1,7 @@
 """A shard on disk: a safetensors file written in pieces, and the record that makes it valid."""
 
-import hashlib
 import json
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.shards.records import commit, unfinished_path
+
 CODES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
     torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
 }  # fmt: skip
 TYPES = {code: dtype for dtype, code in CODES.items()}
-PIECE = 1 << 23  # bytes that are read at once for a checksum
-UNFINISHED = ".unfinished"
 
 Layout = Mapping[str, tuple[torch.dtype, list[int]]]
 
@@ -25,11 +23,6 @@ Layout = Mapping[str, tuple[torch.dtype, list[int]]]
 def shard_path(folder: Path, shard: int) -> Path:
     """The file of a shard's tensors."""
     return folder / f"shard-{shard:06d}.safetensors"
-
-
-def record_path(folder: Path, shard: int) -> Path:
-    """The file of a shard's record; without it the shard does not exist."""
-    return folder / f"shard-{shard:06d}.json"
 
 
 class ShardFile:
@@ -40,7 +33,7 @@ class ShardFile:
 
     def __init__(self, folder: Path, shard: int, layout: Layout) -> None:
         self.folder, self.shard = folder, shard
-        self.path = shard_path(folder, shard).with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}")
+        self.path = unfinished_path(shard_path(folder, shard))
         header: dict[str, Any] = {}
         self.starts: dict[str, int] = {}
         self.row_bytes: dict[str, int] = {}
@@ -93,22 +86,9 @@ class ShardFile:
 
         Raises ValueError if the shard exists with other bytes.
         """
-        os.fsync(self.file)
-        record = {
-            **record,
-            "file": shard_path(self.folder, self.shard).name,
-            "bytes": self.size,
-            "sha256": checksum(self.path),
-        }
         os.close(self.file)
         self.file = -1
-        final = record_path(self.folder, self.shard)
-        if final.exists():
-            self.discard()
-            return _the_same(json.loads(final.read_text()), record, final)
-        os.replace(self.path, shard_path(self.folder, self.shard))
-        sync_folder(self.folder)
-        return record if write_record(final, record) else _the_same(json.loads(final.read_text()), record, final)
+        return commit(self.path, shard_path(self.folder, self.shard), record)
 
     def discard(self) -> None:
         """Removes the unfinished file."""
@@ -116,52 +96,6 @@ class ShardFile:
             os.close(self.file)
             self.file = -1
         self.path.unlink(missing_ok=True)
-
-
-def _the_same(known: dict[str, Any], record: dict[str, Any], path: Path) -> dict[str, Any]:
-    if known["sha256"] != record["sha256"]:
-        raise ValueError(
-            f"{path.stem} was written before with other bytes ({known['sha256'][:12]}, now {record['sha256'][:12]}): the "
-            "machines or libraries that write here do not compute the same; the first is kept"
-        )
-    return known
-
-
-def write_record(path: Path, record: dict[str, Any]) -> bool:
-    """Writes a record so that it is there as a whole or not at all, also after a loss of power; False if there was one."""
-    unfinished = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}-record")
-    with unfinished.open("w") as file:
-        json.dump(record, file)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without links
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    sync_folder(path.parent)
-    return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renamed files of a folder survive a loss of power."""
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def checksum(path: Path) -> str:
-    """The sha256 of a file, as the command sha256sum prints it."""
-    whole = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(PIECE):
-            whole.update(piece)
-    return whole.hexdigest()
 
 
 def layout_of(path: Path) -> dict[str, tuple[torch.dtype, list[int], int]]:
@@ -179,22 +113,3 @@ def layout_of(path: Path) -> dict[str, tuple[torch.dtype, list[int], int]]:
         }
     except (ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
         raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from None
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes unfinished files that processes of this machine left behind when they were killed."""
-    own = f"{socket.gethostname()}-"
-    for path in folder.glob(f"*{UNFINISHED}*"):
-        writer = path.name.split(".", 1)[1].partition(UNFINISHED)[0]
-        if writer.startswith(own) and not _is_running(int(writer.removeprefix(own))):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -12,9 +12,9 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.harvest import export
 from hooked_lm.harvest.columns import Columns
 from hooked_lm.harvest.shard import COLUMNS, moments_of
-from hooked_lm.harvest.shard_file import checksum, record_path, shard_path
 from hooked_lm.harvest.shuffled import ShuffledVectors
 from hooked_lm.interventions.statistics import Summary
+from hooked_lm.shards.records import record_path
 
 
 class ActivationStore(Columns):
@@ -78,22 +78,3 @@ class ActivationStore(Columns):
 
     def _names(self, sites: str | Sequence[str] | None) -> list[str]:
         return self.sites if sites is None else [sites] if isinstance(sites, str) else list(sites)
-
-    # ---- files -----------------------------------------------------------------------------------------------------------
-
-    def verify(self) -> None:
-        """Reads every file and compares it with its checksum. Raises ValueError that names all damaged shards."""
-        wrong = []
-        for shard in self.shards:
-            path, facts = shard_path(self.path, shard), self._facts[shard]
-            if not path.exists():
-                wrong.append(f"{path.name} is missing")
-            elif path.stat().st_size != facts["bytes"]:
-                wrong.append(f"{path.name} has {path.stat().st_size} bytes, not {facts['bytes']}")
-            elif checksum(path) != facts["sha256"]:
-                wrong.append(f"{path.name} has other content than was written")
-        if wrong:
-            raise ValueError(
-                f"{len(wrong)} of {len(self.shards)} shards in {self.path} are damaged: {'; '.join(wrong[:10])}. Delete these "
-                "files and their records, and harvest again: only they are computed"
-            )

@@ -13,7 +13,8 @@ import torch
 
 from hooked_lm import HookedTransformer
 from hooked_lm.harvest import ActivationStore, harvest
-from hooked_lm.harvest.shard_file import ShardFile, record_path, shard_path
+from hooked_lm.harvest.shard_file import ShardFile, shard_path
+from hooked_lm.shards.records import record_path
 
 SITE = "blocks.0.hook_mlp_out"
 TEXTS = ["Mary gave it to John", "John went home", "Mary and John", "Then Mary went to the house"]

@@ -1,4 +1,4 @@
-"""Harvests by several processes: of this machine, or of a Ray cluster."""
+"""Computes the shards of a job by several processes: of this machine, or of a Ray cluster."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.harvest.job import Job
+from hooked_lm.shards.job import Job
 
 ATTEMPTS = 3  # of a shard whose workers die
 DIED = "a worker died, as when memory runs out; complete shards are kept: run the same command again"
@@ -29,7 +29,7 @@ def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool
     with ProcessPoolExecutor(len(parts), context, _start, (job,)) as pool:
         futures = [pool.submit(_compute, part, number) for number, part in enumerate(parts)]
         total = None if job.plan.n_shards is None else sum(map(len, parts))
-        with progress_bar("harvest", total, progress, unit="shards") as bar:
+        with progress_bar(job.plan.KIND, total, progress, unit="shards") as bar:
             known = _n_done(job)
             while (done := wait(futures, 0.2, FIRST_EXCEPTION)).done != set(futures):
                 bar.update((now := _n_done(job)) - known)
@@ -67,7 +67,7 @@ def _start(job: Job) -> None:
 def _compute(part: Part, number: int) -> None:
     assert _job is not None, "the worker has started"
     if torch.cuda.device_count() > 1 and _job.plan.model["device"] == "cuda":
-        _job.maker.model.to(f"cuda:{number % torch.cuda.device_count()}")
+        _job.model.to(f"cuda:{number % torch.cuda.device_count()}")
     shards = part if isinstance(part, list) else iter(range(part[0], 1 << 62, part[1]))
     _job.compute(shards, progress=False)
 
@@ -85,14 +85,14 @@ def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | Non
     if job.plan.n_shards is None:
         raise ValueError("engine='ray' gives out shards of known number: give max_documents for a stream")
     on_gpu = job.plan.model["device"] == "cuda"
-    actor = ray.remote(num_cpus=job.plan.threads, num_gpus=int(on_gpu))(Worker)
+    actor = ray.remote(num_cpus=job.plan.n_threads, num_gpus=int(on_gpu))(Worker)
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     shared, left = ray.put(job), job.left(shards)
     died = (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError)
     attempts: dict[int, int] = dict.fromkeys(left, 0)
     running: dict[Any, tuple[Any, int]] = {}
-    with progress_bar("harvest", len(left), progress, unit="shards") as bar:
+    with progress_bar(job.plan.KIND, len(left), progress, unit="shards") as bar:
         idle = [actor.remote(shared) for _ in range(min(n_workers, len(left)))]
         while left or running:
             while left and idle:

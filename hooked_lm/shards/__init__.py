@@ -1,0 +1,8 @@
+"""Work that is cut into shards: planned, computed by one process or many, resumed by the same call, and read."""
+
+from hooked_lm.shards.job import Job
+from hooked_lm.shards.plan import Plan, facts_of_model, versions
+from hooked_lm.shards.run import Part, carry_out
+from hooked_lm.shards.stored import Shards
+
+__all__ = ["Job", "Part", "Plan", "Shards", "carry_out", "facts_of_model", "versions"]

@@ -1,0 +1,147 @@
+"""The plan of a job: everything that determines its files, written before anything is computed."""
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from hooked_lm.engine.fingerprint import Digest
+from hooked_lm.files import replacing
+from hooked_lm.hooks import HookedRootModule
+
+FILE = "plan.json"
+Own = TypeVar("Own", bound="Plan")
+
+
+@dataclass(frozen=True)
+class Plan(ABC):
+    """What a job computes: everything that determines its files.
+
+    The items of the data are cut into shards by their places alone: each shard has the next `per_shard` items.
+    """
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    KIND: ClassVar[str]  # of the job, in errors
+    FORMAT: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    @property
+    @abstractmethod
+    def n_items(self) -> int | None:
+        """The number of items; None for a stream whose end is not known."""
+
+    @property
+    @abstractmethod
+    def per_shard(self) -> int:
+        """The number of items of each shard but the last."""
+
+    @property
+    @abstractmethod
+    def n_threads(self) -> int:
+        """The number of threads of each forward pass on a CPU."""
+
+    @property
+    def n_shards(self) -> int | None:
+        """The number of shards; None for a stream whose end is not known."""
+        return None if self.n_items is None else -(-self.n_items // self.per_shard)
+
+    def places(self, shard: int) -> tuple[int, int]:
+        """The items of a shard, from the first place to before the second."""
+        start = shard * self.per_shard
+        end = start + self.per_shard
+        return start, end if self.n_items is None else min(end, self.n_items)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The content of the plan's file but for its hash."""
+        n = self.n_shards
+        shards = None if n is None else [list(self.places(shard)) for shard in range(n)]
+        return {"format": self.FORMAT, "version": self.VERSION, **asdict(self), "shards": shards}
+
+    @property
+    def digest(self) -> str:
+        """A hash of the plan."""
+        return hashlib.sha256(json.dumps(self.facts).encode()).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The content of the plan's file."""
+        return json.dumps({**self.facts, "sha256": self.digest}, indent=1) + "\n"
+
+    def folder(self, directory: str | os.PathLike[str]) -> Path:
+        """The folder of this job in a directory: the model's name and a part of the plan's hash."""
+        name = "".join(c if c.isalnum() or c in "-._" else "-" for c in Path(self.model["name"]).name or "model")
+        return Path(directory) / f"{name[:60]}-{self.digest[:16]}"
+
+    def write(self, directory: str | os.PathLike[str]) -> Path:
+        """The folder of this job, made with its plan if it does not exist."""
+        folder = self.folder(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / FILE).exists():
+            with replacing(folder / FILE) as unfinished:
+                unfinished.write_text(self.text)
+                with unfinished.open("rb") as file:
+                    os.fsync(file.fileno())
+        elif (folder / FILE).read_text() != self.text:
+            raise ValueError(f"{folder / FILE} was changed: it is not the plan that the folder is named after")
+        return folder
+
+    @classmethod
+    def read(cls: type[Own], folder: str | os.PathLike[str]) -> Own:
+        """The plan in a folder. Raises FileNotFoundError without one, ValueError for a damaged one."""
+        path = Path(folder) / FILE
+        if not path.exists():
+            raise FileNotFoundError(f"{folder} has no {FILE}: it is not the folder of a {cls.KIND}")
+        try:
+            read = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
+        if (read.pop("format", None), read.pop("version", None)) != (cls.FORMAT, cls.VERSION):
+            raise ValueError(f"{path} is not the plan of a {cls.KIND} in format {cls.FORMAT}, version {cls.VERSION}")
+        digest, _ = read.pop("sha256", None), read.pop("shards", None)
+        plan = cls(**read)
+        if plan.digest != digest:
+            raise ValueError(f"{path} was changed since it was written: its hash is {plan.digest[:12]}, not {digest}")
+        return plan
+
+
+def facts_of_model(model: HookedRootModule) -> dict[str, Any]:
+    """What a plan says of the model: its name, the hashes of its weights and of its tokenizer, where and how it computes."""
+    tokenizer, parameter = getattr(model, "tokenizer", None), next(model.parameters())
+    return {
+        "name": str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__),
+        "sha256": Digest().of(model).hex(),
+        "tokenizer": None if tokenizer is None else tokenizer_digest(tokenizer),
+        "device": parameter.device.type,
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+    }
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A hash of what a tokenizer does."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    text = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of this package, of torch and of further packages."""
+    return {
+        "hooked_lm": version("hooked-lm"),
+        "torch": str(torch.__version__),
+        **{name: version(name) for name in packages},
+    }
+
+
+def check_counts(**counts: int | None) -> None:
+    """Raises ValueError for a number below 1; None is a default."""
+    for name, number in counts.items():
+        if number is not None and number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")

@@ -1,0 +1,131 @@
+"""Shards on disk: files that are written under a temporary name, and the records that make them valid."""
+
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hooked_lm.files import replacing
+
+PIECE = 1 << 23  # bytes that are read at once for a checksum
+UNFINISHED = ".unfinished"
+INDEX = "index.json"  # a cache of the records, which may be deleted
+
+
+def record_path(folder: Path, shard: int) -> Path:
+    """The file of a shard's record; without it the shard does not exist."""
+    return folder / f"shard-{shard:06d}.json"
+
+
+def unfinished_path(path: Path) -> Path:
+    """The temporary name of a file, which says what process writes it."""
+    return path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}")
+
+
+def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """Makes a file that is written and its record valid, and returns the record, with the file's size and checksum.
+
+    Raises ValueError if the shard exists with other bytes.
+    """
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    record = {**record, "file": path.name, "bytes": unfinished.stat().st_size, "sha256": checksum(unfinished)}
+    final = path.with_suffix(".json")
+    if final.exists():
+        unfinished.unlink()
+        return _the_same(json.loads(final.read_text()), record, final)
+    os.replace(unfinished, path)
+    sync_folder(path.parent)
+    return record if write_record(final, record) else _the_same(json.loads(final.read_text()), record, final)
+
+
+def _the_same(known: dict[str, Any], record: dict[str, Any], path: Path) -> dict[str, Any]:
+    if known["sha256"] != record["sha256"]:
+        raise ValueError(
+            f"{path.stem} was written before with other bytes ({known['sha256'][:12]}, now {record['sha256'][:12]}): the "
+            "machines or libraries that write here do not compute the same; the first is kept"
+        )
+    return known
+
+
+def write_record(path: Path, record: dict[str, Any]) -> bool:
+    """Writes a record so that it is there as a whole or not at all, also after a loss of power; False if there was one."""
+    unfinished = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}-record")
+    with unfinished.open("w") as file:
+        json.dump(record, file)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renamed files of a folder survive a loss of power."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file, as the command sha256sum prints it."""
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            whole.update(piece)
+    return whole.hexdigest()
+
+
+def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Some fields of the record of each shard; from the cache, and from records that it lacks."""
+    try:
+        cached = json.loads((folder / INDEX).read_text())
+    except (OSError, ValueError):
+        cached = {}
+    numbers = {int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.json")}
+    found = {int(n): of for n, of in cached.items() if int(n) in numbers}
+    for shard in sorted(numbers - found.keys()):
+        path = record_path(folder, shard)
+        try:
+            record = json.loads(path.read_text())
+            found[shard] = {name: record[name] for name in fields}
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{path} is damaged: {error}; delete it, and run the same call again") from None
+    if found.keys() != {int(n) for n in cached}:
+        try:
+            with replacing(folder / INDEX) as unfinished:
+                unfinished.write_text(json.dumps(found))
+        except OSError:  # a folder that cannot be written
+            pass
+    return found
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes unfinished files that processes of this machine left behind when they were killed."""
+    own = f"{socket.gethostname()}-"
+    for path in folder.glob(f"*{UNFINISHED}*"):
+        writer = path.name.split(".", 1)[1].partition(UNFINISHED)[0]
+        if writer.startswith(own) and not _is_running(int(writer.removeprefix(own))):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

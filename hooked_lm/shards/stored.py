@@ -1,0 +1,70 @@
+"""The shards of a folder, as they are read."""
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from hooked_lm.shards.plan import Plan
+from hooked_lm.shards.records import checksum, records
+
+
+class Shards:
+    """The shards in a folder that have a record, also of a job in progress.
+
+    Raises FileNotFoundError for a folder without a plan, ValueError for a damaged one.
+    """
+
+    PLAN: ClassVar[type[Plan]]
+    SUFFIX: ClassVar[str]  # of the files
+    FIELDS: ClassVar[tuple[str, ...]] = ("bytes", "sha256")  # of the records that are kept
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.plan = self.PLAN.read(self.path)
+        self._facts = records(self.path, self.FIELDS)
+        self.shards = sorted(self._facts)
+
+    @cached_property
+    def missing(self) -> list[int]:
+        """The shards of the plan that are not computed yet."""
+        return sorted(set(range(self._n_shards)) - set(self.shards))
+
+    @property
+    def _n_shards(self) -> int:
+        n_shards = self.plan.n_shards
+        assert n_shards is not None, "streams have a reader of their own"
+        return n_shards
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all shards of the plan are there."""
+        return not self.missing
+
+    @property
+    def _state(self) -> str:
+        return "complete" if self.is_complete else f"{len(self.missing)} shards missing"
+
+    def file_of(self, shard: int) -> Path:
+        """The file of a shard. Raises ValueError if it has not the size that it was written with."""
+        path, size = self.path / f"shard-{shard:06d}{self.SUFFIX}", self._facts[shard]["bytes"]
+        if not path.exists() or path.stat().st_size != size:
+            raise ValueError(f"{path} is damaged: it should have {size} bytes; `verify` names all such files")
+        return path
+
+    def verify(self) -> None:
+        """Reads every file and compares it with its checksum. Raises ValueError that names all damaged shards."""
+        wrong = []
+        for shard in self.shards:
+            path, facts = self.path / f"shard-{shard:06d}{self.SUFFIX}", self._facts[shard]
+            if not path.exists():
+                wrong.append(f"{path.name} is missing")
+            elif path.stat().st_size != facts["bytes"]:
+                wrong.append(f"{path.name} has {path.stat().st_size} bytes, not {facts['bytes']}")
+            elif checksum(path) != facts["sha256"]:
+                wrong.append(f"{path.name} has other content than was written")
+        if wrong:
+            raise ValueError(
+                f"{len(wrong)} of {len(self.shards)} shards in {self.path} are damaged: {'; '.join(wrong[:10])}. Delete these "
+                "files and their records, and run the same call again: only they are computed"
+            )
