@@ -46,6 +46,8 @@ class BaseModel(HookedRootModule):
     embed: Any
     blocks: Any
     set_tokenizer: Any
+    tokenizer: Any
+    checked_tokens: Any
     flags: tuple[Any, ...] | None = None  # of the config, as last applied to the components
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
 

@@ -1,6 +1,6 @@
 """The methods of a decoder other than its forward pass: caching runs, parts of a run, generation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.checks import check_stream
+from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
@@ -76,6 +77,31 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
             elif head in ("ln_final", "unembed"):
                 return None
         return stop
+
+    # ---- graphs ------------------------------------------------------------------------------------------------------
+
+    def compiled(
+        self, taps: Site | None = None, edits: Mapping[str, Tensor] | None = None, backend: str = "auto"
+    ) -> Compiled:
+        """An object that runs this model as one graph for each shape of its token ids.
+
+        Args:
+            taps: sites whose values the graph keeps, as in a `names_filter`.
+            edits: site -> a buffer that the graph adds to its value; fill it in place, zeros change nothing.
+            backend: "cudagraph" (of the eager kernels), "inductor" (`torch.compile`), "traced" (the operations as they are), or
+                "auto": the first on a CUDA device, the second on a CPU with a C++ compiler, else the third.
+
+        >>> import torch
+        >>> from hooked_lm.models.decoder import Decoder
+        >>> model = Decoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> steer = torch.zeros(16)
+        >>> run = model.compiled(taps=["resid_post0"], edits={"blocks.0.hook_resid_pre": steer}, backend="traced")
+        >>> with torch.no_grad():
+        ...     logits = run(torch.tensor([[5, 3, 1]]))
+        >>> logits.shape, run.taps["resid_post", 0].shape
+        (torch.Size([1, 3, 10]), torch.Size([1, 3, 16]))
+        """
+        return Compiled(self, taps, edits, backend)
 
     # ---- flags -------------------------------------------------------------------------------------------------------
 

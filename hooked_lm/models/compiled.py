@@ -1,0 +1,252 @@
+"""Compiled: a model's forward pass and decode step as one graph for each shape, with chosen sites read and edited inside it."""
+
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.hooks.select import Site
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.traced import Add, DecodeStep, Graph, Run
+
+BACKENDS = ("auto", "inductor", "cudagraph", "traced")
+ROOM = 256  # the positions of a decode step are a multiple of this, so that prompts of similar lengths share a graph
+
+
+class Compiled:
+    """Runs a model as one graph for each shape of its token ids; made by `model.compiled(...)`.
+
+    The first run of a shape is traced under ordinary hooks: those of taps copy the value of a site into a buffer, those of edits
+    add a buffer to it. Later runs replay the graph: on a CUDA device a CUDA graph, on a CPU the code of inductor.
+
+    `taps` holds the values of the last run by site, after the edits; the next run overwrites them. `edits` holds the buffers,
+    which the caller fills in place; zeros change nothing. Whatever a graph cannot do (other hooks, gradients, options of the
+    forward pass, models that cannot be traced) runs eagerly, with the same taps and edits, and warns once of each reason. A graph
+    follows changes of weights in place, and is made anew after weights or modules were replaced or moved.
+    """
+
+    def __init__(
+        self,
+        model: BaseModel,
+        taps: Site | None = None,
+        edits: Mapping[str, Tensor] | None = None,
+        backend: str = "auto",
+    ) -> None:
+        if backend not in BACKENDS:
+            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
+        self.model, self.backend = model, backend
+        self.sites = [] if taps is None else model.names(taps)
+        self.edits = {name: buffer for site, buffer in (edits or {}).items() for name in model.names(site)}
+        for site, buffer in self.edits.items():
+            _check_edit(model, site, buffer)
+        self.taps: Mapping[str, Tensor] = {}
+        self._graphs: dict[tuple[object, ...], Graph] = {}
+        self._made_of: _Snapshot | None = None
+        self._cache: KeyValueCache | None = None  # of the last prompt
+        self._step: Graph | None = None  # which continues it, unless steps run eagerly
+        self._left = 0  # the tokens that there is still room for
+        self._warned: set[str] = set()
+
+    # ---- forward pass ------------------------------------------------------------------------------------------------
+
+    def __call__(self, tokens: Int[Tensor, "*batch pos"], **options: object) -> Any:
+        """The logits [batch, pos, d_vocab] of token ids; with options of the forward pass, what it returns for them."""
+        is_ids = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.numel() > 0
+        why = f"the option {next(iter(options))}=" if options else self._obstacle()
+        if why is not None or not is_ids:
+            self._warn(why or "an input that is not a tensor of token ids [batch, pos]")
+            return self._eager(tokens, **options)
+        tokens = self._checked(tokens)
+        key = ("forward", *tokens.shape)
+        if key not in self._graphs:
+            expected = self._eager(tokens)
+            run = Run(self.model, self.edits)
+            run.keep(self.taps)
+            self._graphs[key] = Graph(run, tokens, expected, self.backend)
+        graph = self._graphs[key]
+        if graph.failure is not None:
+            self._warn(graph.failure)
+            return self._eager(tokens)
+        logits = graph.replay(tokens)
+        self.taps = self.model.make_cache(graph.run.kept(), True)
+        return logits
+
+    def _eager(self, input: object, **options: object) -> Any:
+        """An ordinary run with hooks that edit and keep the same sites."""
+        kept, hooks, _ = self.model.get_caching_hooks(self.sites) if self.sites else ({}, [], [])
+        edits = [(site, Add(partial(self.edits.__getitem__, site))) for site in self.edits]
+        with self.model.hooks([*edits, *hooks]):
+            result = self.model(input, **options)
+        self.taps = self.model.make_cache(kept, True)
+        return result
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        """The ids on the model's device. ValueError for one out of range, unless it is on a GPU, where the kernel fails."""
+        return tokens if tokens.is_cuda else self.model.checked_tokens(tokens).to(self.model.device)
+
+    # ---- decoding ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def prefill(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        max_new_tokens: int,
+        attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """The logits of the first new token; keeps the keys and values of a prompt, with room for `max_new_tokens`.
+
+        The prompt runs eagerly. Rows of different lengths are padded on the left, with a mask. Raises ValueError if the prompt
+        and the new tokens exceed n_ctx.
+        """
+        n_pos, n_ctx = tokens.shape[1] + max_new_tokens, self.model.cfg.n_ctx
+        if max_new_tokens < 1 or n_pos > n_ctx:
+            raise ValueError(
+                f"the prompt has {tokens.shape[1]} tokens and n_ctx is {n_ctx}, so max_new_tokens must be 1 to "
+                f"{n_ctx - tokens.shape[1]}, got {max_new_tokens}"
+            )
+        cache = KeyValueCache(len(self.model.blocks))
+        logits = self._eager(tokens, attention_mask=attention_mask, past_kv_cache=cache)[:, -1]
+        kept = self.taps
+        room = min(-(-n_pos // ROOM) * ROOM, n_ctx)
+        self._cache, self._left = cache, max_new_tokens
+        self._step = self._step_after(cache, room, logits.argmax(-1, keepdim=True))
+        self.taps = kept
+        return logits
+
+    def _step_after(self, cache: KeyValueCache, room: int, token: Int[Tensor, "batch 1"]) -> Graph | None:
+        """The graph of a decode step, with these past tokens; None, and a warning, if steps run eagerly."""
+        why = self._obstacle() or _cannot_roll(self.model, cache, room)
+        if why is not None:
+            self._warn(why)
+            return None
+        key = ("step", len(token), room)
+        graph = self._graphs.get(key)
+        if graph is None or not isinstance(graph.run, DecodeStep):
+            run = DecodeStep(self.model, self.edits, cache, room)
+            like, hooks, _ = self.model.get_caching_hooks(self.sites) if self.sites else ({}, [], [])
+            with self.model.hooks(hooks):
+                run(token)
+            run.keep(like)
+            run.fill(cache)
+            cache.freeze()
+            expected = self._eager(token, past_kv_cache=cache)
+            cache.unfreeze()
+            graph = self._graphs[key] = Graph(run, token, expected, self.backend)
+        else:
+            graph.run.fill(cache)
+        if graph.failure is not None:
+            self._warn(graph.failure)
+            return None
+        return graph
+
+    @torch.no_grad()
+    def step(self, tokens: Int[Tensor, " batch"]) -> Float[Tensor, "batch d_vocab"]:
+        """The logits after one more token for each row, which joins the past ones.
+
+        Attention patterns and scores among the taps have one column for every position that there is room for.
+        """
+        if self._left < 1 or self._cache is None:
+            raise ValueError("there is no room for another token: call prefill(tokens, max_new_tokens) first")
+        self._left -= 1
+        tokens = self._checked(tokens[:, None])
+        graph, why = self._step, self._obstacle()
+        if graph is None:
+            return self._eager(tokens, past_kv_cache=self._cache)[:, -1]
+        if why is None and graph not in self._graphs.values():
+            why = "weights or modules that were replaced after the prompt"
+        if why is None:
+            logits = graph.replay(tokens)
+        else:
+            self._warn(why)
+            logits = graph.run(tokens)
+        self.taps = self.model.make_cache(graph.run.kept(), True)
+        return logits[:, -1]
+
+    # ---- what a graph cannot do --------------------------------------------------------------------------------------
+
+    def _obstacle(self) -> str | None:
+        """Why the next run cannot be a graph; None if it can. Graphs of replaced modules or moved weights are dropped."""
+        if self._made_of is None or not self._made_of.is_current():
+            self._graphs.clear()
+            self._made_of = _Snapshot(self.model, self.edits)
+        if torch.is_grad_enabled() and (
+            self._made_of.needs_grad() or any(e.requires_grad for e in self.edits.values())
+        ):
+            return "gradients; run it inside torch.no_grad() if none are needed"
+        if self._made_of.has_hooks():
+            return "a hook that is not among its taps and edits"
+        if torch.is_autocast_enabled(self.model.device.type):
+            return "autocast"
+        if self.model.tokenizer is not None and self.model.cfg.default_padding_side == "left":
+            return "a tokenizer that pads on the left, for which the ids are searched for padding"
+        return None
+
+    def _warn(self, why: str) -> None:
+        if why not in self._warned:
+            self._warned.add(why)
+            warnings.warn(f"the compiled model runs eagerly because of {why}", stacklevel=3)
+
+
+class _Snapshot:
+    """The modules, weights, edits and settings of a model when its graphs were made."""
+
+    def __init__(self, model: BaseModel, edits: Mapping[str, Tensor]) -> None:
+        self.model, self.settings = model, dict(vars(model.cfg))
+        self.modules = list(model.modules())
+        self.places = [(part, name, part[name]) for m in self.modules for part in _parts(m) for name in part]
+        tensors = [*edits.values(), *(value for *_, value in self.places if isinstance(value, Tensor))]
+        self.tensors = [(tensor, tensor.data_ptr()) for tensor in tensors]
+
+    def is_current(self) -> bool:
+        """Whether nothing was replaced, moved or set."""
+        return (
+            all(part.get(name) is value for part, name, value in self.places)
+            and sum(len(part) for module in self.modules for part in _parts(module)) == len(self.places)
+            and all(tensor.data_ptr() == address for tensor, address in self.tensors)
+            and vars(self.model.cfg) == self.settings
+        )
+
+    def needs_grad(self) -> bool:
+        """Whether a weight or an edit requires a gradient."""
+        return any(tensor.requires_grad for tensor, _ in self.tensors)
+
+    def has_hooks(self) -> bool:
+        """Whether a hook would run in this context."""
+        return any(p.is_listening for p in self.model.hook_points()) or any(
+            m._forward_hooks or m._forward_pre_hooks for m in self.modules
+        )
+
+
+def _parts(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    return module._modules, module._parameters, module._buffers
+
+
+def _check_edit(model: BaseModel, site: str, buffer: object) -> None:
+    """Raises TypeError or ValueError for what cannot be added at a site."""
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"the edit of '{site}' must be a tensor to add to its value, got {type(buffer).__name__}")
+    if buffer.device != model.device:
+        raise ValueError(
+            f"the edit of '{site}' is on {buffer.device}, but the model is on {model.device}; move it there"
+        )
+
+
+def _cannot_roll(model: BaseModel, cache: KeyValueCache, room: int) -> str | None:
+    """Why a step cannot have a cache of constant length, after a prompt; None if it can."""
+    if cache.states or not any(entry.length for entry in cache.entries):
+        return "layers that keep states rather than keys and values"
+    if cache.position_shifts:
+        return "images among the past tokens"
+    for module in model.modules():
+        for rotary in vars(getattr(module, "cfg", None) or object).values():
+            if isinstance(rotary, Rotary) and rotary.scaling is not None:
+                short, long = rotary.scaling(rotary, 1), rotary.scaling(rotary, room)
+                if not torch.equal(short[0], long[0]) or short[1] != long[1]:
+                    return "rotary angles that depend on the number of tokens"
+    return None
