@@ -2,19 +2,27 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from jaxtyping import Int
+from torch import Tensor, nn
 
+from hooked_lm.hub.compare_images import ReadsImages, compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import load
+from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.verification.verify import Check, Verification
+from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.encoder import VisionEncoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 # name of an output in transformers -> our return type
 HEADS = {
@@ -41,42 +49,62 @@ def verify(
 ) -> Verification:
     """Loads a checkpoint here and in transformers, compares the outputs, and checks the identities of the sites.
 
-    Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders;
-    the language model of a composite with the composite on text alone.
+    Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders.
+    Models that read images are compared on random images, vision-language models also on text alone. Of other composites
+    the language model is compared with the composite, on text alone, and the names of these checks say so.
     Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
     as wrong if our logit of another token is larger by more than that.
     """
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
-    model, source = load(model_name, options).eval(), find(model_name, WEIGHT_FILES, **options.download)
-    checkpoint = from_source(source, options)
-    config = checkpoint.config
+    source = find(model_name, WEIGHT_FILES, **options.download)
+    if (reader := from_source(source, options).reader_of_all) is not None:
+        options = replace(options, reads_images=reader)
+    model, checkpoint = load(model_name, options).eval(), from_source(source, options)
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
-    length = min(16, model.cfg.n_ctx - 1)
-    tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
-    if not isinstance(model, Decoder):
-        tokens = _without_padding(tokens, config)
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
+    pairs = compared(model, reference) if isinstance(model, ReadsImages) else ()
+    checks = [Check(name, (_error(*pair),), tolerance) for name, *pair in pairs]
+    if isinstance(model, (DualEncoder, VisionEncoder)):
+        return Verification((*checks, *model.verify().checks))
+    tokens = _tokens(model, checkpoint.config)
     if isinstance(model, Encoder):
-        pairs = _encoder_pairs(model, reference, tokens)
-        checks = [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in pairs]
+        found = _encoder_pairs(model, reference, tokens)
+        checks += [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in found]
     else:
         is_unscaled = checkpoint.whole is not None and checkpoint.whole.model_type in UNSCALED
         scale = model.cfg.tree.unembed.scale if is_unscaled else 1.0
-        checks = _logits_and_greedy(model, reference, tokens, n_tokens, tolerance, scale)
-    return Verification((*checks, *model.verify(tokens).checks))
+        of_text = _logits_and_greedy(model, _text_part(reference), tokens, n_tokens, tolerance, scale)
+        is_part = checkpoint.whole is not None or isinstance(model, VisionLanguage)
+        what = ", of the language model alone" if checkpoint.whole is not None else ", on text alone"
+        checks += [replace(check, name=check.name + what * is_part) for check in of_text]
+    identities = model.verify() if isinstance(model, VisionLanguage) else model.verify(tokens)
+    return Verification((*checks, *identities.checks))
 
 
-def _reference(model: Any, checkpoint: HFCheckpoint, folder: Path) -> Any:
-    """The model of transformers in a folder; of a composite, what gives its logits on text alone."""
+def _tokens(model: Model, config: Any) -> Int[Tensor, "batch pos"]:
+    """Random token ids; of a vision-language model none of images."""
+    length = min(16, model.cfg.n_ctx - 1)
+    if isinstance(model, VisionLanguage):
+        return words(model, length).to(model.device)
+    tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
+    return tokens if isinstance(model, Decoder) else _without_padding(tokens, config)
+
+
+def _reference(model: Model, checkpoint: HFCheckpoint, folder: Path) -> Any:
+    """The model of transformers in a folder; of a composite, the part that reads images and text."""
     options: dict[str, Any] = {"dtype": model.cfg.dtype, "local_files_only": True}
-    if checkpoint.whole is None:
+    if checkpoint.whole is None and not isinstance(model, VisionLanguage):
         return _transformers_class(model, checkpoint.config).from_pretrained(folder, **options)
     # PaliGemma's other paths are bidirectional if no token type says that a text is generated
     whole = _composite_class(checkpoint).from_pretrained(folder, **options, attn_implementation="eager")
-    whole = getattr(whole, "thinker", whole)  # the part of Qwen-Omni that writes text
-    inner = getattr(whole, "language_model", None)
-    return inner if hasattr(inner, "lm_head") else whole  # composites of this kind ask for an image
+    return getattr(whole, "thinker", whole)  # the part of Qwen-Omni that writes text
+
+
+def _text_part(reference: nn.Module) -> Any:
+    """The model of transformers that gives the logits of text alone."""
+    inner = getattr(reference, "language_model", None)
+    return inner if hasattr(inner, "lm_head") else reference  # composites of this kind ask for an image
 
 
 def _composite_class(checkpoint: HFCheckpoint) -> Any:
@@ -85,13 +113,16 @@ def _composite_class(checkpoint: HFCheckpoint) -> Any:
 
     found = (getattr(transformers, name, None) for name in checkpoint.architectures)
     known = next((hf_class for hf_class in found if hf_class is not None), None)
-    return known or transformers.AutoModelForMultimodalLM._model_mapping[type(checkpoint.whole)]
+    return known or transformers.AutoModelForMultimodalLM._model_mapping[type(checkpoint.whole or checkpoint.config)]
 
 
 def _transformers_class(model: Any, config: Any) -> Any:
     """The class that transformers would load for this kind of model."""
     import transformers
 
+    if isinstance(model, (DualEncoder, VisionEncoder)):
+        named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+        return named or transformers.AutoModel._model_mapping[type(config)]
     if isinstance(model, Decoder):
         return transformers.AutoModelForCausalLM._model_mapping[type(config)]
     if not isinstance(model, Encoder):
@@ -123,6 +154,12 @@ def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[t
         yield "logits", (model(tokens), torch.stack([found.start_logits, found.end_logits], -1))
 
 
+def _text(model: Model, tokens: Int[Tensor, "batch pos"]) -> Rows:
+    """Text as transformers reads it without token types: no prompt that is read in both directions."""
+    is_suffix = torch.ones_like(tokens, dtype=torch.bool)
+    return VisionInputs(tokens, is_suffix=is_suffix) if isinstance(model, VisionLanguage) else tokens
+
+
 def _logits_and_greedy(
     model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float, scale: float
 ) -> list[Check]:
@@ -133,17 +170,22 @@ def _logits_and_greedy(
     from transformers import GenerationConfig
 
     is_decoder = isinstance(model, Decoder)
-    options = {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
+    banned = [model.tree.image_token] if isinstance(model, VisionLanguage) else []  # without an image there may be none
+    options: dict[str, Any] = (
+        {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
+    )
     reference.generation_config = GenerationConfig(pad_token_id=0, **options)
     # the decoder may have its own vocabulary
     inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
     expected = reference(tokens, **inputs).logits * scale
     largest = expected.abs().max().clamp(min=1.0)
-    error = ((model(tokens, *inputs.values()) - expected).abs().max() / largest).item()
+    error = ((model(_text(model, tokens), *inputs.values()) - expected).abs().max() / largest).item()
     n_before = tokens.shape[1] if is_decoder else 1
     options = {"max_new_tokens": min(n_tokens, model.cfg.n_ctx - n_before), "do_sample": False}
+    options["suppress_tokens"] = banned or None
     greedy = reference.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-    predicted = (model(greedy) if is_decoder else model(tokens, greedy))[:, n_before - 1 : -1]
+    predicted = (model(_text(model, greedy)) if is_decoder else model(tokens, greedy))[:, n_before - 1 : -1]
+    predicted[..., [token for token in banned if token < predicted.shape[-1]]] = -torch.inf
     lead = predicted.amax(-1) - predicted.gather(-1, greedy[:, n_before:, None])[..., 0]
     wrong = float((lead > tolerance * largest).sum())
     return [Check("logits as in transformers", (error,), tolerance), Check("wrong greedy tokens", (wrong,), 0.0)]

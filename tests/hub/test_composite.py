@@ -376,12 +376,12 @@ def test_paligemma_is_causal():
     assert_close(model(TOKENS), theirs(input_ids=TOKENS, **generated).logits)
 
 
-VERIFIED = ("llava", "qwen2_vl", "blip-2", "aya_vision", "paligemma", "qwen2_5_omni_thinker", "mistral3")
+VERIFIED = ("blip-2", "aya_vision", "qwen2_5_omni_thinker")  # no class of ours reads their images
 
 
-@pytest.mark.parametrize("kind", thinned(VERIFIED, keep=("llava",)))
+@pytest.mark.parametrize("kind", thinned(VERIFIED, keep=("blip-2",)))
 def test_verify(kind: str, tmp_path: Path):
     made(kind).save_pretrained(tmp_path)
     report = hub.verify(tmp_path, n_tokens=4)
     assert report.ok, str(report)
-    assert "logits as in transformers" in str(report)
+    assert "logits as in transformers, of the language model alone" in str(report)
