@@ -6,6 +6,7 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from hooked_lm import hub
 from hooked_lm.hub import datasets
+from hooked_lm.hub.device_map import placement
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.tree import (
@@ -236,6 +238,7 @@ def from_pretrained(
     *,
     cls: type | None = None,
     device_map: Any = None,
+    max_memory: Mapping[int | str, int | str] | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     mmap: bool = True,
@@ -261,7 +264,10 @@ def from_pretrained(
         checkpoint_index, checkpoint_value: a published checkpoint of a training run, by its index or its training step or
             token count (Pythia, Stanford CRFM's GPT-2, and TransformerLens models with a folder `checkpoints`).
         hf_model: a transformers or PEFT model whose weights are copied instead; it is not changed.
-        device, device_map: one device; by default the first GPU, else the CPU.
+        device: by default the first GPU, else the CPU.
+        device_map, max_memory: blocks on several devices: "auto", "balanced", "balanced_low_0" or "sequential" (needs accelerate,
+            which reads `max_memory`), or a dict such as {"embed": 0, "blocks.0": 0, "blocks.1": 1}; see docs/scale.md.
+        n_devices: "balanced" over this many GPUs.
         default_prepend_bos: the default of `prepend_bos`; None means that of the family.
         tokenizer: replaces the checkpoint's.
         move_to_device: False leaves the weights on the CPU.
@@ -277,6 +283,7 @@ def from_pretrained(
             fit, an unsupported option.
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
+    several = placement(device, device_map, max_memory, n_devices, move_to_device)
     options = Options(
         hf_model=hf_model,
         checkpoint_index=checkpoint_index,
@@ -285,7 +292,8 @@ def from_pretrained(
         local_files_only=local_files_only,
         hf_kwargs=hf_kwargs,
         tokenizer=tokenizer,
-        device=one_device(device, device_map, n_devices, move_to_device),
+        device="cpu" if several is not None else one_device(device, device_map, move_to_device),
+        placement=several,
         dtype=dtype,
         first_n_layers=first_n_layers,
         n_ctx=n_ctx,

@@ -100,14 +100,12 @@ class TransformerBridge(HookedTransformer):
     ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
         """A model with a checkpoint's unprocessed weights; see `hooked_lm.pretrained.from_pretrained`.
 
-        Raises ValueError for unsupported options: a model without weights, code from a checkpoint, another transformers class,
-        several devices.
+        Raises ValueError for unsupported options: a model without weights, code from a checkpoint, another transformers class.
         """
         refused = {
             "load_weights=False": not load_weights,
             "trust_remote_code=True": trust_remote_code,
             "model_class": model_class is not None,
-            "max_memory": max_memory is not None,
         }
         if any(refused.values()):
             unsupported = ", ".join(name for name, given in refused.items() if given)
@@ -119,6 +117,7 @@ class TransformerBridge(HookedTransformer):
             dtype=dtype,
             tokenizer=tokenizer,
             device_map=device_map,
+            max_memory=max_memory,
             n_devices=1 if n_devices is None else n_devices,
             n_ctx=n_ctx,
             revision=revision,

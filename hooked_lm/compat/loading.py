@@ -143,7 +143,7 @@ def get_pretrained_model_config(
         checkpoint_index=checkpoint_index,
         checkpoint_value=checkpoint_value,
         hf_kwargs=kwargs,
-        device=one_device(device, n_devices=n_devices),
+        device=one_device(device),
         dtype=dtype,
         first_n_layers=first_n_layers,
         n_ctx=n_ctx,
@@ -264,7 +264,7 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     model_class = class_of(tree)
     flat_cfg = model_class.config_class.from_tree(tree, dtype=hf_model.dtype, device="meta", init_weights=False)
     model = model_class(flat_cfg)
-    fill(model, tensors, checkpoint.family, tree, hf_model.device, copy=False)
+    fill(model, tensors, checkpoint.family, tree, {"": hf_model.device}, copy=False)
     return _public(model, cfg)
 
 

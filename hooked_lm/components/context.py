@@ -25,6 +25,7 @@ class Context:
     """
 
     norms_see_copies = True  # whether per-head copies of a stream may pass the sites of a norm
+    of_layers: tuple[str, ...] = ("cache",)  # attributes with values of each layer, on the device of that layer
 
     def __init__(
         self,

@@ -17,6 +17,8 @@ class EncodedSource:
     With `cache_kv` each decoder layer computes the keys and values of it once, for this and all later runs.
     """
 
+    of_layers = ("_cached_kv",)  # as in a `Context`
+
     def __init__(
         self,
         resid: Float[Tensor, "batch key_pos d_model"],

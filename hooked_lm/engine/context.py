@@ -27,6 +27,7 @@ class BaseContext(Context):
     """
 
     norms_see_copies = False  # a hook at a norm and one at a copy may belong to different cells
+    of_layers = ("cache", "keys_values", "states")
     keys_values: dict[int, KeysValues]
     states: dict[int, list[StateCacheEntry]]
     start: int  # the first position of the value that hooks get

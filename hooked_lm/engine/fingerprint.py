@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
@@ -83,7 +84,8 @@ class Digest:
                 own = vars(part).items()
                 yield self.of({name: of for name, of in own if isinstance(of, PLAIN) and not name.startswith("_")})
             for function in [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]:
-                yield self.of(function)
+                if not is_mover(function):  # results do not depend on devices
+                    yield self.of(function)
         for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
             yield from (name, self.of(tensor))
         yield self.of(getattr(value, "n_source", None))  # the column where the target starts, in an encoder-decoder

@@ -8,6 +8,7 @@ from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.site_info import SiteInfo
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
@@ -43,4 +44,4 @@ def is_ours(module: nn.Module) -> bool:
 
 
 def _has_torch_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return not all(map(is_mover, (*module._forward_hooks.values(), *module._forward_pre_hooks.values())))

@@ -26,6 +26,7 @@ from hooked_lm.engine.edit import NONE, Edit, Input, Interval, overlap, repeated
 from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, mixing, score_edits
+from hooked_lm.models.placement import enter, leave
 
 
 @dataclass(frozen=True)
@@ -218,13 +219,14 @@ class BatchedPass:
         """The stream before a layer, packed."""
         packed: Tensor | None = None
         for layer in range(min(schedule.first for schedule in self.schedules), stop):
-            block, packed = self.base.model.blocks[layer], self._layer_input(layer, packed)
+            block = self.base.model.blocks[layer]
+            packed = enter(block, self._layer_input(layer, packed), self.context)
             if self.context.key_packing.n_tokens:
                 early, packed = self._split(packed)
                 with self.context.using(self.context.key_packing):
                     make_keys(block, early, self.context)
             if self.context.is_partial and not isinstance(block, MLPOnlyBlock):
-                packed = PartialBlock(block, self.context, self.base.kept)(packed)
+                packed = leave(block, PartialBlock(block, self.context, self.base.kept)(packed), self.context)
             else:
                 packed = block(packed, self.context)
             self.cost.count(self.base.costs[layer], self.context)

@@ -16,6 +16,7 @@ from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.hub.options import Tree
 from hooked_lm.models.config.tree import VisionLanguageConfig
+from hooked_lm.models.placement import DeviceMap, device_of, place
 from hooked_lm.weights import Row, expand, load, slots
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
     tokenizer = checkpoint.find_tokenizer() if options.tokenizer is None else options.tokenizer
     model = _unfilled(model_class, cfg, tokenizer)
-    fill(model, tensors, checkpoint.family, full, torch.device(options.device), copy=options.hf_model is not None)
+    places = {"": torch.device(options.device)} if options.placement is None else options.placement.plan(model)
+    fill(model, tensors, checkpoint.family, full, places, copy=options.hf_model is not None)
     model.cfg.tokenizer_name = cfg.tokenizer_name
     if isinstance(full, VisionLanguageConfig):
         model.processor, model.why_no_processor = checkpoint.find_processor()
@@ -63,10 +65,10 @@ def fill(
     tensors: Mapping[str, Tensor],
     module: ModuleType,
     full: Tree,
-    device: torch.device,
+    places: DeviceMap,
     copy: bool,
 ) -> None:
-    """Loads a checkpoint's weights into a model on the meta device; `full` is the tree with all layers."""
+    """Loads a checkpoint's weights into a model on the meta device, each to its place; `full` is the tree with all layers."""
     n_layers, parameters = len(model.blocks), slots(model)
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))
@@ -83,7 +85,7 @@ def fill(
         tensors,
         [row for row in rows if row.target in parameters],
         dtype=model.cfg.dtype,
-        device=device,
+        device=lambda name: device_of(name, places),
         ignore=[*module.IGNORED, *left_out, *(row.source for row in tied)],
         prefix=module.PREFIX,
         copy=copy,
@@ -95,7 +97,7 @@ def fill(
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")
-    model.cfg.device = str(device)
+    place(model, places)
 
 
 def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
+from hooked_lm.hub.device_map import Placement
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -38,6 +39,7 @@ class Options:
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Any = None
     device: torch.device | str = "cpu"
+    placement: Placement | None = None  # on several devices
     dtype: torch.dtype | str = torch.float32
     first_n_layers: int | None = None
     n_ctx: int | None = None
@@ -64,16 +66,14 @@ class Options:
 
 
 def one_device(
-    device: torch.device | str | int | None, device_map: Any = None, n_devices: int = 1, move_to_device: bool = True
+    device: torch.device | str | int | None, device_map: Any = None, move_to_device: bool = True
 ) -> torch.device:
-    """The device of these arguments; by default the first GPU, else the CPU. Raises ValueError for several devices."""
-    if n_devices != 1:
-        raise ValueError(f"n_devices={n_devices}: a model lives on one device; leave n_devices out")
-    if isinstance(device_map, Mapping) and len(set(device_map.values())) == 1:
+    """The device of these arguments, of which `device_map` names one; by default the first GPU, else the CPU."""
+    if isinstance(device_map, Mapping):
         device_map = next(iter(device_map.values()))
     if device_map is not None:
-        if device is not None or isinstance(device_map, Mapping) or device_map in ("auto", "balanced", "sequential"):
-            raise ValueError(f"device_map={device_map!r}: a model lives on one device; name it with device=")
+        if device is not None:
+            raise ValueError(f"give device={device!r} or device_map={device_map!r}, not both")
         device = device_map
     if not move_to_device:
         return torch.device("cpu")

@@ -21,6 +21,7 @@ from hooked_lm.hub.tl_weights import in_public_names
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
 from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.placement import place
 from hooked_lm.models.weights.state import load_state
 from hooked_lm.weights import open_checkpoint
 
@@ -185,6 +186,8 @@ def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     given = checkpoint.options.tokenizer
     model = model_class(cfg, tokenizer=checkpoint.tokenizer() if given is None else given)
     load_state(model, {name: weight for name, weight in weights.items() if not name.startswith(beyond)})
+    if checkpoint.options.placement is not None:
+        place(model, checkpoint.options.placement.plan(model))
     return model
 
 

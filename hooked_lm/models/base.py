@@ -17,6 +17,7 @@ from hooked_lm.models.aliases import aliases, same_value
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
+from hooked_lm.models.placement import DeviceMap, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
@@ -50,6 +51,7 @@ class BaseModel(HookedRootModule):
     checked_tokens: Any
     flags: tuple[Any, ...] | None = None  # of the config, as last applied to the components
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
+    device_map: DeviceMap | None = None  # the device of each block, if they are on several; "" is all else
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -88,7 +90,12 @@ class BaseModel(HookedRootModule):
         return torch.device(self.cfg.device) if embed is None else embed.W_E.device
 
     def to(self: Model, *args: Any, print_details: bool = True, **kwargs: Any) -> Model:
-        """Moves the model, as `nn.Module.to`, and updates `cfg.device` and `cfg.dtype`, as `half`, `float` etc. do."""
+        """Moves the model, as `nn.Module.to`, and updates `cfg.device` and `cfg.dtype`, as `half`, `float` etc. do.
+
+        Raises ValueError for a device if the model is on several.
+        """
+        if self.device_map is not None:
+            check_stays(self.device_map, *args, **kwargs)
         return super().to(*args, **kwargs)
 
     def _apply(self: Model, *args: Any, **kwargs: Any) -> Model:

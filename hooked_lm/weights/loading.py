@@ -7,7 +7,7 @@ Otherwise the parameters are converted one at a time, and keep the order of thei
 """
 
 import fnmatch
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ def load(
     rows: Iterable[Row],
     *,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
+    device: torch.device | str | Callable[[str], torch.device] | None = None,
     ignore: Iterable[str] = (),
     prefix: str = "",
     copy: bool = False,
@@ -41,7 +41,7 @@ def load(
         tensors: names in the checkpoint -> tensors, looked up one at a time (`open_checkpoint`, or any mapping).
         rows: concrete rows (`expand` them first).
         dtype: of floating point tensors; None keeps the checkpoint's.
-        device: of all tensors; None keeps the checkpoint's.
+        device: of all tensors, or a function from a parameter's name to its device; None keeps the checkpoint's.
         ignore: globs of names in the checkpoint that need no row (`"*.attn.masked_bias"`).
         prefix: what the names in the checkpoint begin with in the rows, and in this file either all or none
             (`"transformer."`).
@@ -78,7 +78,8 @@ def load(
             slot = targets[row.target]
             view = row.to_target(tensor, slot.tensor.shape)
             kind = slot.tensor.dtype if row.target in own_dtype else dtype
-            filled[row.target] = slot.like(_move(view, kind, device, copy or is_alias))
+            where = device(row.target) if callable(device) else device
+            filled[row.target] = slot.like(_move(view, kind, where, copy or is_alias))
         if any(filled[row.target].untyped_storage()._cdata == tensor.untyped_storage()._cdata for row in group):
             shared.add(tensor.data_ptr())
     for name, tensor in filled.items():

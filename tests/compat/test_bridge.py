@@ -141,7 +141,7 @@ def test_a_model_in_memory() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"load_weights": False}, {"trust_remote_code": True}, {"model_class": HookedTransformer}, {"max_memory": {0: 1}}],
+    [{"load_weights": False}, {"trust_remote_code": True}, {"model_class": HookedTransformer}],
 )
 def test_what_is_not_done_here_is_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):

@@ -243,9 +243,6 @@ def test_fields_without_effect(llama: Path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_devices": 2}, "n_devices=2"),
-        ({"device_map": "auto"}, "device_map='auto'"),
-        ({"device_map": {"a": "cpu", "b": "meta"}}, "one device"),
         ({"device_map": "cpu", "device": "cpu"}, "device_map"),
         ({"trust_remote_code": True}, "never run"),
         ({"load_in_8bit": True}, "load_in_8bit"),

@@ -21,6 +21,7 @@ from hooked_lm.hub.source import find
 from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.hub.tl_weights import from_early_solu
 from tests.close import assert_apart, assert_close
+from tests.devices import labelled_devices, values
 
 TOKENS = torch.arange(22).view(2, 11)
 SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 24, "n_heads": 3, "d_head": 8, "n_ctx": 12, "d_vocab": 30}
@@ -417,7 +418,6 @@ def test_the_cache_serves_where_the_hub_does_not_answer(
     [
         ({"trust_remote_code": True}, "never run"),
         ({"load_in_8bit": True}, "unknown options load_in_8bit"),
-        ({"n_devices": 2}, "n_devices=2"),
         ({"dtype": "int8"}, "int8"),
         ({"use_logn_attn": True}, "use_logn_attn=True is not supported"),
     ],
@@ -425,6 +425,13 @@ def test_the_cache_serves_where_the_hub_does_not_answer(
 def test_options_that_cannot_be_honoured(gelu: Path, options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         load(gelu, **options)
+
+
+def test_several_devices(gelu: Path):
+    with labelled_devices():
+        model = load(gelu, device_map={"": "lazy:0", "blocks.1": "lazy:1"})
+        assert {str(weight.device) for weight in model.blocks[1].parameters()} == {"lazy:1"}
+        assert_close(values(model(torch.tensor([[1, 2, 3]]))), load(gelu)(torch.tensor([[1, 2, 3]])))
 
 
 @pytest.mark.parametrize("name", ["n_ctx", "d_vocab", "normalization"])

@@ -71,9 +71,13 @@ class Graph:
     @classmethod
     def of(cls, model: Decoder) -> "Graph":
         """The graph of a decoder; raises TypeError for another model, and ValueError if its stream is not the sum of the
-        outputs of its writers."""
+        outputs of its writers, or it is on several devices."""
         if not isinstance(model, Decoder):
             raise TypeError(f"a graph needs a HookedTransformer, got a {type(model).__name__}")
+        if model.device_map is not None:
+            raise ValueError(
+                "a graph adds what all layers write, on one device, and this model is on several (device_map)"
+            )
         last = len(model.blocks) - 1
         writers = [Node(INPUT, "blocks.0.hook_resid_pre", 0, -1)]
         readers: list[Node] = []

@@ -12,6 +12,7 @@ from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
+from hooked_lm.models.placement import together
 
 Part = Slice | SliceInput
 Stack = Float[Tensor, "component *lead d_model"]
@@ -233,7 +234,7 @@ class ActivationCache(NamedCache):
         True
         """
         bound = layer_bound(self.model, layer)
-        return torch.stack([self[activation_name, i, sublayer_type] for i in range(bound)])
+        return torch.stack(together([self[activation_name, i, sublayer_type] for i in range(bound)], self.model.device))
 
     # ---- heads ---------------------------------------------------------------------------------------------
 

@@ -39,16 +39,17 @@ from hooked_lm.models.caches.residual import (
 )
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.names import checked_index
+from hooked_lm.models.placement import together
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
 
 Stack = Float[Tensor, "component *lead d_model"]
 Projected = Float[Tensor, "component *lead"]  # the last axis is d_model, or the directions projected onto
 
 
-def _stacked(components: list[Tensor], like: Callable[[], Tensor]) -> Tensor:
+def _stacked(model: Any, components: list[Tensor], like: Callable[[], Tensor]) -> Tensor:
     """The components as one tensor; for none, an empty stack of vectors shaped as `like()`."""
     if components:
-        return torch.stack(components)
+        return torch.stack(together(components, model.device))
     example = like()
     return example.new_empty(0, *example.shape)
 
@@ -76,7 +77,7 @@ def accumulated_resid(
         if (incl_mid and i < layer) or (includes_attention and i == layer):
             components.append(cache[mid_site(model, i)])
             labels.append(f"{i}_mid")
-    stack = torch.stack([pos.apply(component, -2) for component in components])
+    stack = torch.stack(together([pos.apply(component, -2) for component in components], model.device))
     if apply_ln:
         final = layer == n_layers
         stack = apply_ln_to_stack(model, cache, stack, layer, mlp_input, pos, recompute_ln=final)
@@ -105,7 +106,7 @@ def decompose_resid(
         if mode != "attn" and i < layer and isinstance(model.blocks[i], MLPPart):
             sites[f"{i}_mlp_out"] = f"blocks.{i}.hook_mlp_out"
     parts = [pos.apply(cache[site], -2) for site in sites.values()]
-    stack = _stacked(parts, lambda: pos.apply(stream(model, cache, layer, mlp_input), -2))
+    stack = _stacked(model, parts, lambda: pos.apply(stream(model, cache, layer, mlp_input), -2))
     return (input_norm(model, cache, layer, mlp_input, pos)(stack) if apply_ln else stack), list(sites)
 
 
@@ -213,7 +214,7 @@ def stack_head_results(
     bound = sum_bound(model, layer)
     stack, labels = _heads(model, cache, bound, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
-        rest = pos.apply(stream(model, cache, layer), -2) - stack.sum(0)
+        rest = pos.apply(stream(model, cache, layer), -2).to(stack.device) - stack.sum(0)
         stack, labels = torch.cat([stack, rest[None]]), [*labels, "remainder"]
     return (input_norm(model, cache, layer, False, pos)(stack) if apply_ln else stack), labels
 
@@ -225,7 +226,7 @@ def _heads(model: Any, cache: Cache, bound: int, pos: Slice, like: Callable[[], 
         added = output_norm(model, cache, i, "ln1_post", pos)(head_results(model, cache, i, pos), extra_axes=1)
         parts += added.unbind(-2)
     labels = [f"L{i}H{h}" for i in layers for h in range(model.blocks[i].attn.cfg.n_heads)]
-    return _stacked(parts, like), labels
+    return _stacked(model, parts, like), labels
 
 
 # ---- neurons -----------------------------------------------------------------------------------------------
@@ -281,10 +282,11 @@ def stack_neuron_results(
     parts, labels = _neurons(model, cache, bound, neurons, pos, project_output_onto, norm)
     if not parts or incl_remainder:
         whole = _normed_and_projected(pos.apply(stream(model, cache, layer), -2), norm, project_output_onto)
+        whole, *parts = together([whole, *parts], model.device)
         rest = whole - sum(part.sum(0) for part in parts)
         parts.append(rest[None] if incl_remainder else whole.new_empty(0, *whole.shape))
         labels += ["remainder"] if incl_remainder else []
-    return torch.cat(parts), labels
+    return torch.cat(together(parts, model.device)), labels
 
 
 def _neurons(
@@ -348,17 +350,18 @@ def get_full_resid_decomposition(
     stack, labels = _heads(model, cache, bound, pos, lambda: like)
     mixers = [i for i in range(bound) if isinstance(model.blocks[i], MixerPart)]
     labels += [f"{i}_mixer_out" for i in mixers]
-    stack = torch.cat([stack, *(pos.apply(cache[f"blocks.{i}.hook_mixer_out"], -2)[None] for i in mixers)])
+    of_mixers = [pos.apply(cache[f"blocks.{i}.hook_mixer_out"], -2)[None] for i in mixers]
+    stack = torch.cat(together([stack, *of_mixers], model.device))
     neurons: list[Tensor] = []
     if expand_neurons:
         neurons, more = _neurons(model, cache, layer, Slice(), pos, project_output_onto, norm)
     else:
         mlps, more = decompose_resid(model, cache, layer, False, "mlp", False, pos, incl_embeds=False)
-        stack = torch.cat([stack, mlps])
+        stack = torch.cat(together([stack, mlps], model.device))
     rest = embeds | {"bias": biases(model, cache, layer, mlp_input, expand_neurons, pos, like)}
     stack = _normed_and_projected(stack, norm, project_output_onto)
     last = _normed_and_projected(torch.stack(list(rest.values())), norm, project_output_onto)
-    return torch.cat([stack, *neurons, last]), [*labels, *more, *rest]
+    return torch.cat(together([stack, *neurons, last], model.device)), [*labels, *more, *rest]
 
 
 def biases(

@@ -51,7 +51,7 @@ class FixedNorm:
         if self.scale is None:
             return x
         scale = self.scale.reshape(*self.scale.shape[:-1], *[1] * extra_axes, 1)
-        return (x / scale).to(x.dtype)
+        return (x / scale.to(x.device)).to(x.dtype)
 
     def __call__(self, x: Vectors, extra_axes: int = 0) -> Vectors:
         return self.divide(self.project(x), extra_axes)

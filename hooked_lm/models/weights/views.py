@@ -18,6 +18,7 @@ from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
+from hooked_lm.models.placement import together
 from hooked_lm.models.stack import Stack
 
 
@@ -65,7 +66,7 @@ class WeightViews:
                 "this weight differs in shape between layers, so it cannot be stacked; read it layer by layer, as in "
                 f"model.{self.stacks[0].blocks}[0].mlp.W_in"
             )
-        return torch.stack(weights)
+        return torch.stack(together(weights, self.embed.W_E.device))
 
     def _zeros(self, *shape: int) -> Tensor:
         return self.embed.W_E.new_zeros(shape)
@@ -251,7 +252,7 @@ class WeightViews:
             raise ValueError("an encoder-decoder has two residual streams, so its output biases have no single sum")
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
-        total = self._zeros(self.cfg.d_model)
+        total, added = self._zeros(self.cfg.d_model), list[Tensor | float]()
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
             if isinstance(block, REWRITTEN_STREAMS):
                 raise ValueError(
@@ -259,12 +260,14 @@ class WeightViews:
                 )
             if i < layer or not isinstance(block, ParallelBlock):
                 if isinstance(block, MixerPart):
-                    total = total + _constant(i, block, "mixer", block.mixer.b_out, norm_of(block, "ln1_post"))
+                    added.append(_constant(i, block, "mixer", block.mixer.b_out, norm_of(block, "ln1_post")))
                 if isinstance(block, AttentionPart):
-                    total = total + _constant(i, block, "attn", block.attn.b_O, norm_of(block, "ln1_post"))
+                    added.append(_constant(i, block, "attn", block.attn.b_O, norm_of(block, "ln1_post")))
             if include_mlp_biases and i < layer and isinstance(block, MLPPart):
                 bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
-                total = total + _constant(i, block, "mlp", bias, norm_of(block, "ln2_post"))
+                added.append(_constant(i, block, "mlp", bias, norm_of(block, "ln2_post")))
+        for part in added:
+            total = total + (part.to(total.device) if isinstance(part, Tensor) else part)
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
@@ -316,22 +319,30 @@ class CrossWeightViews(WeightViews):
     @property
     def cross_W_Q(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Query weights of cross attention."""
-        return torch.stack([block.cross_attn.W_Q for block in self.decoder])
+        return torch.stack(together([block.cross_attn.W_Q for block in self.decoder], self.embed.W_E.device))
 
     @property
     def cross_W_K(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Key weights of cross attention."""
-        return torch.stack([block.cross_attn.per_query_head(block.cross_attn.W_K) for block in self.decoder])
+        return torch.stack(
+            together(
+                [block.cross_attn.per_query_head(block.cross_attn.W_K) for block in self.decoder], self.embed.W_E.device
+            )
+        )
 
     @property
     def cross_W_V(self) -> Float[Tensor, "layer head d_model d_head"]:
         """Value weights of cross attention."""
-        return torch.stack([block.cross_attn.per_query_head(block.cross_attn.W_V) for block in self.decoder])
+        return torch.stack(
+            together(
+                [block.cross_attn.per_query_head(block.cross_attn.W_V) for block in self.decoder], self.embed.W_E.device
+            )
+        )
 
     @property
     def cross_W_O(self) -> Float[Tensor, "layer head d_head d_model"]:
         """Output weights of cross attention."""
-        return torch.stack([block.cross_attn.W_O for block in self.decoder])
+        return torch.stack(together([block.cross_attn.W_O for block in self.decoder], self.embed.W_E.device))
 
 
 def _constant(layer: int, block: Any, part: str, bias: Tensor | None, post_norm: Any) -> Tensor | float:

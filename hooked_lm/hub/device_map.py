@@ -1,0 +1,153 @@
+"""Which device each block of a model is on: a dict from users, or the plan of accelerate.
+
+Blocks may be on several devices. Everything else (embeddings, final norm, unembedding, heads, towers) is on the model's device.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hooked_lm.hooks.select import nearest
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.placement import DeviceMap
+from hooked_lm.models.shared_weights import shared_parts
+
+Device = torch.device | str | int
+MaxMemory = Mapping[int | str, int | str]
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A request to place a model on several devices: `device_map` is a strategy of accelerate, or module names -> devices."""
+
+    device_map: str | Mapping[str, Device]
+    max_memory: MaxMemory | None = None
+
+    def plan(self, model: BaseModel) -> DeviceMap:
+        """The devices of the blocks of a model, and "" for the rest. Raises ValueError for a map that cannot be honoured."""
+        if not model.stacks:
+            raise ValueError(f"device_map: a {type(model).__name__} lives on one device; name it with device=")
+        found = self.device_map
+        given = _inferred(model, found, self.max_memory) if isinstance(found, str) else _checked(model, found)
+        placed = _by_block(model, given)
+        for part, source in shared_parts(model):
+            one, other = (placed.get(".".join(name.split(".")[:2])) for name in (part, source))
+            if one != other:
+                raise ValueError(
+                    f"device_map: '{part}' shares its weights with '{source}', so both are on one device, not {one} and {other}"
+                )
+        return placed
+
+
+def placement(
+    device: Device | None, device_map: object, max_memory: MaxMemory | None, n_devices: int, move_to_device: bool
+) -> Placement | None:
+    """The request that these arguments of `from_pretrained` make; None if they name one device or none."""
+    if isinstance(device_map, Mapping) and len({*device_map.values()}) == 1 and "disk" not in device_map.values():
+        device_map = next(iter(device_map.values()))
+    if n_devices != 1:
+        if device_map is not None:
+            raise ValueError(f"give n_devices={n_devices} or device_map, not both")
+        if not 1 <= n_devices <= torch.cuda.device_count():
+            raise ValueError(f"n_devices={n_devices}, and there are {torch.cuda.device_count()} CUDA devices")
+        device_map = "balanced"
+        max_memory = max_memory or {i: torch.cuda.mem_get_info(i)[0] for i in range(n_devices)}
+    if not (isinstance(device_map, Mapping) or device_map in STRATEGIES):
+        if max_memory is not None:
+            raise ValueError(f"max_memory is for device_map='auto' and the like, not for device_map={device_map!r}")
+        return None
+    if device is not None or not move_to_device:
+        given = f"device={device!r}" if device is not None else "move_to_device=False"
+        raise ValueError(f"device_map={device_map!r} says where the model goes; leave out {given}")
+    if max_memory is not None and isinstance(device_map, Mapping):
+        raise ValueError("max_memory is for device_map='auto' and the like, not for a dict")
+    return Placement(device_map, max_memory)
+
+
+def _block_names(model: BaseModel) -> list[str]:
+    return [f"{stack.blocks}.{i}" for stack in model.stacks for i in range(len(stack.blocks_of(model)))]
+
+
+def _checked(model: BaseModel, device_map: Mapping[str, Device]) -> dict[str, Device]:
+    """A map of a user, whose names are all of modules."""
+    modules = dict(model.named_modules())
+    for name in device_map:
+        if name not in modules:
+            near = ", ".join(map(repr, nearest(name, modules)))
+            raise ValueError(
+                f"device_map: there is no module {name!r} in this {type(model).__name__}; names are those of hooked_lm"
+                f"{near and f', the nearest are {near}'}"
+            )
+    return dict(device_map)
+
+
+def _by_block(model: BaseModel, device_map: Mapping[str, Device]) -> DeviceMap:
+    """The device of each block and of the rest. Raises ValueError for parts without one, or on several."""
+    blocks, containers = _block_names(model), {stack.blocks for stack in model.stacks}
+    placed: DeviceMap = {}
+    for name in blocks:
+        holder = next((of for of in (name, name.split(".")[0], "") if of in device_map), None)
+        if holder is None:
+            raise ValueError(f"device_map: '{name}' has no device")
+        placed[name] = _device(device_map[holder])
+    main = {name: _device(at) for name, at in device_map.items() if name not in {*blocks, *containers}}
+    for name, at in list(main.items()):
+        if (block := ".".join(name.split(".")[:2])) in placed:
+            if placed[block] != at:
+                raise ValueError(f"device_map: '{name}' is a part of '{block}', and a block is on one device")
+            del main[name]
+    if len({*main.values()}) > 1:
+        shown = ", ".join(f"{name or 'the rest'}: {at}" for name, at in main.items())
+        raise ValueError(
+            f"device_map: everything but the blocks is on one device, to which the stream returns after the last block ({shown})"
+        )
+    return {"": next(iter(main.values()), placed[blocks[0]]), **placed}
+
+
+def _device(given: Device) -> torch.device:
+    if given == "disk":
+        raise ValueError(
+            "device_map: 'disk' is not supported, since hooks and weights would see no values between runs; use 'cpu': with "
+            "dtype='auto' such weights stay in the memory-mapped checkpoint until a run reads them"
+        )
+    return torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+
+
+class _Rest(nn.Module):
+    """Everything but the blocks, which the planner must not divide."""
+
+
+def _inferred(model: BaseModel, strategy: str, max_memory: MaxMemory | None) -> dict[str, Device]:
+    """The plan of accelerate. Its module names are those of the blocks, and "rest"."""
+    try:
+        import accelerate
+    except ImportError as error:
+        raise ImportError(
+            f"device_map={strategy!r} needs accelerate: pip install 'hooked-lm[accelerate]', or pass a dict of devices"
+        ) from error
+    if max_memory is None and not torch.cuda.is_available():
+        return {"": "cpu"}
+    whole, rest, stacks = nn.Module(), _Rest(), {stack.blocks for stack in model.stacks}
+    for name, module in model.named_children():
+        if name not in stacks:
+            rest.add_module(name, module)
+    whole.add_module("rest", rest)
+    for stack in model.stacks:
+        whole.add_module(stack.blocks, stack.blocks_of(model))
+    kinds = sorted({type(block).__name__ for stack in model.stacks for block in stack.blocks_of(model)})
+    memory: Any = None if max_memory is None else dict(max_memory)
+    whole_kinds = ["_Rest", *kinds]
+    if strategy != "sequential":
+        low_zero = strategy == "balanced_low_0"
+        memory = accelerate.utils.get_balanced_memory(whole, memory, whole_kinds, low_zero=low_zero)
+    found: dict[str, Device] = accelerate.infer_auto_device_map(whole, memory, whole_kinds)
+    if "disk" in found.values():
+        size = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+        raise ValueError(
+            f"device_map={strategy!r}: the model has {size:.2f} GiB of weights, which do not fit into {max_memory}"
+        )
+    return {"embed" if name == "rest" else name: at for name, at in found.items()}
