@@ -1,6 +1,7 @@
 """The command `hooked-lm`. Each command imports what it needs, so that `--help` is fast."""
 
 import functools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from hooked_lm.demo.experiment import Pair, Result
     from hooked_lm.pretrained import HookedTransformer
+    from hooked_lm.studies import PairTable
 
 app = typer.Typer(
     help="Transformer language models in which every intermediate value has a name.",
@@ -176,8 +178,9 @@ def circuit(
 @clean_errors
 def harvest(
     model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
-    data: Annotated[
-        str, typer.Argument(help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set.")
+    documents: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
     ],
     output: Annotated[Path, typer.Argument(help="The directory; the harvest is a folder in it.")],
     site: Annotated[list[str], typer.Option(help="A site, or a glob of sites; may be repeated.")],
@@ -210,7 +213,7 @@ def harvest(
         raise ValueError(f"dtype must be float32, bfloat16, float16 or int8, got {dtype!r}")
     store = run(
         HookedTransformer.from_pretrained(model),
-        data,
+        documents,
         site,
         output,
         positions=positions if positions in ("all", "text") else _integers("positions", positions, ","),
@@ -230,6 +233,99 @@ def harvest(
         threads=threads,
     )
     console.print(escape(str(store)), soft_wrap=True)
+
+
+@app.command()
+@clean_errors
+def patch(
+    model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
+    pairs: Annotated[
+        str, typer.Option(help="Pairs of prompts: a file, folder or pattern of jsonl, parquet or csv; or a data set.")
+    ],
+    output: Annotated[Path, typer.Option(help="The directory; the study is a folder in it.")],
+    experiment: Annotated[str, typer.Option(help="sweep, attribute or ablate.")] = "sweep",
+    site: Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")] = None,
+    layers: Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")] = None,
+    positions: Annotated[str | None, typer.Option(help="each, together, or indices.")] = None,
+    heads: Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A further argument, name=value, e.g. components=mlps; may be repeated.")
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="logit_difference (the default), logit, probability, ...; may be repeated.")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Another name of a column, e.g. clean=prompt.")] = None,
+    max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
+    batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
+    pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
+    shard: Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")] = None,
+    workers: Annotated[int, typer.Option(help="How many processes compute.")] = 1,
+    engine: Annotated[str, typer.Option(help="processes of this machine, or ray.")] = "processes",
+    threads: Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")] = None,
+) -> None:
+    """Patch, attribute or ablate over a file of pairs of prompts; the same command resumes, also under torchrun --no-python."""
+    from hooked_lm.pretrained import HookedTransformer
+    from hooked_lm.studies import study_pairs
+
+    options: dict[str, object] = {} if not site else {"sites": site[0] if len(site) == 1 else site}
+    given = {"layers": layers, "positions": positions, "heads": heads}
+    options |= {name: _which(name, text) for name, text in given.items() if text is not None}
+    options |= {name: _value(text) for name, text in _named("option", option).items()}
+    table = study_pairs(
+        HookedTransformer.from_pretrained(model),
+        pairs,
+        experiment,
+        output,
+        options=options,
+        metric=metric or "logit_difference",
+        columns=_named("column", column),
+        max_pairs=max_pairs,
+        batch_size=batch_size,
+        pairs_per_shard=pairs_per_shard,
+        part=None if shard is None else tuple(_integers("shard", shard, "/", 2)),  # type: ignore[arg-type]
+        n_workers=workers,
+        engine=engine,
+        threads=threads,
+    )
+    console.print(escape(str(table)), soft_wrap=True)
+    if table.is_complete:
+        _show_strongest(table)
+
+
+def _show_strongest(study: "PairTable") -> None:
+    """The cells with the largest effects; positions from the end if the pairs differ in length."""
+    effects = study.scores(align=None if study.has_one_length else "end").top(10)
+    console.print("\nThe largest effects, means over the pairs with 95% intervals:")
+    table = Table()
+    for name in effects.columns:
+        table.add_column(name, justify="right")
+    for row in effects.to_dict("records"):
+        table.add_row(*(f"{value:+.3f}" if isinstance(value, float) else escape(str(value)) for value in row.values()))
+    console.print(table)
+
+
+def _named(name: str, given: list[str] | None) -> dict[str, str]:
+    """What was given as name=value, by name."""
+    parts = [text.partition("=") for text in given or []]
+    if wrong := [key for key, equals, value in parts if not (key and equals and value)]:
+        raise ValueError(f"{name} must be name=value, got {wrong[0]!r}")
+    return {key: value for key, _, value in parts}
+
+
+def _value(text: str) -> object:
+    """A number, list or word of JSON; anything else is a string."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _which(name: str, text: str) -> object:
+    """ "each", None for all together, indices, or labels of heads."""
+    if text in ("each", "together"):
+        return None if text == "together" else text
+    labels = [part.strip() for part in text.split(",")]
+    return labels if name == "heads" and labels[0].startswith("L") else _integers(name, text, ",")
 
 
 def _integers(name: str, text: str, separator: str, n: int | None = None) -> list[int]:

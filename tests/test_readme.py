@@ -38,7 +38,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
 @pytest.mark.parametrize(
     ("page", "n_snippets"),
     [
-        ("patching.md", 19),
+        ("patching.md", 20),
         ("attribution.md", 6),
         ("reading.md", 6),
         ("interventions.md", 7),

@@ -27,9 +27,8 @@ class Job(shards.Job):
     maker: RowMaker
     UNIT: ClassVar[str] = "tokens"
 
-    @property
-    def model(self) -> HookedRootModule:
-        return self.maker.model
+    def __post_init__(self) -> None:
+        self.model = self.maker.model
 
     def n_units(self, n_shards: int) -> int:
         return round(self.plan.tokens_per_document * self.plan.documents_per_shard * n_shards)

@@ -20,12 +20,8 @@ class Job(ABC):
 
     plan: Plan
     folder: Path
+    model: HookedRootModule
     UNIT: ClassVar[str]  # of the progress
-
-    @property
-    @abstractmethod
-    def model(self) -> HookedRootModule:
-        """The model that computes."""
 
     @abstractmethod
     def write(self, shard: int, advance: Advance) -> bool:

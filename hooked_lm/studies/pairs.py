@@ -1,0 +1,143 @@
+"""Pairs of prompts: read from memory, files or data sets, and checked before anything runs."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import pandas as pd
+from jaxtyping import Int
+from torch import Tensor
+
+from hooked_lm.analysis.answers import whole_numbers
+from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.harvest.documents import loaded
+from hooked_lm.models.text.methods import DecoderText, TextMethods
+
+COLUMNS = ("clean", "corrupted", "answer", "wrong_answer")
+SHOWN = 10  # pairs in an error
+
+Row = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The ids of two prompts of one length, of the right answers, and of wrong ones (none if there is no such column)."""
+
+    clean: tuple[int, ...]
+    corrupted: tuple[int, ...]
+    answer: tuple[int, ...]
+    wrong_answer: tuple[int, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of tokens, answers and wrong answers: pairs that agree in these can run together."""
+        return len(self.clean), len(self.answer), len(self.wrong_answer)
+
+
+def pairs_of(
+    model: TextMethods, source: object, columns: Mapping[str, str] | None = None, max_pairs: int | None = None
+) -> list[Pair]:
+    """The pairs of a source; see `study_pairs` for what a source can be.
+
+    Raises ValueError for no pairs, for missing columns, and for pairs that cannot run, named by their numbers; FileNotFoundError
+    for a path without files; TypeError for another source; ImportError if the package `datasets` is needed and missing.
+    """
+    if max_pairs is not None and max_pairs < 1:
+        raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
+    if isinstance(source, (str, os.PathLike)):
+        source = loaded(source)
+    if isinstance(source, pd.DataFrame):
+        source = source.to_dict("records")
+    if not isinstance(source, Iterable) or isinstance(source, (Mapping, Tensor)):
+        raise TypeError(
+            f"pairs must be a list of dicts, a data frame, a path or a data set of Hugging Face; got a {type(source).__name__}"
+        )
+    rows = list(islice(source, max_pairs))
+    if not rows:
+        raise ValueError("there are no pairs: the source is empty")
+    names = _names(rows[0], columns or {})
+    pairs: list[Pair] = []
+    wrong: list[str] = []
+    for number, row in enumerate(rows):
+        found = _pair_or_reason(model, row, names)
+        if isinstance(found, Pair):
+            pairs.append(found)
+        else:
+            wrong.append(f"pair {number}: {found}")
+    if wrong:
+        more = f"\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise ValueError(f"{len(wrong)} of {len(rows)} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
+    return pairs
+
+
+def digest(pairs: Sequence[Pair]) -> str:
+    """A hash of pairs."""
+    ids = [[pair.clean, pair.corrupted, pair.answer, pair.wrong_answer] for pair in pairs]
+    return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
+
+
+def _names(row: object, columns: Mapping[str, str]) -> dict[str, str]:
+    """The column of each part of a pair; that of wrong answers may be missing."""
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a pair must be a dict with {', '.join(map(repr, COLUMNS))}; got a {type(row).__name__}")
+    if unknown := [name for name in columns if name not in COLUMNS]:
+        raise ValueError(f"columns names {', '.join(map(repr, COLUMNS))}; got {unknown[0]!r}")
+    names = {name: columns.get(name, name) for name in COLUMNS}
+    if missing := [name for name in COLUMNS if names[name] not in row and (name in columns or name != "wrong_answer")]:
+        raise ValueError(
+            f"the pairs have no column {names[missing[0]]!r}, only {', '.join(map(repr, row))}; "
+            f"columns={{{missing[0]!r}: ...}} gives its name"
+        )
+    return {name: column for name, column in names.items() if column in row}
+
+
+def _pair_or_reason(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair | str:
+    try:
+        return _pair(model, row, names)
+    except (ValueError, TypeError, LookupError) as error:
+        return str(error.args[0] if error.args else error)
+
+
+def _pair(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair:
+    if not isinstance(row, Mapping):
+        raise TypeError(f"it is a {type(row).__name__}, not a dict")
+    given = {name: row.get(column) for name, column in names.items()}
+    if empty := [names[name] for name, value in given.items() if value is None]:
+        raise ValueError(f"it has no {empty[0]!r}")
+    clean, corrupted = (_prompt(model, given[name], names[name]) for name in ("clean", "corrupted"))
+    if len(clean) != len(corrupted):
+        raise ValueError(f"clean has {len(clean)} tokens, corrupted {len(corrupted)}: both must have the same number")
+    answer, wrong = (
+        _answer(model, given[name], names[name]) if name in given else () for name in ("answer", "wrong_answer")
+    )
+    return Pair(clean, corrupted, answer, wrong)
+
+
+def _prompt(model: TextMethods, prompt: object, name: str) -> tuple[int, ...]:
+    """The ids of a text, or of ids."""
+    if isinstance(prompt, str):
+        rows = model.to_tokens(prompt, truncate=False) if isinstance(model, DecoderText) else tokens_of(model, prompt)
+        ids = rows[0]
+    elif isinstance(prompt, (Sequence, Tensor)):
+        ids = whole_numbers(prompt, name).reshape(-1)
+    else:
+        raise TypeError(f"{name} must be a text or a list of token ids, got {prompt!r}")
+    if len(ids) > model.cfg.n_ctx:
+        raise ValueError(f"{name} has {len(ids)} tokens, and the model reads {model.cfg.n_ctx}")
+    return _checked(model, ids)
+
+
+def _answer(model: TextMethods, answer: object, name: str) -> tuple[int, ...]:
+    """The ids of an answer, or of several that are all right."""
+    ids = model.tokens.answer_ids(answer, name).reshape(-1).cpu()
+    if not len(ids):
+        raise ValueError(f"{name} is empty")
+    return _checked(model, ids)
+
+
+def _checked(model: TextMethods, ids: Int[Tensor, " n"]) -> tuple[int, ...]:
+    model.tokens.check_ids(ids)
+    return tuple(ids.tolist())

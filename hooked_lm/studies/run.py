@@ -1,0 +1,144 @@
+"""Runs an experiment on many pairs of prompts: checks all of them, plans, computes the shards that are missing, and gathers."""
+
+import json
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from hooked_lm.engine.fingerprint import Digest, Unknown
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.shards import Part, carry_out, facts_of_model, versions
+from hooked_lm.shards.plan import check_counts
+from hooked_lm.shards.records import remove_leftovers
+from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
+from hooked_lm.studies.job import Job
+from hooked_lm.studies.pairs import Pair, digest, pairs_of
+from hooked_lm.studies.plan import StudyPlan
+from hooked_lm.studies.table import PairTable
+
+
+def study_pairs(
+    model: HookedRootModule,
+    pairs: object,
+    experiment: str | Experiment,
+    directory: str | os.PathLike[str],
+    *,
+    options: Mapping[str, object] | None = None,
+    metric: str | Sequence[str] | MakesMetric = "logit_difference",
+    columns: Mapping[str, str] | None = None,
+    max_pairs: int | None = None,
+    batch_size: int = 16,
+    pairs_per_shard: int = 64,
+    part: Part | None = None,
+    n_workers: int = 1,
+    engine: str = "processes",
+    threads: int | None = None,
+    progress: bool | None = None,
+) -> PairTable:
+    """Runs an experiment on many pairs of prompts, and opens the table of its results.
+
+    The pairs are cut into shards, each a parquet file with a record of its checksum. The same call resumes an interrupted study:
+    shards with a record are not computed again. Several processes may work on one directory, each on its `part`. When all
+    shards are there, they are gathered into one file, `table.parquet`.
+
+    Args:
+        pairs: dicts with `clean` and `corrupted` (texts or ids, as many tokens in both), `answer` and `wrong_answer` (a string
+            that is one token, an id, or several that are all right or wrong); or a data frame, a data set of Hugging Face or
+            its name, or a path: a file, a folder or a pattern of jsonl, parquet or csv. Pairs may differ in length.
+        experiment: "sweep" (`patching.sweep`), "attribute" (`analysis.attribute`, without exact checks), "ablate"
+            (`patching.ablate` of the clean prompts) or "steer" (`sweep_steering` of the corrupted prompts, with the options
+            `vectors` and `coefficients`); or a function with the arguments (model, corrupted, clean, metric=), ids [pair, pos]
+            of one length, that returns Scores with a number for each pair.
+        directory: the study is a folder in it, whose name has the hash of its plan.
+        options: keyword arguments of the experiment, such as {"sites": "z", "positions": None, "heads": "each"}.
+        metric: "logit_difference", "logit", "probability", "log_probability", "rank", or several, which add an axis; or a
+            function of lists of ids, (answers, wrong_answers) of each pair, that returns a metric.
+        columns: other names of columns, {"clean": "prompt"}.
+        max_pairs: how many pairs are read.
+        batch_size: how many pairs of one length run together, which can change the last bits of a value.
+        pairs_per_shard: the size of a file.
+        part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        n_workers, engine, threads: as for `harvest`.
+
+    Raises, before anything runs, ValueError that names all pairs that cannot run, and ValueError, TypeError or KeyError for
+    other unsuitable arguments. Shards that are complete are kept.
+
+    >>> import tempfile
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.studies import study_pairs
+    >>> model, texts = HookedTransformer.from_pretrained("demo"), ("Mary and John left, John", "Mary and John left, Mary")
+    >>> pairs = [dict(zip(["clean", "corrupted"], texts), answer=" Mary", wrong_answer=" John")]
+    >>> table = study_pairs(model, pairs, "sweep", tempfile.mkdtemp(), options={"positions": None}, progress=False)
+    >>> table.to_dataframe().columns.tolist()
+    ['pair', 'layer', 'value', 'corrupted', 'clean']
+    """
+    if not isinstance(model, TextMethods):
+        raise TypeError(f"a study reads texts, which a {type(model).__name__} does not")
+    check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads)
+    on_gpu = next(model.parameters()).is_cuda
+    name, function, settings = experiment_of(experiment, options or {}, on_gpu)
+    makers = metrics_of(metric)
+    read = pairs_of(model, pairs, columns, max_pairs)
+    _check_metrics(makers, read)
+    if n_workers > 1 or engine == "ray":
+        _check_can_travel(function, makers)
+    lengths = [len(pair.clean) for pair in read]
+    plan = StudyPlan(
+        model=facts_of_model(model),
+        data={"pairs": len(read), "tokens": [min(lengths), max(lengths)], "sha256": digest(read)},
+        experiment={"name": name, "options": _shown(settings), "sha256": _digest(function, makers)},
+        metric=list(makers),
+        batch_size=batch_size,
+        threads=threads or torch.get_num_threads(),
+        pairs_per_shard=min(pairs_per_shard, len(read)),
+        versions=versions("pyarrow"),
+    )
+    folder = plan.write(directory)
+    remove_leftovers(folder)
+    carry_out(Job(plan, folder, model, read, function, makers), part, n_workers, engine, progress)
+    table = PairTable(folder)
+    if table.is_complete:
+        table.gather()
+    return table
+
+
+def _check_metrics(makers: Mapping[str, MakesMetric], pairs: Sequence[Pair]) -> None:
+    """Makes each metric once, so that it fails before anything runs."""
+    if "logit_difference" in makers and (without := [i for i, pair in enumerate(pairs) if not pair.wrong_answer]):
+        raise ValueError(f"the metric 'logit_difference' needs 'wrong_answer', which pair {without[0]} lacks")
+    for make in makers.values():
+        make([list(pairs[0].answer)], [list(pairs[0].wrong_answer)])
+
+
+def _digest(experiment: Experiment, makers: Mapping[str, MakesMetric]) -> str:
+    try:
+        return Digest().of((experiment, dict(makers))).hex()
+    except Unknown as error:
+        raise ValueError(
+            f"the experiment or its metric holds {error}, whose contents cannot be hashed: the study could not tell whether "
+            "it resumes the same one"
+        ) from None
+
+
+def _check_can_travel(experiment: Experiment, makers: Mapping[str, MakesMetric]) -> None:
+    try:
+        pickle.dumps((experiment, dict(makers)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"workers cannot receive the experiment or its metric ({error}): define functions at the top of a module"
+        ) from None
+
+
+def _shown(options: Mapping[str, object]) -> dict[str, object]:
+    """Options as they are written into the plan: as JSON, or by type, since their hash is part of that of the experiment."""
+    return {name: value if _is_json(value) else f"a {type(value).__name__}" for name, value in options.items()}
+
+
+def _is_json(value: object) -> bool:
+    try:
+        return json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError):
+        return False

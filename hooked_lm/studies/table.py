@@ -1,0 +1,199 @@
+"""The table of a study: a row for each pair and cell."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.files import replacing
+from hooked_lm.results import Label, Scores
+from hooked_lm.results.scores import METRIC
+from hooked_lm.shards import Shards
+from hooked_lm.shards.records import checksum, record_path
+from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
+from hooked_lm.studies.plan import StudyPlan
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TABLE = "table.parquet"  # a cache of the shards, which may be deleted
+ALIGN = {"start": "position", "end": FROM_END}
+
+
+class PairTable(Shards):
+    """The results of a study, a row for each pair and cell of the experiment's grid.
+
+    The columns are `pair` (the number of the pair), the axes of the experiment (`layer`, `position`, `head`, ...; `from_end` is
+    the position from the end, -1 the last), `value`, and the metric of the unchanged runs, `corrupted` and `clean`, where
+    the experiment has them. A study in progress can be read: `missing` are the shards without a record.
+
+    Raises FileNotFoundError for a folder that is not of a study, ValueError for a damaged one.
+    """
+
+    PLAN = StudyPlan
+    SUFFIX: ClassVar[str] = SUFFIX
+    FIELDS = ("bytes", "sha256", "rows", "pairs")
+    plan: StudyPlan
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return sum(self._facts[shard]["rows"] for shard in self.shards)
+
+    @property
+    def n_pairs(self) -> int:
+        """The number of pairs that are there."""
+        return sum(end - start for start, end in (self._facts[shard]["pairs"] for shard in self.shards))
+
+    @property
+    def has_one_length(self) -> bool:
+        """Whether all pairs have the same number of tokens."""
+        return self.plan.data["tokens"][0] == self.plan.data["tokens"][1]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({str(self.path)!r}): {self.plan.experiment['name']} of {self.n_pairs:,} pairs in "
+            f"{len(self.shards)} shards ({self._state}), {len(self):,} rows"
+        )
+
+    # ---- reading ---------------------------------------------------------------------------------------------------------
+
+    def to_arrow(self) -> "pyarrow.Table":
+        """All rows, in the order of the pairs. Raises ValueError if no shard is there, or one has other columns."""
+        import pyarrow
+        from pyarrow import parquet
+
+        if not self.shards:
+            raise ValueError(f"{self.path} has no shard yet: run the study")
+        tables = [parquet.read_table(self.file_of(shard)) for shard in self.shards]
+        self._check_columns([table.schema for table in tables])
+        return pyarrow.concat_tables(tables)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """All rows as a data frame."""
+        return self.to_arrow().to_pandas()
+
+    def to_datasets(self) -> Any:
+        """All rows as a `datasets.Dataset`. Raises ImportError without the package `datasets`."""
+        try:
+            import datasets
+        except ImportError:
+            raise ImportError("this needs the package datasets: pip install 'hooked-lm[corpus]'") from None
+        return datasets.Dataset(self.to_arrow())
+
+    def scores(self, align: str | None = None) -> Scores:
+        """The numbers with named axes, one for each cell and pair, for means over pairs and their intervals.
+
+        A SweepResult where the experiment has the metric of unchanged runs. Pairs of different lengths have different
+        positions: `align` takes the positions that all pairs have, counted from the "start" or from the "end" (-1 is the
+        last). Raises ValueError if shards are missing, and if the pairs have different cells.
+        """
+        if align is not None and align not in ALIGN:
+            raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
+        if self.missing:
+            raise ValueError(
+                f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
+            )
+        frame, record = self.to_dataframe(), self._record
+        axes = list(record["axes"])
+        if align is not None and FROM_END in frame:
+            frame["position"] = frame[ALIGN[align]]
+            pairs = frame[[PAIR, "position"]].drop_duplicates().groupby("position").size()
+            frame = frame[frame["position"].isin(pairs[pairs == self.n_pairs].index)]
+        labels = _grid(frame, axes, self.n_pairs)
+        for name, mixed in record["axes"].items():
+            if mixed is not None:  # numbers and strings, all of them strings in the file
+                labels[name] = mixed
+        shape = [self.n_pairs, *map(len, labels.values())]
+
+        def grid(column: str) -> Tensor:
+            return torch.tensor(frame[column].to_numpy()).view(shape).movedim(0, -1)
+
+        if "corrupted" not in frame:
+            return Scores(grid(VALUE), labels, about=self._about)
+        # the metric of unchanged runs is the same in all cells
+        n_cells = len(axes) - (METRIC in axes)
+        first = (slice(None),) * (METRIC in axes) + (0,) * n_cells
+        corrupted, clean = (grid(name)[first] if name in frame else None for name in ("corrupted", "clean"))
+        assert corrupted is not None, "it is a column"
+        return SweepResult(grid(VALUE), labels, corrupted, clean, base=record["base"], about=self._about)
+
+    @property
+    def _about(self) -> dict[str, Any]:
+        return {"model": self.plan.model["name"], **self.plan.versions, "experiment": self.plan.experiment}
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        return json.loads(record_path(self.path, self.shards[0]).read_text())
+
+    def _check_columns(self, schemas: "list[pyarrow.Schema]") -> None:
+        for shard, schema in zip(self.shards, schemas, strict=True):
+            if not schema.equals(schemas[0]):
+                raise ValueError(
+                    f"shard {shard} has the columns {schema.names}, shard {self.shards[0]} {schemas[0].names}: the experiment "
+                    "must have the same axes for all pairs"
+                )
+
+    # ---- files -----------------------------------------------------------------------------------------------------------
+
+    def gather(self) -> Path:
+        """Writes all shards into one file, `table.parquet`, and returns its path. Raises ValueError if some are missing."""
+        if self.missing:
+            raise ValueError(
+                f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
+            )
+        path = self.path / TABLE
+        if not path.exists():
+            with replacing(path) as unfinished:
+                self._write(unfinished)
+        return path
+
+    def _write(self, path: Path) -> None:
+        from pyarrow import parquet
+
+        schemas = [parquet.read_schema(self.file_of(shard)) for shard in self.shards]
+        self._check_columns(schemas)
+        with parquet.ParquetWriter(path, schemas[0], **WRITING) as writer:
+            for shard in self.shards:
+                writer.write_table(parquet.read_table(self.file_of(shard)))
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def verify(self) -> None:
+        """Reads every file and compares it with its checksum. Raises ValueError that names all damaged shards."""
+        super().verify()
+        path = self.path / TABLE
+        if path.exists():
+            trial = self.path / f"{TABLE}.{os.getpid()}.trial"
+            try:
+                self._write(trial)
+                if checksum(trial) != checksum(path):
+                    raise ValueError(f"{path} is not what the shards hold: delete it, and `gather` again")
+            finally:
+                trial.unlink(missing_ok=True)
+
+
+def _grid(frame: pd.DataFrame, axes: list[str], n_pairs: int) -> dict[str, list[Label]]:
+    """The labels of each axis. Raises ValueError unless all pairs have the same cells."""
+    n_rows = frame.groupby(PAIR).size()
+    cells = frame[axes].to_numpy()
+    if len(n_rows) == n_pairs and n_rows.nunique() == 1:
+        by_pair = cells.reshape(n_pairs, -1, len(axes))
+        different = (by_pair != by_pair[0]).any((1, 2)).nonzero()[0]
+    else:
+        different = n_rows.index[n_rows != n_rows.iloc[0]] if len(n_rows) else []
+    if len(different) or not len(frame):
+        raise ValueError(
+            "the pairs do not have the same cells" + f" (pair {different[0]} and pair 0)" * bool(len(different)) + ": "
+            "align='start' or align='end' takes the positions that all have; to_dataframe() has every row"
+        )
+    first = frame.iloc[: len(frame) // n_pairs]
+    return {name: list(map(_plain, first[name].unique())) for name in axes}
+
+
+def _plain(label: Any) -> Label:
+    return label if isinstance(label, str) else int(label)
