@@ -21,6 +21,7 @@ FLOORS = {
     "families": 3,
     "utils": 3,
     "engine": 3,
+    "parallel": 3,  # one model in several processes
     "interventions": 4,
     "patching": 5,
     "shards": 4,  # work that is cut into shards

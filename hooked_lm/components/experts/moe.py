@@ -3,7 +3,7 @@
 Only experts with tokens are computed, each once, on all its tokens together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -224,6 +224,13 @@ class MoE(nn.Module):
 
     def mix(self, x: Stream, weights: Weights, indices: Indices) -> Stream:
         """The weighted sum of the outputs of the chosen experts, summed in at least fp32."""
+        total = self.sum_of(range(self.cfg.n_experts), x, weights, indices)
+        if self.cfg.n_identity:
+            total += x * self.identity_weight(weights, indices)
+        return total.to(x.dtype)
+
+    def sum_of(self, numbers: Container[int], x: Stream, weights: Weights, indices: Indices) -> Stream:
+        """The weighted sum of the outputs of these experts where they are chosen, in at least fp32."""
         top_k, tokens = indices.shape[-1], x.flatten(0, 1)
         slots = indices.flatten()
         n_choices = self.cfg.n_choices
@@ -236,8 +243,8 @@ class MoE(nn.Module):
         listened, start = self._experts_with_listeners(), 0
         # each index_add_ adds to a token at most once, so the order of the sum is fixed on every device
         total = torch.zeros_like(tokens, dtype=weight.dtype)
-        for expert, count in zip(self.experts, counts[: len(self.experts)], strict=True):
-            if count or expert in listened:
+        for number, (expert, count) in enumerate(zip(self.experts, counts[: len(self.experts)], strict=True)):
+            if number in numbers and (count or expert in listened):
                 sent = by_expert[start : start + count]
                 positions = getattr(expert, "hook_routed_positions", None)
                 if positions is not None and is_listening(positions):
@@ -245,9 +252,7 @@ class MoE(nn.Module):
                 out = self.weighted(expert, tokens.index_select(0, sent), weight[start : start + count])
                 total.index_add_(0, sent, out)
             start += count
-        if self.cfg.n_identity:
-            total += tokens * self.identity_weight(weights, indices).flatten(0, 1)
-        return total.to(x.dtype).view_as(x)
+        return total.view_as(x)
 
     def identity_weight(self, weights: Weights, indices: Indices) -> Float[Tensor, "batch pos 1"]:
         """The sum of the weights of each token's choices whose output is the token, in at least fp32."""
