@@ -14,6 +14,7 @@ from hooked_lm.hooks import HookedRootModule, scope
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.dual_encoder import DualEncoder
+from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
@@ -84,8 +85,9 @@ def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "bat
 
 
 def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
-    """Raises TypeError for an encoder-decoder or a dual encoder, which `what` does not support."""
+    """Raises TypeError for an encoder-decoder, a dual encoder or a vision encoder, which `what` does not support."""
     refuse_dual_encoder(model, what)
+    refuse_vision_encoder(model, what)
     if isinstance(model, EncoderDecoder):
         raise TypeError(
             f"{what} supports models with one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, "
@@ -100,6 +102,15 @@ def refuse_dual_encoder(model: HookedRootModule, what: str) -> None:
         raise TypeError(
             f"{what} supports models with one stack of layers, and a {type(model).__name__} has two towers; patching.sweep and "
             "patching.run_each support it, with VisionInputs(texts, {'pixel_values': images}) and sites such as 'vision.z'"
+        )
+
+
+def refuse_vision_encoder(model: HookedRootModule, what: str) -> None:
+    """Raises TypeError for a vision encoder, which no study supports."""
+    if isinstance(model, VisionEncoder):
+        raise TypeError(
+            f"{what} reads token ids, and a {type(model).__name__} reads images alone: call model.run_with_hooks for each "
+            "change, or load a checkpoint that reads text too as HookedVisionLanguage or HookedDualEncoder (sites 'vision.z')"
         )
 
 

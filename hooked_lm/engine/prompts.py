@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_dual_encoder, tokens_at
+from hooked_lm.engine.both_stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.image_cells import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
@@ -32,6 +32,7 @@ def rows_of(model: Any, prompts: Prompts, name: str = "prompts", reads_pairs: bo
 
     `reads_pairs`: whether the caller knows what a dual encoder reads, images and texts with a batch each.
     """
+    refuse_vision_encoder(model, "this function")
     if not reads_pairs:
         refuse_dual_encoder(model, "this function")
     if isinstance(model, DualEncoder):
@@ -70,7 +71,10 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
         return prompts if prompts.ndim == 2 else prompts[None]
     texts = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Sequence) else [prompts]
     if strange := [text for text in texts if not isinstance(text, str)]:
-        raise TypeError(f"{name} must be a text, a list of texts, or a tensor of ids; got {strange[0]!r}")
+        raise TypeError(
+            f"{name} must be a text, a list of texts, a tensor of ids, or VisionInputs for a model that reads images; got "
+            f"{kind_of(strange[0])}{' in a list' * isinstance(prompts, Sequence)}"
+        )
     if not texts:
         raise ValueError(f"{name} is empty: give at least one")
     both = [model.to_tokens(text) for text in texts]
@@ -79,6 +83,19 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
     if len(set(lengths)) != 1:
         raise ValueError(f"all {name} must have the same number of tokens; these have {lengths}")
     return torch.stack(rows)
+
+
+def kind_of(value: object) -> str:
+    """A value in an error: the type, and the shape of a tensor, without its numbers; a short value as it is.
+
+    >>> kind_of(3), kind_of(torch.zeros(2, 3)), kind_of({"pixel_values": torch.zeros(9)})
+    ('3', 'a tensor (2, 3)', "a dict of 'pixel_values'")
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(map(repr, list(value)[:4])) or 'nothing'}"
+    return shown if len(shown := repr(value)) <= 60 else f"a {type(value).__name__}"
 
 
 def aligned(corrupted: Rows, clean: Rows) -> None:

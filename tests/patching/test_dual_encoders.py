@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedDualEncoder, VisionInputs, analysis, patching
+from hooked_lm import HookedDualEncoder, HookedTransformer, HookedVisionEncoder, VisionInputs, analysis, patching
 from hooked_lm.interventions import Patch, ZeroAblate
 from tests.close import assert_apart, assert_close
 from tests.families._case import Case
 from tests.families._vision import hooked_pair, pair_inputs
 from tests.families.dual_encoders import CASES
+from tests.unchecked import unchecked
 
 BOTH = [next(case for case in CASES if case.family == family) for family in ("clip", "siglip")]
 WHOLE = pytest.mark.filterwarnings("ignore:a HookedDualEncoder is not a causal decoder")
@@ -131,3 +132,46 @@ def test_what_does_not_fit_is_refused(runs: Runs):
     for call, error, words in cases:
         with pytest.raises(error, match=words):
             call()
+
+
+STUDIES: dict[str, Any] = {
+    "sweep": lambda model, x: patching.sweep(model, x, x, metric=lead, sites="z"),
+    "run_each": lambda model, x: patching.run_each(model, x, [ZeroAblate("z", 0)], metric=lead),
+    "ablate": lambda model, x: patching.ablate(model, x, metric=lead),
+    "attention_knockout": lambda model, x: patching.attention_knockout(model, x, {"a": (0, 1)}, metric=lead),
+    "get_act_patch_resid_pre": lambda model, x: patching.get_act_patch_resid_pre(model, x, {}, lead),
+    "path_patch": lambda model, x: patching.path_patch(model, x, x, receivers="logits", metric=lead),
+    "causal_trace": lambda model, x: patching.causal_trace(model, x, [0], metric=lead),
+    "attribute": lambda model, x: analysis.attribute(model, x, x, metric=lead),
+    "attribute_edges": lambda model, x: analysis.attribute_edges(model, x, x, metric=lead),
+    "logit_lens": lambda model, x: analysis.logit_lens(model, x),
+    "train_tuned_lens": lambda model, x: analysis.train_tuned_lens(model, x),
+    "direct_logit_attribution": lambda model, x: analysis.direct_logit_attribution(model, x, [0]),
+    "head_scores": lambda model, x: analysis.head_scores(model, x),
+    "attention_to_images": lambda model, x: analysis.attention_to_images(model, x),
+    "nearest_words": lambda model, x: analysis.nearest_words(model, x),
+    "patchscope": lambda model, x: analysis.patchscope(model, x, x),
+}
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_studies_refuse_towers_by_name(runs: Runs, study: str):
+    dual, inputs, _ = runs
+    tower = HookedVisionEncoder(
+        {"n_layers": 1, "d_model": 8, "n_heads": 2, "image_size": 8, "patch_size": 4, "act_fn": "gelu"}
+    )
+    with unchecked(), pytest.raises(TypeError, match="HookedVisionEncoder"):
+        STUDIES[study](tower, torch.zeros(2, 3, 8, 8))
+    if study not in ("sweep", "run_each"):
+        with unchecked(), pytest.raises(TypeError, match="HookedDualEncoder"):
+            STUDIES[study](dual, inputs)
+
+
+def test_errors_do_not_print_pixels(runs: Runs):
+    _, inputs, _ = runs
+    text = HookedTransformer({"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "d_vocab": 9, "act_fn": "gelu"})
+    given: Any
+    for given in ({"pixel_values": inputs.images["pixel_values"]}, [inputs]):
+        with unchecked(), pytest.raises(TypeError, match=r"tensor of ids, or VisionInputs .* got a ") as refused:
+            patching.sweep(text, given, given, metric=lead)
+        assert len(str(refused.value)) < 250

@@ -16,6 +16,7 @@ from hooked_lm.demo.shapes import Picture, pixels
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.interventions import PatchHead, PatchMLP, PatchResidual, Scale, ZeroAblate
+from hooked_lm.interventions.dictionaries import Activations, train_dictionary
 from tests.close import assert_apart, assert_close, assert_near
 from tests.engine.naive import naive
 from tests.families._vision import VisionCase, hooked_vlm, scenes, written
@@ -362,3 +363,30 @@ def test_a_cache_of_other_images_is_refused():
         patching.sweep(
             MODEL, CORRUPTED, metric=metric, sites="projector.hook_out", source=MODEL.run_with_cache(prompts("two"))[1]
         )
+
+
+def test_a_dictionary_is_trained_on_prompts_with_images():
+    """Its vectors are those of real tokens, of images too; a tower is trained alone."""
+    padded, real = padded_prompts()
+    _, cache = MODEL.run_with_cache(padded)
+    stream = Activations(MODEL, padded, ("resid_post", 0), buffer_prompts=len(padded))
+    assert_close(stream.vectors(range(len(padded)))[0], cache["resid_post", 0][real])
+    assert_close(stream.vectors([2])[0], cache["resid_post", 0][2, real[2]])
+    trained = train_dictionary(
+        MODEL, padded, site=("mlp_out", 0), width=64, k=4, steps=2, vectors_per_step=8, held_out=0.3
+    )
+    assert trained.figures is not None
+    assert "CE spliced" in trained.figures.axes["figure"]
+    with pytest.raises(
+        ValueError, match=r"'vision.blocks.0.hook_resid_post' has values of images: .* HookedVisionEncoder"
+    ):
+        Activations(MODEL, padded, ("vision.resid_post", 0))
+    with pytest.raises(ValueError, match="skipped from the left, where these prompts are padded"):
+        Activations(MODEL, padded, ("resid_post", 0), skip=1)
+
+
+def test_the_strings_of_inputs_are_those_of_their_ids():
+    trained = HookedVisionLanguage.from_pretrained("demo-shapes")
+    inputs = trained.prepare("<image> what colour ?", pixels(Picture((("circle", "red"),) * 4))[None])
+    assert trained.to_str_tokens(inputs) == trained.to_str_tokens(inputs.tokens)
+    assert trained.to_string(inputs) == trained.to_string(inputs.tokens)

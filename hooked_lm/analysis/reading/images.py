@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
+from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.image_cells import patch_labels
 from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
@@ -38,6 +39,7 @@ def nearest_words(
     >>> list(table.columns), len(table)
     (['prompt', 'layer', 'position', 'rank', 'token', 'id', 'cosine'], 72)
     """
+    refuse_two_stacks(model, "nearest_words")
     check_one_stream(model, "nearest_words")
     if not 1 <= k <= model.cfg.d_vocab:
         raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the size of the vocabulary, got {k}")
@@ -125,6 +127,7 @@ def on_image(scores: Scores) -> Float[Tensor, "*axis row column"]:
 
 def _with_images(model: VisionLanguage, prompts: VisionInputs) -> tuple[VisionInputs, Tensor]:
     """What the model reads, and which of its tokens are of images."""
+    refuse_two_stacks(model, "this function")
     rows = rows_of(model, model.inputs(prompts))
     is_image = model.images_among(ids_of(rows).to(model.device))
     if not isinstance(rows, VisionInputs) or not rows.images or not bool(is_image.any()):

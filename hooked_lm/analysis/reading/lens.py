@@ -15,6 +15,7 @@ from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
+from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream
@@ -167,6 +168,7 @@ def logit_lens(
     >>> found.to_dataframe().query("layer == 3 and rank == 0")["token"].item()
     ' Paris'
     """
+    refuse_two_stacks(model, "logit_lens")
     which = chosen(layers, model.cfg.n_layers, "layer")
     if which is None:
         raise ValueError("a lens looks at each layer alone: layers must be 'each' or some, not None")

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.both_stacks import stack_of
+from hooked_lm.engine.both_stacks import refuse_two_stacks, stack_of
 from hooked_lm.engine.image_cells import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
 from hooked_lm.models.decoder import Decoder
@@ -149,6 +149,8 @@ def patchscope(
     ' Paris'
     """
     reader = target_model or model
+    for each in (model, reader):
+        refuse_two_stacks(each, "patchscope")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     written = target_site or site

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
+from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Which, chosen, rows_of, some_rows
 from hooked_lm.models.checks import check_one_stream
@@ -194,6 +195,7 @@ def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -
 
 def _tokens(model: Decoder, texts: Texts) -> tuple[Rows, Bool[Tensor, "prompt pos"]]:
     """What the model reads of all prompts, and a mask that is True except at padding."""
+    refuse_two_stacks(model, "train_tuned_lens")
     if isinstance(texts, str):
         raise TypeError("a lens is trained on several texts, in a list, got one string")
     if len(texts) < 2:

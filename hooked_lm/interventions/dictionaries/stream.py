@@ -8,14 +8,18 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import flat
 from hooked_lm.models.base import BaseModel
+from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results.scores import origin
 
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
-Prompts = Sequence[str] | Tensor
+Prompts = Sequence[str] | Tensor | VisionInputs
+Read = tuple[Rows, Bool[Tensor, "batch pos"] | None]  # what a model reads, and which tokens are real; None: no padding
 
 
 @runtime_checkable
@@ -50,12 +54,13 @@ class Activations:
     `batch_size` of them run together.
 
     Args:
-        prompts: texts (truncated to the model's n_ctx), token ids [prompt, pos], or, for a model without a tokenizer, its
-            stacked inputs.
+        prompts: texts (truncated to the model's n_ctx), token ids [prompt, pos], `VisionInputs` for a vision-language model, or,
+            for a model without a tokenizer, its stacked inputs.
         site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder.
         skip: how many positions at the start of each prompt are excluded, such as a BOS, whose activations are atypical.
 
-    Raises ValueError for no prompts and for a name that matches several sites.
+    Raises ValueError for no prompts, for a name that matches several sites, and for a site of a vision tower in a model that
+    reads text too: a dictionary there is trained on the tower alone.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Activations:
     ) -> None:
         if isinstance(prompts, str):
             prompts = [prompts]
+        prompts = as_rows(model, prompts)
         if not len(prompts):
             raise ValueError("prompts is empty: give at least one")
         for name, number, least in (
@@ -83,8 +89,18 @@ class Activations:
                 raise ValueError(f"{name} must be at least {least}, got {number}")
         if skip and isinstance(prompts, Tensor) and (prompts.is_floating_point() or not hasattr(model, "tokens")):
             raise ValueError("positions can be skipped in texts and token ids only: give skip=0")
+        mask = prompts.attention_mask if isinstance(prompts, VisionInputs) else None
+        if skip and mask is not None and not bool(mask[:, 0].all()):
+            raise ValueError(
+                "positions are skipped from the left, where these prompts are padded: give padding_side='right'"
+            )
         self.model, self.prompts, self.seed = model, prompts, seed
         self.sites = [one_site(model, of) for of in ([site] if site_out is None else [site, site_out])]
+        if of_images := [name for name in self.sites if is_of_images(model, name)]:
+            raise ValueError(
+                f"'{of_images[0]}' has values of images: train its dictionary on a HookedVisionEncoder, with pixels [image, "
+                "channel, height, width] as prompts; HookedVisionEncoder.from_pretrained loads the tower of a checkpoint alone"
+            )
         self.buffer_prompts, self.batch_size, self.skip = min(buffer_prompts, len(prompts)), batch_size, skip
 
     def fill(self, number: int) -> Pair:
@@ -124,13 +140,22 @@ class Activations:
             found.append(kept.float())
         return found[0], found[-1]
 
-    def inputs(self, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
+    def inputs(self, rows: Sequence[int]) -> Read:
         """The model's input for these prompts, and the mask of real tokens (None: the input has no padding)."""
         return inputs_of(self.model, self.prompts, rows)
 
 
-def inputs_of(model: Any, prompts: Prompts, rows: Sequence[int]) -> tuple[Tensor, Bool[Tensor, "batch pos"] | None]:
+def as_rows(model: HookedRootModule, prompts: Prompts) -> Prompts:
+    """The prompts, with token ids if they have images."""
+    return rows_of(model, prompts) if isinstance(prompts, VisionInputs) else prompts
+
+
+def inputs_of(model: Any, prompts: Prompts, rows: Sequence[int]) -> Read:
     """The model's input for some of the prompts, and the mask of real tokens (None: the input has no padding)."""
+    if isinstance(prompts, VisionInputs):
+        some = some_rows(model, prompts, rows).to(model.device)
+        given = some.attention_mask if isinstance(some, VisionInputs) else None
+        return some, (torch.ones(some.shape, device=model.device) if given is None else given).bool()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     if isinstance(prompts, Tensor):
         chosen = prompts[list(rows)].to(device)

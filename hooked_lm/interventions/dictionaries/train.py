@@ -11,12 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.progress import progress_bar
+from hooked_lm.engine.prompts import some_rows
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
 from hooked_lm.interventions.dictionaries.sae import SAE, config_of
-from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, batches
+from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
+from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 
@@ -116,7 +118,8 @@ def train_dictionary(
     settings transfer between sites; the scale is folded into the resulting dictionary.
 
     Args:
-        prompts: texts, token ids [prompt, pos], or stacked inputs of a model without a tokenizer.
+        prompts: texts, token ids [prompt, pos], `VisionInputs` (at sites of the text), or stacked inputs of a model without a
+            tokenizer.
         site: name or short name with layer, such as ("mlp_out", 1); heads are flattened.
         kind: "standard", "topk", "batchtopk", "jumprelu", "gated" or "transcoder".
         width: how many features (d_sae).
@@ -144,7 +147,7 @@ def train_dictionary(
     >>> trained.sae.cfg.hook_point, trained.figures.axes["figure"][:2]
     ('blocks.1.hook_mlp_out', ('explained variance', 'L0'))
     """
-    prompts = [prompts] if isinstance(prompts, str) else prompts
+    prompts = [prompts] if isinstance(prompts, str) else as_rows(model, prompts)
     settings = Settings(steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after)
     config = config_of(kind)
     chosen_here = {"d_in", "d_sae", "hook_point", "hook_point_out"}
@@ -153,7 +156,7 @@ def train_dictionary(
         raise ValueError(f"held_out must be a fraction of the prompts, from 0 to below 1; got {held_out}")
     n_held = min(len(prompts) - 1, max(1, round(held_out * len(prompts)))) if held_out else 0
     order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
-    train, evaluation = _rows(prompts, order[n_held:]), _rows(prompts, order[:n_held])
+    train, evaluation = (_rows(model, prompts, some) for some in (order[n_held:], order[:n_held]))
     stream = Activations(
         model, train, site, site_out, buffer_prompts=buffer_prompts, batch_size=batch_size, skip=skip, seed=seed
     )
@@ -174,7 +177,9 @@ def train_dictionary(
 ARGUMENTS = signature(train_dictionary).parameters
 
 
-def _rows(prompts: Prompts, rows: Sequence[int]) -> Prompts:
+def _rows(model: HookedRootModule, prompts: Prompts, rows: Sequence[int]) -> Prompts:
+    if isinstance(prompts, VisionInputs):
+        return some_rows(model, prompts, rows)
     return prompts[list(rows)] if isinstance(prompts, Tensor) else [prompts[row] for row in rows]
 
 

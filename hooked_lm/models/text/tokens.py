@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.vision.inputs import VisionInputs
 
 
 def special_prefix(tokenizer: Any) -> list[int]:
@@ -189,10 +190,12 @@ class Tokens:
         """Returns each token as a string.
 
         A text, an id, or ids [pos] or [1, pos] give one list of strings. A list of texts, a list of rows or ids
-        [batch, pos] give a list of such lists. Text gets BOS according to `prepend_bos` and is cut to `n_ctx` tokens;
+        [batch, pos] give a list of such lists. The tokens of `VisionInputs` are read as if they were given.
+        Text gets BOS according to `prepend_bos` and is cut to `n_ctx` tokens;
         it is never padded, so `padding_side` has no effect.
         """
         tokenizer = self.need_tokenizer()
+        input = input.tokens if isinstance(input, VisionInputs) else input
         is_batch = isinstance(input, (list, tuple))
         if isinstance(input, str) or (is_batch and (not input or isinstance(input[0], str))):
             rows = self._rows(input, prepend_bos, truncate=True)
@@ -398,7 +401,8 @@ def checked_texts(input: Any) -> list[str]:
 
 
 def _to_rows(tokens: Any) -> tuple[list[list[int]], int]:
-    """Ids of rank 0, 1 or 2 as rows, and the rank; the rows of a list may differ in length."""
+    """Ids of rank 0, 1 or 2 as rows, and the rank; the rows of a list may differ in length. Of `VisionInputs`, their ids."""
+    tokens = tokens.tokens if isinstance(tokens, VisionInputs) else tokens
     if isinstance(tokens, (Tensor, np.ndarray)):
         if tokens.ndim > 2 or not _is_integral(tokens):
             raise ValueError(
