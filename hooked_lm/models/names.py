@@ -97,8 +97,9 @@ def side_site_name(site: object, n_layers: dict[str, int]) -> str:
     return side + get_act_name(short, layer, *sublayer).removeprefix("blocks")
 
 
-def checked_index(index: int, length: int, what: str) -> int:
+def checked_index(index: int, length: int, what: str, owner: str = "the model") -> int:
     """The non-negative form of an index; IndexError with the valid range."""
     if not -length <= index < length:
-        raise IndexError(f"{what} {index} is out of range: the model has {length}, so {-length} to {length - 1}")
+        valid = f"{length}, so {-length} to {length - 1}" if length else "none"
+        raise IndexError(f"{what} {index} is out of range: {owner} has {valid}")
     return index % length

@@ -1,10 +1,11 @@
 """Figures of values over the places of an image."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float
 from plotly.subplots import make_subplots
 from torch import Tensor
@@ -14,9 +15,19 @@ from hooked_lm.viz.plots import DOWN, FAINT, UP, colour_bar, style
 PANEL, GAP = 190, 24  # pixels: the height of a panel, and the room between panels
 
 
+@runtime_checkable
+class Pillow(Protocol):
+    """A picture of pillow."""
+
+    def convert(self, mode: str) -> Any: ...
+
+
+Picture = Tensor | np.ndarray | Pillow
+
+
 def image_heat_map(
-    values: Float[Tensor, "*panel row column"],
-    image: Float[Tensor, "channel height width"] | None = None,
+    values: Float[Tensor, "*panel row column"] | np.ndarray,
+    image: Picture | None = None,
     panels: Sequence[Any] | None = None,
     title: str = "",
     value_name: str = "",
@@ -26,20 +37,21 @@ def image_heat_map(
 
     Args:
         values: a number for each place [row, column], or for each place in several panels, such as layers.
-        image: the picture, [channel, height, width] with one channel or three. Its smallest value is shown black, the largest
-            white. The first panel shows it alone, in its colours. None: no picture.
+        image: the picture, [channel, height, width] with one channel or three, or a picture of pillow. Its smallest value is
+            shown black, the largest white. The first panel shows it alone, in its colours. None: no picture.
         panels: titles of the panels; numbers if None.
         value_name: the title of the colour bar.
         limit: the absolute value at the end of the colour scale; the largest one if None.
 
-    Raises ValueError for an image with another number of channels, and for the wrong number of titles.
+    Raises ValueError for values without rows and columns, for an image with another number of channels, and for the wrong number
+    of titles; TypeError for values and images of other types.
 
     >>> import torch
     >>> figure = image_heat_map(torch.rand(2, 3, 4), image=torch.rand(3, 30, 40), panels=["layer 0", "layer 1"])
     >>> [type(trace).__name__ for trace in figure.data]
     ['Image', 'Image', 'Heatmap', 'Image', 'Heatmap']
     """
-    maps = values.detach().float().cpu().reshape(-1, *values.shape[-2:])
+    maps, picture = _maps(values), None if image is None else _channels(image)
     names = [str(name) for name in (range(len(maps)) if panels is None else panels)]
     if len(names) != len(maps):
         raise ValueError(f"{len(names)} titles for {len(maps)} panels")
@@ -48,12 +60,12 @@ def image_heat_map(
     n_rows, n_columns = maps.shape[1:]
     shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
     figure = make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=GAP / (len(shown) * (PANEL + GAP)))
-    if image is not None:
-        figure.add_trace(_picture(image, n_rows, n_columns), 1, 1)
+    if picture is not None:
+        figure.add_trace(_picture(picture, n_rows, n_columns), 1, 1)
     for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
-        if image is not None:
-            figure.add_trace(_picture(image, n_rows, n_columns, pale=True), 1, column)
-        figure.add_trace(_overlay(cells.numpy(), limit or 1.0, value_name, opaque=image is None), 1, column)
+        if picture is not None:
+            figure.add_trace(_picture(picture, n_rows, n_columns, pale=True), 1, column)
+        figure.add_trace(_overlay(cells.numpy(), limit or 1.0, value_name, opaque=picture is None), 1, column)
     top = 84 if title else 44
     style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16})
     figure.update_layout(width=len(shown) * round(PANEL * n_columns / n_rows + GAP) + 110)
@@ -65,13 +77,33 @@ def image_heat_map(
     return figure
 
 
-def _picture(image: Float[Tensor, "channel height width"], n_rows: int, n_columns: int, pale: bool = False) -> go.Image:
+def _maps(values: Tensor | np.ndarray) -> Float[Tensor, "panel row column"]:
+    """The values of all panels."""
+    if not isinstance(values, (Tensor, np.ndarray)):
+        raise TypeError(f"values must be a tensor or an array, got {type(values).__name__}")
+    if values.ndim < 2:
+        raise ValueError(
+            f"values are [row, column], in several panels [panel, row, column], got {tuple(values.shape)}: "
+            "values[model.patch_grid(inputs)[0]] folds values over positions, .reshape those over patches"
+        )
+    return torch.as_tensor(values).detach().float().cpu().reshape(-1, *values.shape[-2:])
+
+
+def _channels(image: object) -> Float[Tensor, "*channel_height_width"]:
+    """The picture as a tensor of channels, rows and columns."""
+    if isinstance(image, (Tensor, np.ndarray)):
+        return torch.as_tensor(image).detach().float().cpu()
+    if not isinstance(image, Pillow):
+        raise TypeError(f"image must be a tensor, an array or a picture of pillow, got {type(image).__name__}")
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+
+
+def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: bool = False) -> go.Image:
     """The image, stretched over the cells of a grid; `pale` makes it a light grey."""
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise ValueError(f"an image is [channel, height, width] with 1 or 3 channels, got {tuple(image.shape)}")
-    pixels = image.detach().float().cpu()
-    low, high = pixels.min(), pixels.max()
-    pixels = 255 * (pixels - low) / (high - low).clamp(min=1e-12)
+    low, high = image.min(), image.max()
+    pixels = 255 * (image - low) / (high - low).clamp(min=1e-12)
     if pale:
         pixels = 255 - 0.4 * (255 - pixels.mean(0, keepdim=True))
     rgb = pixels.expand(3, -1, -1).permute(1, 2, 0).round().numpy().astype(np.uint8)

@@ -163,6 +163,28 @@ def test_pixels_without_a_processor_are_written_as_by_it(family: str, model: Any
         torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
 
 
+def test_bos_and_options_of_a_processor(folders: Any):
+    """One BOS, or none, though the tokenizer of LLaVA writes it."""
+    model = HookedVisionLanguage.from_pretrained_no_processing(folders("llava")[0])
+    for text in ("a<image>", "[BOS]a<image>"):
+        for prepend_bos, start in ((True, [1, 3]), (False, [3])):
+            assert model.prepare(text, [picture(24, 24)], prepend_bos=prepend_bos).tokens.tolist() == [
+                start + [58] * 16
+            ]
+    message = {"role": "user", "content": "a"}
+    assert model.prepare(message).tokens.tolist() == [[1, 3, 29, 28]]
+    assert model.prepare(message, prepend_bos=False).tokens.tolist() == [[3, 29, 28]]
+    with pytest.raises(TypeError, match="prepare has no argument 'do_resiz'; did you mean 'do_resize'"):
+        model.prepare("<image>", [picture(24, 24)], do_resiz=False)
+    large = torch.zeros(1, 3, 36, 36)
+    model = HookedVisionLanguage.from_pretrained_no_processing(folders("gemma3")[0])
+    with pytest.raises(ValueError, match="an image of 6 x 6 patches does not fit: this tower has positions for 4 x 4"):
+        model.prepare("<image>", large)  # whose projector needs the whole grid
+    model = HookedVisionLanguage.from_pretrained_no_processing(folders("paligemma")[0])
+    with pytest.raises(TypeError, match="writes BOS itself, after the images"):
+        model.prepare("<image>", [picture(24, 24)], prepend_bos=True)
+
+
 def test_a_processor_that_needs_torchvision_for_pictures_too(tmp_path: Path):
     """That of Pixtral; without it, images of different sizes are written row by row."""
     save(PIXTRAL, tmp_path)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hooked_lm.viz import image_heat_map
+from tests.unchecked import unchecked
 
 
 def test_a_cell_lies_over_its_part_of_the_image() -> None:
@@ -30,6 +31,30 @@ def test_panels_share_a_scale_and_show_the_image_in_grey() -> None:
     assert [(trace.zmin, trace.zmax) for trace in maps] == [(-3.0, 3.0)] * 2
     assert [note.text for note in figure.layout.annotations] == ["image", "layer 0", "layer 1"]
     assert len(image_heat_map(torch.rand(2, 3)).data) == 1
+
+
+class Picture:
+    """What a picture of pillow is known by."""
+
+    def convert(self, mode: str) -> np.ndarray:
+        return np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+
+
+def test_arrays_and_pictures_of_pillow_are_read() -> None:
+    values = torch.rand(2, 2)
+    expected = image_heat_map(values, torch.from_numpy(Picture().convert("RGB")).permute(2, 0, 1))
+    found = image_heat_map(values.numpy(), Picture())
+    assert found.to_json() == expected.to_json()
+
+
+def test_other_values_and_pictures_are_refused() -> None:
+    with unchecked():
+        with pytest.raises(ValueError, match=r"values are \[row, column\], .* got \(36,\): .*patch_grid"):
+            image_heat_map(torch.rand(36))
+        with pytest.raises(TypeError, match="values must be a tensor or an array, got list"):
+            image_heat_map([[1.0]])
+        with pytest.raises(TypeError, match="a tensor, an array or a picture of pillow, got str"):
+            image_heat_map(torch.rand(2, 2), "a.png")
 
 
 def test_wrong_numbers_are_named() -> None:

@@ -127,6 +127,16 @@ class ImagePosEmbed(nn.Module):
             """Whether there are positions for images of any size."""
             return self.interpolation is not None
 
+        def misfit(self, patches: Patches) -> str | None:
+            """Which image has no positions; None if all have some."""
+            other = next((size for size in patches.grids if size != (self.rows, self.columns)), None)
+            if other is None or self.fits_all:
+                return None
+            return (
+                f"an image of {other[0]} x {other[1]} patches does not fit: this tower has positions for {self.rows} x "
+                f"{self.columns}; resize it"
+            )
+
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
@@ -142,11 +152,7 @@ class ImagePosEmbed(nn.Module):
         if sizes == {own}:
             return self.with_registers(self.W_pos)[None]
         if interpolation is None:
-            other = next(size for size in sizes if size != own)
-            raise ValueError(
-                f"an image of {other[0]} x {other[1]} patches does not fit: this tower has positions for {own[0]} x {own[1]}; "
-                "resize it, or call the model with interpolate_pos_encoding=True"
-            )
+            raise ValueError(self.cfg.misfit(patches))
         classes, cells = self.W_pos.tensor_split([self.cfg.n_class_tokens])
         table = cells.view(1, *own, -1).permute(0, 3, 1, 2)
         resized = {size: self.resized(table, size, interpolation) for size in sizes}

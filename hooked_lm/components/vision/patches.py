@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.readable import is_readable
+from hooked_lm.components.vision.ready_pixels import ready_pixels
 
 Grid = tuple[int, int]  # numbers of rows and columns
 
@@ -90,7 +91,9 @@ def cells_in(grids: Sequence[Grid], length: int, device: torch.device) -> Int[Te
 
 
 def check_pixels(patches: Patches) -> None:
-    """Raises ValueError for images without pixels, and for pixels that are NaN or infinite, where values can be read."""
+    """Raises TypeError for pixels that are not floating point, ValueError if there are none, and for NaN or infinite ones,
+    where values can be read."""
+    ready_pixels(patches.vectors)
     if not is_readable(patches.vectors):
         return
     if not patches.vectors[:1].numel() and len(patches.vectors):

@@ -1,7 +1,7 @@
 """How a family gives the pixels of images to its model: the tensors that its processor makes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.components.vision.patches import Patches, of_images
+from hooked_lm.components.vision.ready_pixels import ready_pixels
 
 Size = tuple[int, int]  # height and width
 
@@ -32,6 +33,28 @@ class PixelFormat(ABC):
 
         Raises ValueError for images of a size that does not fit.
         """
+
+    def ready(self, embed: PatchEmbed.Config, given: Mapping[str, object]) -> dict[str, Tensor]:
+        """Images as arguments, all of them tensors. Pixels may be arrays, one image [channel, height, width], or a list of such.
+
+        Raises TypeError for other arguments, and for pixels that are not ready.
+        """
+        found = dict[str, Tensor]()
+        for name, value in given.items():
+            if name not in self.arguments:
+                raise TypeError(f"this model reads no {name!r}: images are {', '.join(self.arguments)}")
+            if isinstance(value, (list, tuple)) and name == "pixel_values":
+                images = [ready_pixels(image, f"image {i} of {name}") for i, image in enumerate(value)]
+                if not images:
+                    raise ValueError(f"there are no images: {name} is an empty list")
+                check_images(images, embed.n_channels)
+                found = {**self.from_images(embed, images), **found}
+            elif name.startswith("pixel_values"):
+                pixels = ready_pixels(value, name)
+                found[name] = pixels if pixels.ndim != 3 else pixels[None]
+            else:
+                found[name] = torch.as_tensor(value)
+        return found
 
     def select(self, rows: Sequence[Sequence[int]], *args: Any, **images: Any) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers."""
@@ -57,6 +80,18 @@ def padded_images(
     height, width = sizes.amax(0).tolist()
     padded = [F.pad(image, (0, width - image.shape[-1], 0, height - image.shape[-2])) for image in images]
     return torch.stack(padded), sizes
+
+
+def check_images(images: Sequence[Tensor], n_channels: int) -> None:
+    """Raises ValueError for another shape than [channel, height, width], and for values that are NaN or infinite."""
+    for i, image in enumerate(images):
+        if image.ndim != 3 or len(image) != n_channels:
+            hint = "; a picture [height, width, channel] is of integers" if image.shape[-1:] == (n_channels,) else ""
+            raise ValueError(
+                f"image {i} must be [channel, height, width] with {n_channels} channels, got {tuple(image.shape)}{hint}"
+            )
+        if n_bad := int((~image.isfinite()).sum()):
+            raise ValueError(f"{n_bad} of {image.numel()} pixel values of image {i} are NaN or infinite")
 
 
 def check_multiples(images: Sequence[Tensor], size: int) -> None:

@@ -87,7 +87,8 @@ class MaskedImages(PixelFormat):
 class ImageRows(PixelFormat):
     """`pixel_values` [batch, image, channel, height, width]: the images of each row, and empty ones, all zero, to fill it up.
 
-    Empty images are dropped; with `keeps_one` the first stays if all are empty. `pixel_attention_mask` [batch, image, height,
+    Empty images are dropped. With `keeps_one`, if all are empty, those stay that the mask shows; without a mask the first of
+    each row, of which the rows may be copies. `pixel_attention_mask` [batch, image, height,
     width] is True for the pixels of a picture in the upper left of an image; without it all are.
     """
 
@@ -103,7 +104,7 @@ class ImageRows(PixelFormat):
             raise ValueError(
                 f"pixel_values must be [batch, image, channel, height, width], got {tuple(pixel_values.shape)}"
             )
-        images, kept = pixel_values.flatten(0, 1), self._kept(pixel_values)
+        images, kept = pixel_values.flatten(0, 1), self._kept(pixel_values, pixel_attention_mask)
         if pixel_attention_mask is None:
             return MaskedImages().patches(embed, images[kept])
         height, width = pixel_values.shape[3:]
@@ -116,18 +117,22 @@ class ImageRows(PixelFormat):
         of_patches = F.max_pool2d(of_pixels[:, None].float(), embed.cfg.patch_size)[:, 0] > 0
         return MaskedImages().patches(embed, images[kept], of_patches)
 
-    def _kept(self, pixel_values: Float[Tensor, "batch image channel height width"]) -> Bool[Tensor, " all_images"]:
+    def _kept(
+        self, pixel_values: Float[Tensor, "batch image channel height width"], mask: Tensor | None
+    ) -> Bool[Tensor, " all_images"]:
         """Which images are not dropped."""
-        kept = (pixel_values != 0).flatten(2).any(2).flatten()
+        kept = (pixel_values != 0).flatten(2).any(2)
         if self.keeps_one and not kept.any():
-            kept[0] = True
-        return kept
+            kept[:, 0] = True
+            if mask is not None and mask.any():
+                kept = mask.flatten(2).any(2).to(kept.device)
+        return kept.flatten()
 
     def select(
         self, rows: Sequence[Sequence[int]], pixel_values: Float[Tensor, "..."], **more: Tensor
     ) -> dict[str, Tensor]:
         """The tensors of some images, without empty ones: for each prompt that has images, their numbers."""
-        kept = self._kept(pixel_values)
+        kept = self._kept(pixel_values, more.get("pixel_attention_mask"))
         in_order = {
             name: x.flatten(0, 1)[kept.to(x.device)] for name, x in {"pixel_values": pixel_values, **more}.items()
         }

@@ -130,8 +130,10 @@ def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
             f"attention_dir='bidirectional' and plain MLPs, not {kind}; give a tree for others"
         )
     norm, n_rows = LayerNorm.Config(cfg.d_model, cfg.eps), (cfg.image_size or cfg.patch_size) // cfg.patch_size
-    if not n_rows:
-        raise ValueError(f"images of {cfg.image_size} pixels have no patch of {cfg.patch_size} pixels")
+    if not n_rows or (cfg.image_size or 0) % cfg.patch_size:
+        raise ValueError(
+            f"image_size={cfg.image_size} is no multiple of patch_size={cfg.patch_size}: patches must fill an image"
+        )
     attn = replace(_attention(cfg, 0), causal=False, window=None)
     mlp = MLP.Config(cfg.d_model, cfg.d_mlp or 4 * cfg.d_model, cfg.act_fn or "gelu")
     return VisionConfig(

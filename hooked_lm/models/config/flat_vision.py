@@ -80,6 +80,8 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
         if decoder is None or is_sketch:
             return decoder
         tower = None if c.image_token == -1 else tower_of(c.vision)
+        if c.image_token >= c.d_vocab:
+            raise ValueError(f"image_token={c.image_token} is no token: the ids of d_vocab={c.d_vocab} end before it")
         return None if tower is None else build.vision_language(c, decoder, tower)
 
     def check_tree(self) -> None:

@@ -33,6 +33,7 @@ from hooked_lm.components.vision.image_rules import ImageRule
 from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed, PatchEmbed
+from hooked_lm.components.vision.patches import Patches
 from hooked_lm.components.vision.pixel_format import PixelFormat
 from hooked_lm.components.vision.pixels import PixelImages
 from hooked_lm.models.config.fit import check_fit, check_tied
@@ -176,6 +177,11 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         check_fit(self.blocks)
+
+    def check_sizes(self, patches: Patches, how: str = "") -> None:
+        """Raises ValueError for an image without positions; `how` says what helps besides resizing it."""
+        if isinstance(self.pos_embed, ImagePosEmbed.Config) and (why := self.pos_embed.misfit(patches)):
+            raise ValueError(why + how)
 
     @property
     def grid(self) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.vision.patch_embed import Mode
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.base import BaseModel
@@ -22,14 +21,13 @@ from hooked_lm.models.text.encoder import EncoderText, texts_of
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.verification.dual_identities import dual_encoder_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision.inputs import ImagesAndTexts, VisionInputs
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Pixels, VisionInputs
 from hooked_lm.models.vision.text_tower import TextTower
-from hooked_lm.models.vision.tower import VisionTower
+from hooked_lm.models.vision.tower import VisionTower, patches_of
 
 Ids = Int[Tensor, "*text pos"]
 Text = str | Sequence[str] | Ids
 Mask = Int[Tensor, "*text pos"] | Bool[Tensor, "*text pos"]
-Pixels = Float[Tensor, "*image channel height width"]
 Embeds = Float[Tensor, "batch d_out"]
 RETURN_TYPES = ("logits_per_image", "logits_per_text", "image_embeds", "text_embeds", None)
 
@@ -37,9 +35,10 @@ RETURN_TYPES = ("logits_per_image", "logits_per_text", "image_embeds", "text_emb
 class ImageTower(VisionTower):
     """The side of a dual encoder that reads images."""
 
-    def embeds(self, interpolation: Mode | None, **images: Tensor) -> Embeds:
+    def embeds(self, pixel_values: Pixels, interpolate: bool) -> Embeds:
         """The vectors of images, before they are normalised."""
-        resid, context = self.read(self.tree.pixels.patches(self.embed, **images), None, interpolation)
+        patches = patches_of(self.tree, self.embed, {"pixel_values": pixel_values}, interpolate)
+        resid, context = self.read(patches, None, "bicubic" if interpolate else None)
         pooled = self.pooler(resid, context.real)
         return pooled if self.projection is None else self.projection(pooled)
 
@@ -156,14 +155,13 @@ class DualEncoder(EncoderText, BaseModel):
             else self.to_tokens(given.tokens, truncate=False)
         )
         mask = None if mask is None else mask.reshape(tokens.shape)
-        return ImagesAndTexts(tokens, {"pixel_values": pixels if pixels.ndim == 4 else pixels[None]}, mask)
+        images = self.tree.vision.pixels.ready(self.tree.vision.embed, {"pixel_values": pixels})
+        return ImagesAndTexts(tokens, images, mask)
 
     def encode_image(self, pixel_values: Pixels, interpolate_pos_encoding: bool = False) -> Embeds:
-        """The vectors of images, of length 1."""
+        """The vectors of images, of length 1. Images as for `forward`."""
         follow_flags(self)
-        pixels = pixel_values if pixel_values.ndim != 3 else pixel_values[None]
-        mode: Mode | None = "bicubic" if interpolate_pos_encoding else None
-        return self.hook_image_embeds(unit(self.vision.embeds(mode, pixel_values=pixels)))
+        return self.hook_image_embeds(unit(self.vision.embeds(pixel_values, interpolate_pos_encoding)))
 
     def encode_text(self, input: Text, attention_mask: Mask | None = None) -> Embeds:
         """The vectors of texts or token ids, of length 1."""

@@ -16,7 +16,8 @@ from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.models.stack import Stream, follow_flags
 from hooked_lm.models.verification.identities import vision_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision.tower import TowerParts
+from hooked_lm.models.vision.inputs import Pixels
+from hooked_lm.models.vision.tower import TowerParts, patches_of
 
 RETURN_TYPES = ("output", "embeddings", "pooled", "projected", "logits", "tokens", None)
 
@@ -60,7 +61,7 @@ class VisionEncoder(TowerParts, BaseModel):
 
     def forward(
         self,
-        pixel_values: Float[Tensor, "..."] | None = None,
+        pixel_values: Pixels | None = None,
         return_type: str | None = "output",
         *,
         interpolate_pos_encoding: bool = False,
@@ -70,7 +71,7 @@ class VisionEncoder(TowerParts, BaseModel):
 
         Args:
             pixel_values: images as the processor of the checkpoint makes them, [image, channel, height, width] or one image;
-                of towers that read patches, such as Qwen's, [patch, d_patch].
+                of towers that read patches, such as Qwen's, [patch, d_patch]; or a list of images [channel, height, width].
             return_type: "embeddings", the stream after the last norm [image, pos, d_model]; "pooled" [image, d_model];
                 "projected" [image, d_out], as texts are compared with it; "logits" [image, class]; "tokens" [image, token,
                 d_out] of a merger, 0 where an image has fewer than others; None. The default, "output", means the last of these
@@ -78,14 +79,13 @@ class VisionEncoder(TowerParts, BaseModel):
             interpolate_pos_encoding: accept images of another size, with positions between the learned ones.
             images: what else describes the images, under the names that the processor gives it.
 
-        Raises ValueError for images that do not fit, and for a return type whose head is absent.
+        Raises ValueError for images that do not fit, and for a return type whose head is absent; TypeError for pictures, and
+        for pixels that are not floating point.
         """
         return_type = self.main_return_type if return_type == "output" else return_type
         self._check_return_type(return_type)
         follow_flags(self)
-        if pixel_values is not None:
-            images["pixel_values"] = pixel_values if pixel_values.ndim != 3 else pixel_values[None]
-        patches = self.tree.pixels.patches(self.embed, **images)
+        patches = patches_of(self.tree, self.embed, {"pixel_values": pixel_values, **images}, interpolate_pos_encoding)
         merger = self.tree.merger
         layers = (len(self.blocks), *merger.depths) if isinstance(merger, DeepstackMerger.Config) else None
         read, context = self.read(patches, layers, "bicubic" if interpolate_pos_encoding else None)

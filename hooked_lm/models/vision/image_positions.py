@@ -37,7 +37,10 @@ class ImagePositions:
         Raises ValueError for a position that is no image token, and IndexError for one that the prompt does not have.
         """
         n_prompts, n_pos, _ = self.cells.shape
-        at = checked_index(prompt, n_prompts, "prompt"), checked_index(position, n_pos, "position")
+        at = (
+            checked_index(prompt, n_prompts, "prompt", "the batch"),
+            checked_index(position, n_pos, "position", "each prompt"),
+        )
         image, row, column = self.cells[at].tolist()
         if image < 0:
             here = (self.cells[at[0], :, 0] >= 0).nonzero().flatten().tolist()
@@ -60,7 +63,7 @@ class ImagePositions:
 
     def prompt(self, image: int) -> int:
         """The prompt that an image is in."""
-        image = checked_index(image, self.n_images, "image")
+        image = checked_index(image, self.n_images, "image", "the batch")
         return int((self.cells[..., 0] == image).any(1).nonzero()[0])
 
     def grid(self, image: int) -> Int[Tensor, "row column"]:
@@ -68,7 +71,7 @@ class ImagePositions:
 
         Where several tokens have the same place, as of a whole image and of its tiles, the last of them.
         """
-        image = checked_index(image, self.n_images, "image")
+        image = checked_index(image, self.n_images, "image", "the batch")
         own = self.cells[..., 0] == image
         places, positions = self.cells[own][:, 1:], own.nonzero()[:, 1]
         placed = (places >= 0).all(1)

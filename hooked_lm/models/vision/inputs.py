@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -13,7 +14,8 @@ from torch import Tensor
 class VisionInputs:
     """Token ids [batch, pos], and tensors of images under the names that processors of transformers give them.
 
-    Images are in the order in which their tokens occur, row after row. `tokens` may also be text. `is_image` marks the tokens
+    Images are in the order in which their tokens occur, row after row. `len` is the number of prompts; `model.rows(inputs,
+    which)` are some of them, with their images. `tokens` may also be text. `is_image` marks the tokens
     of images; None: all with the id of image tokens. `is_suffix` marks the tokens after a prompt, for a model that
     reads prompts in both directions; None: all are of the prompt. It and the mask may include cached tokens.
 
@@ -29,7 +31,7 @@ class VisionInputs:
     is_suffix: Bool[Tensor, "batch suffix_pos"] | None = None
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return 1 if isinstance(self.tokens, str) else len(self.tokens)
 
     @property
     def shape(self) -> torch.Size:
@@ -72,6 +74,7 @@ Given = (
 )  # text, ids, or the output of a processor
 ImageTensors = Mapping[str, Tensor]  # what describes images, under the names that processors give it
 GivenImages = Mapping[str, Tensor | None]  # the same as arguments, of which some may be left out
+Pixels = Float[Tensor, "..."] | np.ndarray | Sequence[Float[Tensor, "channel height width"]]  # that are ready
 Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
 
 

@@ -1,16 +1,32 @@
 """Writes prompts with images: by the processor of a checkpoint, or by a tokenizer with pixels that are ready."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from hooked_lm.components.vision.image_text import PLACEHOLDER, ImageText
+from hooked_lm.components.vision.pixel_format import check_images
+from hooked_lm.components.vision.ready_pixels import is_ready
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.text.tokens import padded
+from hooked_lm.models.vision.given_prompts import (
+    Chat,
+    GivenImages,
+    Row,
+    chats_in,
+    counted,
+    given_images,
+    images_in,
+    in_one,
+    rows_of,
+    unlike,
+    with_parts,
+)
 from hooked_lm.models.vision.inputs import VisionInputs
 
-Row = str | list[int]  # a prompt: text or token ids
 ImageSize = tuple[int, int]  # the numbers of tokens and of their columns
 
 
@@ -31,15 +47,17 @@ def prepare(
     Args:
         prompts: text, a list of texts, chat messages (dicts with "role" and "content"), a list of such chats, token ids, or a
             prompt in parts: a list of texts and of images.
-        images: the images of all prompts. Pictures, such as those of pillow or arrays of integers, need the processor of the
-            checkpoint (`model.processor`). Floating-point tensors [image, channel, height, width], or a list of tensors
-            [channel, height, width], are pixels that are ready: scaled and normalised. So is a dict of tensors under the names
-            that the processor gives them.
+        images: the images of all prompts, or a list with those of each. Pictures, such as those of pillow or arrays of integers,
+            need the processor of the checkpoint (`model.processor`). Floating-point tensors or arrays [image, channel, height,
+            width], or a list of such [channel, height, width], are pixels that are ready: scaled and normalised. So is a dict of
+            tensors under the names that the processor gives them.
         padding_side: on which side shorter prompts are padded.
-        prepend_bos: whether text begins with a BOS token, where no processor reads it; by default as its tokenizer has it.
+        prepend_bos: whether text begins with one BOS token, or with none. By default as the checkpoint's tokenizer or processor
+            has it, which need not be `cfg.default_prepend_bos`.
         options: further arguments of the processor.
 
-    Raises ValueError if the numbers of images and of their places differ, and for pictures and chats without a processor.
+    Raises ValueError if the numbers of images and of their places differ, for pictures and chats without a processor, and for
+    prompts of more than `n_ctx` tokens; TypeError for prompts and images of other types.
 
     >>> import torch
     >>> from hooked_lm import HookedVisionLanguage
@@ -49,47 +67,118 @@ def prepare(
     >>> model.prepare(torch.tensor([1, 9, 2]), torch.zeros(1, 3, 8, 8)).tokens
     tensor([[1, 9, 9, 9, 9, 2]])
     """
-    is_chat = _is_chat(prompts)
-    if is_chat:
-        images = _of_chat(prompts) if images is None else images
-        prompts, prepend_bos = _by_template(model, prompts), False
-    else:
-        prompts, images = _in_one(prompts, images)
-    rows, found = _rows(prompts), _listed(images)
-    are_pictures = not isinstance(found, dict) and _are_pictures(found)
+    if padding_side not in ("left", "right"):
+        raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
+    rows, images, is_chat = _rows_and_images(model, prompts, images)
+    if prepend_bos is not None and not all(isinstance(row, str) for row in rows):
+        raise TypeError("prepend_bos is for text; token ids are read as they are")
+    inputs, found = None, _found(model, images, len(rows))
+    are_pictures = isinstance(found, GivenImages) and found.are_pictures
     if model.processor is None and (are_pictures or options):
         _refuse(model, options)
-    if model.processor is not None and (are_pictures or not found) and all(isinstance(row, str) for row in rows):
-        inputs = _by_processor(model, rows, found, is_chat, {"padding_side": padding_side, **options})
-        if inputs is not None:
-            return inputs
-    if are_pictures:
-        made = model.processor.image_processor(found, return_tensors="pt")
-        found = {name: made[name] for name in model.image_arguments if name in made}
-    return _by_tokenizer(model, rows, found, padding_side, prepend_bos)
+    check_keywords("prepare", options, _known_options(model.processor, options))
+    if model.processor is not None and isinstance(found, GivenImages) and (are_pictures or not found.images):
+        if all(isinstance(row, str) for row in rows):
+            inputs = _by_processor(model, rows, found, is_chat, prepend_bos, {"padding_side": padding_side, **options})
+        elif are_pictures:
+            made = model.processor.image_processor(found.images, return_tensors="pt", **options)
+            found, options = {name: made[name] for name in model.image_arguments if name in made}, {}
+    if inputs is None:
+        if options:
+            raise TypeError(f"{', '.join(options)}: arguments of the processor, which these inputs do not need")
+        inputs = _by_tokenizer(
+            model, rows, found, padding_side, False if is_chat and prepend_bos is None else prepend_bos
+        )
+    _check_length(inputs.tokens.shape[1], model.cfg.n_ctx)
+    return inputs
+
+
+def _check_length(n_pos: int, n_ctx: int) -> None:
+    """Raises ValueError for prompts that are too long."""
+    if n_pos > n_ctx:
+        raise ValueError(
+            f"the prompts have {n_pos} tokens with their images, more than the model's n_ctx of {n_ctx}; a checkpoint that "
+            "allows more is loaded with from_pretrained(..., n_ctx=...)"
+        )
+
+
+def _rows_and_images(model: Any, prompts: object, images: object) -> tuple[list[Row], object, bool]:
+    """Prompts as texts or token ids, their images, and whether they were chats."""
+    chats = chats_in(prompts)
+    if chats is None:
+        prompts, images = in_one(prompts, images)
+        return rows_of(prompts), images, False
+    own = images_in(chats)
+    if any(own) and images is not None:
+        raise ValueError("the chat has its images among its messages: leave images out")
+    return [_by_template(model, chat) for chat in chats], own if any(own) else images, True
+
+
+def _found(model: Any, images: object, n_prompts: int) -> GivenImages | dict[str, Tensor]:
+    """Images one by one, or tensors under the names of arguments."""
+    pixels, embed = model.tree.vision.pixels, model.tree.vision.embed
+    if isinstance(images, Mapping):
+        return pixels.ready(embed, images)
+    if isinstance(images, (Tensor, np.ndarray)) and is_ready(images) and images.ndim not in (3, 4):
+        return pixels.ready(embed, {"pixel_values": images})  # as the processor of the family gives them
+    found = given_images(images, n_prompts)
+    if not found.are_pictures:
+        check_images(found.images, embed.n_channels)
+    return found
 
 
 # ---- by the processor ------------------------------------------------------------------------------------------------
 
 
 def _by_processor(
-    model: Any, texts: list[Any], pictures: Any, is_chat: bool, options: dict[str, Any]
+    model: Any,
+    texts: Sequence[Any],
+    given: GivenImages,
+    is_chat: bool,
+    prepend_bos: bool | None,
+    options: dict[str, Any],
 ) -> VisionInputs | None:
     """Prompts as the processor writes them; None if it has no way to write a prompt without images."""
     processor, text = model.processor, model.tree.image_text
     token = getattr(processor, "image_token", None) or PLACEHOLDER
     texts = [each.replace(PLACEHOLDER, f"{text.start}{token}{text.end}") for each in texts]
     counts = [each.count(token) for each in texts]
-    if sum(counts) != len(pictures):
-        raise ValueError(_unlike(sum(counts), len(pictures)))
+    given.check(counts)
     if text.bos_after_images and 0 in counts:
         return None
-    given = {"return_tensors": "pt", "padding": True, **options}
-    if is_chat and (bos := getattr(model.tokenizer, "bos_token", None)) and texts[0].startswith(bos):
-        given.setdefault("add_special_tokens", False)
-    left = iter(pictures)
-    images = {"images": [[next(left) for _ in range(n)] for n in counts]} if pictures else {}
-    return model.inputs(processor(text=texts, **images, **given))
+    asked = {"return_tensors": "pt", "padding": True, **options}
+    bos = getattr(model.tokenizer, "bos_token", None)
+    if prepend_bos is not None:
+        if text.bos_after_images:
+            raise TypeError(
+                "prepend_bos: the processor of this family writes BOS itself, after the images; leave it out"
+            )
+        texts = [_with_bos(each, bos, prepend_bos) for each in texts]
+        asked.setdefault("add_special_tokens", False)
+    elif is_chat and bos and texts[0].startswith(bos):
+        asked.setdefault("add_special_tokens", False)
+    left = iter(given.images)
+    images = {"images": [[next(left) for _ in range(n)] for n in counts]} if given.images else {}
+    return model.inputs(processor(text=texts, **images, **asked))
+
+
+def _with_bos(text: str, bos: str | None, prepend_bos: bool) -> str:
+    """The text after one BOS, or none."""
+    if bos is None and prepend_bos:
+        raise ValueError("prepend_bos=True: the tokenizer has no BOS token")
+    while bos and text.startswith(bos):
+        text = text.removeprefix(bos)
+    return f"{bos}{text}" if prepend_bos else text
+
+
+def _known_options(processor: Any, options: Mapping[str, Any]) -> Collection[str]:
+    """The arguments of a processor; those that were given, if it does not say."""
+    described = getattr(getattr(processor, "valid_processor_kwargs", None), "__annotations__", None)
+    if described is None:
+        return options
+    parts = [getattr(processor, name, None) for name in ("tokenizer", "image_processor", "video_processor")]
+    kinds = [*described.values(), *(getattr(part, "valid_kwargs", None) for part in parts)]
+    return {*described, "common_kwargs"}.union(*(getattr(kind, "__annotations__", {}) for kind in kinds))
 
 
 def _refuse(model: Any, options: Mapping[str, Any]) -> None:
@@ -102,31 +191,50 @@ def _refuse(model: Any, options: Mapping[str, Any]) -> None:
     )
 
 
-def _unlike(n_places: int, n_images: int) -> str:
-    return f"the prompts have {n_places} places for images, but there are {n_images} images"
-
-
 # ---- by a tokenizer --------------------------------------------------------------------------------------------------
 
 
 def _by_tokenizer(
-    model: Any, rows: list[Row], images: Any, padding_side: str, prepend_bos: bool | None
+    model: Any, rows: list[Row], given: GivenImages | dict[str, Tensor], padding_side: str, prepend_bos: bool | None
 ) -> VisionInputs:
     """The prompts with as many tokens for each image as it needs, padded to one length."""
     writer = Writer(model, rows)
     counts = [writer.n_places(row) for row in rows]
-    if not isinstance(images, dict):
-        pixels = model.tree.vision.pixels
-        per_prompt = counts if sum(counts) == len(images) else None
-        images = pixels.from_images(model.tree.vision.embed, images, per_prompt) if images else {}
+    if isinstance(given, GivenImages):
+        pixels, per_prompt = model.tree.vision.pixels, given.counts
+        if per_prompt is None and sum(counts) == len(given.images):
+            per_prompt = counts
+        images = pixels.from_images(model.tree.vision.embed, given.images, per_prompt) if given.images else {}
+    else:
+        given, images = GivenImages([]), given
     sizes = image_sizes(model, images)
     if sum(counts) == len(sizes):
+        given.check_prompts(counts)
         left = iter(sizes)
         rows = [writer.expanded(row, left) for row in rows]
-    elif writer.n_tokens != sum(n_tokens for n_tokens, _ in sizes):  # unless they are written already
-        raise ValueError(_unlike(sum(counts), len(sizes)))
-    tokens, mask = padded([writer.ids(row, prepend_bos) for row in rows], writer.pad_id, padding_side)
+    else:
+        _check_written(writer, rows, counts, sizes, given)
+    ids = [writer.ids(row, prepend_bos) for row in rows]
+    if [] in ids:
+        raise ValueError(f"prompt {ids.index([])} becomes zero tokens, but a model needs at least one")
+    tokens, mask = padded(ids, writer.pad_id, padding_side)
     return VisionInputs(tokens, images, mask)
+
+
+def _check_written(
+    writer: "Writer", rows: list[Row], counts: list[int], sizes: list[ImageSize], given: GivenImages
+) -> None:
+    """Raises ValueError unless the prompts have all tokens of their images already."""
+    if sum(map(writer.n_tokens, rows)) != sum(n_tokens for n_tokens, _ in sizes):
+        given.check_prompts(counts)
+        raise ValueError(unlike(sum(counts), len(sizes)))
+    left = iter(sizes)
+    for i, (row, n) in enumerate(zip(rows, given.counts or [], strict=False)):
+        needed = sum(next(left)[0] for _ in range(n))
+        if needed != writer.n_tokens(row):
+            raise ValueError(
+                f"prompt {i} has {counted(writer.n_tokens(row), 'image token')}, but its {counted(n, 'image')} need {needed}"
+            )
 
 
 def image_sizes(model: Any, images: Mapping[str, Any]) -> list[ImageSize]:
@@ -152,13 +260,15 @@ class Writer:
             if own is not None and tokenizer.encode(own, add_special_tokens=False) == [self.image]:
                 self.own, self.is_known = own, True
         self.places = re.compile("|".join(map(re.escape, {PLACEHOLDER, self.text.token or self.own, self.own})))
-        counts = (row.count(self.own) if isinstance(row, str) else row.count(self.image) for row in rows)
-        self.n_tokens = sum(counts)
 
     @property
     def pad_id(self) -> int:
         """The id of padding."""
         return getattr(self.model.tokenizer, "pad_token_id", None) or 0
+
+    def n_tokens(self, row: Row) -> int:
+        """The number of image tokens in a prompt."""
+        return row.count(self.own) if isinstance(row, str) else row.count(self.image)
 
     def n_places(self, row: Row) -> int:
         """The number of images in a prompt."""
@@ -196,70 +306,17 @@ class Writer:
         return [token for piece in [first, *rest] for token in piece]
 
 
-def _by_template(model: Any, chats: Any) -> Any:
-    """The text of chats."""
+def _by_template(model: Any, chat: Chat) -> str:
+    """The text of a chat; contents that the template does not read as text are given to it as lists."""
     tokenizer = model.tokens.need_tokenizer() if model.processor is None else model.processor
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(
             "chat messages need the checkpoint's processor, or a tokenizer with a chat template, and "
             f"{model.why_no_processor or 'this model has none'}; give text"
         )
-    return tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
-
-
-# ---- what was given --------------------------------------------------------------------------------------------------
-
-
-def _is_chat(prompts: Any) -> bool:
-    """Whether these are messages, or a list of chats."""
-    first = prompts[0] if isinstance(prompts, (list, tuple)) and prompts else None
-    return isinstance(first, Mapping) or (isinstance(first, list) and bool(first) and isinstance(first[0], Mapping))
-
-
-def _of_chat(chats: Any) -> list[Any]:
-    """The images in the messages, in their order."""
-    messages = chats if isinstance(chats[0], Mapping) else [message for chat in chats for message in chat]
-    parts = [part for m in messages if not isinstance(m["content"], str) for part in m["content"]]
-    keys = ("image", "url", "path", "base64")
-    return [part[key] for part in parts if part.get("type") == "image" for key in keys if key in part]
-
-
-def _rows(prompts: Any) -> list[Row]:
-    """Texts or token ids as one list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, Tensor):
-        return list((prompts if prompts.ndim == 2 else prompts[None]).tolist())
-    return [list(prompts)] if all(isinstance(each, int) for each in prompts) else list(prompts)
-
-
-def _in_one(prompts: Any, images: Any) -> tuple[Any, Any]:
-    """Prompts in parts as texts and images."""
-    if not isinstance(prompts, (list, tuple)):
-        return prompts, images
-    if any(not isinstance(part, (str, int, list, tuple)) for part in prompts):
-        prompts = [prompts]
-    if not any(isinstance(prompt, (list, tuple)) and any(isinstance(p, str) for p in prompt) for prompt in prompts):
-        return prompts, images
-    if images is not None:
-        raise ValueError("a prompt in parts has its images among them: leave images out")
-    rows = [[prompt] if isinstance(prompt, str) else prompt for prompt in prompts]
-    texts = ["".join(part if isinstance(part, str) else PLACEHOLDER for part in row) for row in rows]
-    return texts, [part for row in rows for part in row if not isinstance(part, str)] or None
-
-
-def _listed(images: Any) -> Any:
-    """Images one by one in a list, or tensors under the names of arguments."""
-    if images is None or isinstance(images, Mapping):
-        return [] if images is None else dict(images)
-    if isinstance(images, (list, tuple)):
-        return [each for group in images for each in _listed(group)]
-    n_axes = getattr(images, "ndim", 3)
-    if isinstance(images, Tensor) and images.is_floating_point() and n_axes not in (3, 4):
-        return {"pixel_values": images}  # as the processor of the family gives them
-    return list(images) if n_axes == 4 else [images]
-
-
-def _are_pictures(images: Sequence[Any]) -> bool:
-    """Whether a processor must read some of these images."""
-    return not all(isinstance(each, Tensor) and each.is_floating_point() for each in images)
+    for messages in (chat, with_parts(chat)):
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        lost = [m["content"] for m in chat if isinstance(m["content"], str) and m["content"].strip() not in text]
+        if not lost:
+            return text
+    raise ValueError(f"the chat template leaves out the message {lost[0]!r}")

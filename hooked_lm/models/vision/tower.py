@@ -9,12 +9,26 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.norms.norm import add_norm, norm_of
-from hooked_lm.components.vision.patch_embed import Mode
+from hooked_lm.components.vision.patch_embed import Mode, PatchEmbed
 from hooked_lm.components.vision.patches import Patches, check_pixels
 from hooked_lm.components.vision.tower_context import TowerContext
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.models.stack import Stack, Stream
+
+
+def patches_of(tree: VisionConfig, embed: PatchEmbed, images: Mapping[str, object], interpolate: bool) -> Patches:
+    """The patches of images that are arguments of an encoder.
+
+    Raises TypeError for pixels that are not ready, ValueError without images and for images that do not fit.
+    """
+    given = tree.pixels.ready(tree.embed, {name: x for name, x in images.items() if x is not None})
+    if not given:
+        raise ValueError("there are no images: give pixel_values")
+    patches = tree.pixels.patches(embed, **given)
+    if not interpolate:
+        tree.check_sizes(patches, ", or call the model with interpolate_pos_encoding=True")
+    return patches
 
 
 class TowerParts(nn.Module):

@@ -1,7 +1,8 @@
 """A vision-language model: text and images in, logits out."""
 
+import re
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -18,13 +19,15 @@ from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.components.vision.image_features import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite
+from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import one_input
 from hooked_lm.models.config.flat_vision import HookedVisionLanguageConfig
 from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.loss import from_the_end
-from hooked_lm.models.names import site_name
+from hooked_lm.models.names import SYNONYMS, site_name
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
@@ -33,8 +36,20 @@ from hooked_lm.models.vision.image_positions import ImagePositions, located
 from hooked_lm.models.vision.inputs import Given, GivenImages, ImageTensors, VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
 
+OF_IMAGES = ("vision.", "projector.", "hook_image_features")  # the sites that a run without images does not reach
+PACKED = re.compile(r"\w+\.[a-z_]+\d+\w*")  # a short name with its layer, as "vision.z5"
 # what processors say of tokens: which are of images, as the ids say too, and labels for training
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "labels")
+
+
+class ImageCache(ActivationCache):
+    """The cache of a model that reads images, which has no sites of images after a run without them."""
+
+    def _missing(self, name: str) -> KeyError:
+        error = super()._missing(name)
+        if not name.startswith(OF_IMAGES) or any(site.startswith(OF_IMAGES) for site in self.cache_dict):
+            return error
+        return UnknownSite(f"{error.args[0]}, if the prompt has images: this cache has no site of any")
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,7 @@ class VisionLanguage(Decoder):
 
     config_class = HookedVisionLanguageConfig  # type: ignore[assignment]
     context_class = ImageContext
+    cache_class = ImageCache
     prepare = prompts_with_images.prepare
     processor: Any = None  # of the checkpoint, as transformers has it
     why_no_processor: str | None = None
@@ -96,13 +112,16 @@ class VisionLanguage(Decoder):
         return found | bridge_names.aliases(names, len(tower.blocks), scaled, reads_output=read)
 
     def site_name(self, site: object) -> str:
-        """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower."""
+        """The full name of a site; a short name with "vision." in front, as ("vision.z", 5), is one of the tower, with
+        "language." or "lm." one of the decoder."""
         name, *rest = site if isinstance(site, tuple) else (site,)
         if isinstance(name, str) and name not in self.aliases and (why := bridge_names.refusal(name)):
             raise UnknownSite(why)
-        if not rest or not isinstance(name, str) or not name.startswith("vision."):
-            return super().site_name(site)
-        return "vision." + site_name((name.removeprefix("vision."), *rest), len(self.vision.blocks))
+        is_short = isinstance(name, str) and name not in SYNONYMS and (rest or PACKED.fullmatch(name))
+        side, _, short = name.partition(".") if is_short else ("", "", "")
+        if side == "vision":
+            return "vision." + site_name((short, *rest), len(self.vision.blocks))
+        return super().site_name((short, *rest) if side in ("lm", "language") else site)
 
     def forward(  # type: ignore[override]
         self,
@@ -193,11 +212,13 @@ class VisionLanguage(Decoder):
             attention_mask = given.get("attention_mask") if attention_mask is None else attention_mask
             given = given["input_ids"]
         is_suffix = self._suffix(found)
-        found = {name: value for name, value in found.items() if name not in TOKEN_TYPES}
+        pixels, embed = self.tree.vision.pixels, self.tree.vision.embed
+        found = pixels.ready(embed, {name: value for name, value in found.items() if name not in TOKEN_TYPES})
         if isinstance(given, VisionInputs):
+            found = {**pixels.ready(embed, given.images), **found}
             attention_mask = given.attention_mask if attention_mask is None else attention_mask
             is_suffix = given.is_suffix if is_suffix is None else is_suffix
-            return replace(given, images={**given.images, **found}, attention_mask=attention_mask, is_suffix=is_suffix)
+            return replace(given, images=found, attention_mask=attention_mask, is_suffix=is_suffix)
         return VisionInputs(given, found, attention_mask, is_suffix=is_suffix)
 
     def embedded(
@@ -303,10 +324,10 @@ class VisionLanguage(Decoder):
                 "as it has vectors, which model.prepare writes"
             )
 
-    def rows(self, inputs: VisionInputs, which: Sequence[int]) -> VisionInputs:
-        """Some of the prompts, with the images whose tokens they have.
+    def rows(self, inputs: VisionInputs, which: Indices) -> VisionInputs:
+        """Some of the prompts, with the images whose tokens they have; `which` are indices, or a slice.
 
-        Raises ValueError if an image has tokens in two prompts.
+        Raises ValueError if an image has tokens in two prompts, TypeError for a mask.
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage, VisionInputs
@@ -317,10 +338,13 @@ class VisionLanguage(Decoder):
         >>> model.rows(both, [0]).images, list(model.rows(both, [1, 1]).images["pixel_values"].shape)
         ({}, [2, 3, 8, 8])
         """
-        index = torch.tensor(which, dtype=torch.long)
+        if not isinstance(inputs.tokens, Tensor):
+            raise TypeError("rows are of token ids, which model.prepare makes of text")
+        numbers = indices_in("rows", plain_indices("rows", which), len(inputs))
+        index = torch.tensor(numbers, dtype=torch.long)
         marks = {name: x[index.to(x.device)] for name, x in inputs.of_rows().items()}
         own = self._images_of_rows(inputs) if inputs.images else []
-        chosen = [own[row] for row in which if own and own[row]]
+        chosen = [own[row] for row in numbers if own and own[row]]
         images = self.tree.vision.pixels.select(chosen, **inputs.images) if chosen else {}
         return replace(inputs, images=images, **marks)
 
@@ -347,6 +371,7 @@ class VisionLanguage(Decoder):
         """The places of the image tokens of some images, without a run of the tower; the vectors have no values."""
         embed, width = self.vision.embed, self.vision.embed.cfg.d_model * len(self.tree.feature_layers or (0,))
         patches = self.tree.vision.pixels.patches(embed, **images)
+        self.tree.vision.check_sizes(patches)
         with torch.device("meta"):  # a projector without hooks
             projector = self.tree.projector.build()
         n_class, (n_images, n_patches) = embed.cfg.n_class_tokens, patches.vectors.shape[:2]

@@ -23,6 +23,17 @@ def test_images_of_different_sizes_have_the_patches_that_they_have_alone(pixels:
 
 
 @pytest.mark.parametrize(
+    ("shown", "n_kept"),
+    [(None, 2), ([[1, 0], [1, 0]], 2), ([[1, 0], [0, 0]], 1), ([[1, 1], [0, 0]], 2)],
+)
+def test_black_images_stay_in_each_row(shown: list[list[int]] | None, n_kept: int):
+    """Rows may be copies; what the mask shows are no images that fill up a row."""
+    images = torch.zeros(2, 2, 3, 8, 8)
+    mask = None if shown is None else torch.tensor(shown)[..., None, None].expand(2, 2, 8, 8)
+    assert len(ImageRows(keeps_one=True).patches(EMBED.build(), images, mask).vectors) == n_kept
+
+
+@pytest.mark.parametrize(
     ("pixels", "image", "message"),
     [
         (FlatPatches(), torch.ones(3, 8, 12), "image 1 has 8 x 12 pixels: height and width must be multiples of 8"),

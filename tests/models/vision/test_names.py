@@ -47,6 +47,10 @@ def cache(model: HookedVisionLanguage) -> ActivationCache:
         (("lm.mlp.out", -1), "blocks.1.hook_mlp_out"),
         (("lm.attn.pre", 1), "blocks.1.hook_attn_in"),
         (("vision.resid_post", -1), "vision.blocks.2.hook_resid_post"),
+        (("lm.resid_post", 1), "blocks.1.hook_resid_post"),
+        (("language.z", -1), "blocks.1.attn.hook_z"),
+        ("lm.z1", "blocks.1.attn.hook_z"),
+        ("vision.z1", "vision.blocks.1.attn.hook_z"),
     ],
 )
 def test_names_of_other_libraries(model: HookedVisionLanguage, alias: Any, name: str):
@@ -71,6 +75,16 @@ def test_names_without_a_site_are_refused_with_ours(model: HookedVisionLanguage,
     """`hook_vision_out` is the output of the tower, of which the projector of this model leaves out the class token."""
     with pytest.raises(KeyError, match=f"'{name}' is no site here: see {ours}"):
         model.run_with_hooks(IDS, **PIXELS, fwd_hooks=[(name, lambda value, hook: None)])
+
+
+def test_a_run_without_images_has_no_site_of_any(model: HookedVisionLanguage):
+    _, cache = model.run_with_cache(torch.tensor([[1, 2]]))
+    for site in (("vision.z", 0), "hook_image_features"):
+        with pytest.raises(KeyError, match="keeps it, if the prompt has images: this cache has no site of any"):
+            cache[site]
+    _, cache = model.run_with_cache(IDS, **PIXELS, names_filter="hook_image_features")
+    with pytest.raises(KeyError, match=r"keeps it'?$"):
+        cache["vision.z", 0]
 
 
 def test_globs(model: HookedVisionLanguage):

@@ -32,6 +32,18 @@ def test_an_image_in_two_prompts_is_refused():
         MODEL.rows(VisionInputs(tokens, {"pixel_values": torch.zeros(3, 3, 24, 24)}), [0])
 
 
+def test_rows_are_indices_or_a_slice():
+    rows = VisionInputs(torch.tensor([[1, 2], [3, 4]]))
+    for which, expected in ((0, [[1, 2]]), (slice(0, 1), [[1, 2]]), (-1, [[3, 4]]), (torch.tensor([1]), [[3, 4]])):
+        assert MODEL.rows(rows, which).tokens.tolist() == expected
+    with pytest.raises(TypeError, match=r"for a mask pass mask.nonzero\(\)"):
+        MODEL.rows(rows, torch.tensor([False, True]))
+    with pytest.raises(IndexError, match="rows 2 is out of range: there are 2"):
+        MODEL.rows(rows, 2)
+    with pytest.raises(TypeError, match="rows are of token ids"):
+        MODEL.rows(VisionInputs("text"), 0)
+
+
 def test_numbers_of_images_go_with_the_rows():
     pixels, given = TileOrWholeImages(24, ((24, 48),)), torch.arange(4)
     found = pixels.select([[3], [1, 2]], pixel_values=given, batch_num_images=torch.tensor([1, 2, 1]))

@@ -63,6 +63,8 @@ def test_flat_names_take_effect_on_both_sides():
     [
         ({"vision": None}, ValueError, "vision is missing"),
         ({"image_token": -1}, ValueError, "image_token is missing"),
+        ({"image_token": 12}, ValueError, "image_token=12 is no token: the ids of d_vocab=12 end before it"),
+        ({"vision": {**TOWER, "image_size": 9}}, ValueError, "image_size=9 is no multiple of patch_size=4"),
         ({"vision": {**TOWER, "seed": 3}}, ValueError, "a tower inside of a model has no seed of its own"),
         ({"vision": {**TOWER, "n_classes": 3}}, ValueError, "no n_classes of its own"),
         ({"vision": {**TOWER, "d_modell": 3}}, TypeError, "d_modell"),
@@ -171,7 +173,7 @@ def test_a_processor_reads_pictures():
 def test_what_cannot_be_prepared():
     model, picture = toy(), torch.zeros(3, 20, 30, dtype=torch.uint8)
     model.set_tokenizer(tokenizer())
-    with pytest.raises(ValueError, match="the prompts have 1 places for images, but there are 2 images"):
+    with pytest.raises(ValueError, match="the prompts have 1 place for images, but there are 2 images"):
         model.prepare("what <image>", pixels(2))
     with pytest.raises(ValueError, match="the prompts have 2 places for images, but there are 0 images"):
         model.prepare("what <image> <image>")
@@ -205,7 +207,9 @@ def test_places_of_images():
         places.cell(5)
     with pytest.raises(ValueError, match="image 1 has 2 x 2 tokens, and none at row 2, column 0"):
         places.position(1, 2, 0)
-    with pytest.raises(IndexError, match="image 3 is out of range: the model has 3"):
+    with pytest.raises(IndexError, match="position 100 is out of range: each prompt has 10, so -10 to 9"):
+        places.cell(100)
+    with pytest.raises(IndexError, match="image 3 is out of range: the batch has 3"):
         places.position(3, 0, 0)
     text = model.image_positions(torch.tensor([[1, 2]]))
     assert text.n_images == 0
