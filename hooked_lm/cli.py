@@ -243,13 +243,14 @@ def patch(
         str, typer.Option(help="Pairs of prompts: a file, folder or pattern of jsonl, parquet or csv; or a data set.")
     ],
     output: Annotated[Path, typer.Option(help="The directory; the study is a folder in it.")],
-    experiment: Annotated[str, typer.Option(help="sweep, attribute or ablate.")] = "sweep",
+    experiment: Annotated[str, typer.Option(help="sweep, attribute, ablate, or steer.")] = "sweep",
     site: Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")] = None,
     layers: Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")] = None,
     positions: Annotated[str | None, typer.Option(help="each, together, or indices.")] = None,
     heads: Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="A further argument, name=value, e.g. components=mlps; may be repeated.")
+        list[str] | None,
+        typer.Option(help="A further argument: components=mlps, vectors=FILE, coefficients=[-1,1]; may be repeated."),
     ] = None,
     metric: Annotated[
         list[str] | None, typer.Option(help="logit_difference (the default), logit, probability, ...; may be repeated.")
@@ -270,7 +271,7 @@ def patch(
     options: dict[str, object] = {} if not site else {"sites": site[0] if len(site) == 1 else site}
     given = {"layers": layers, "positions": positions, "heads": heads}
     options |= {name: _which(name, text) for name, text in given.items() if text is not None}
-    options |= {name: _value(text) for name, text in _named("option", option).items()}
+    options |= {name: _value(name, text) for name, text in _named("option", option).items()}
     table = study_pairs(
         HookedTransformer.from_pretrained(model),
         pairs,
@@ -312,8 +313,12 @@ def _named(name: str, given: list[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in parts}
 
 
-def _value(text: str) -> object:
-    """A number, list or word of JSON; anything else is a string."""
+def _value(name: str, text: str) -> object:
+    """A number, list or word of JSON; the steering vectors of a file; anything else is a string."""
+    if name == "vectors":
+        from hooked_lm.interventions.steering import SteeringVectors
+
+        return SteeringVectors.load(text)
     try:
         return json.loads(text)
     except ValueError:

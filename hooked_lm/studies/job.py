@@ -52,7 +52,7 @@ class Job(shards.Job):
         tables: dict[int, pyarrow.Table] = {}
         results = []
         for numbers in self._together(*self.plan.places(shard)):
-            result = self._run(numbers)
+            result = self.run(numbers)
             tables |= dict(zip(numbers, self._tables(result, numbers), strict=True))
             results.append(result)
             advance(len(numbers))
@@ -84,8 +84,8 @@ class Job(shards.Job):
         for group in groups.values():
             yield from (group[i : i + size] for i in range(0, len(group), size))
 
-    def _run(self, numbers: Sequence[int]) -> Scores:
-        """The result of the experiment on some pairs of one length."""
+    def run(self, numbers: Sequence[int]) -> Scores:
+        """The result of the experiment on some pairs of one length. Raises ValueError for anything but a number for each pair."""
         device, some = next(self.model.parameters()).device, [self.pairs[number] for number in numbers]
         clean, corrupted = (
             torch.tensor([getattr(pair, side) for pair in some], device=device) for side in ("clean", "corrupted")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import torch
 
@@ -63,8 +64,9 @@ def study_pairs(
         part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
         n_workers, engine, threads: as for `harvest`.
 
-    Raises, before anything runs, ValueError that names all pairs that cannot run, and ValueError, TypeError or KeyError for
-    other unsuitable arguments. Shards that are complete are kept.
+    Raises, before anything is written, ValueError that names all pairs that cannot run, ValueError or TypeError for other
+    unsuitable arguments, and what the experiment raises on the first pair. ImportError without the package `pyarrow`. Shards
+    that are complete are kept.
 
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
@@ -77,6 +79,8 @@ def study_pairs(
     """
     if not isinstance(model, TextMethods):
         raise TypeError(f"a study reads texts, which a {type(model).__name__} does not")
+    if find_spec("pyarrow") is None:
+        raise ImportError("a study writes parquet with the package pyarrow: pip install 'hooked-lm[corpus]'")
     check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads)
     on_gpu = next(model.parameters()).is_cuda
     name, function, settings = experiment_of(experiment, options or {}, on_gpu)
@@ -96,10 +100,13 @@ def study_pairs(
         pairs_per_shard=min(pairs_per_shard, len(read)),
         versions=versions("pyarrow"),
     )
-    folder = plan.write(directory)
-    remove_leftovers(folder)
-    carry_out(Job(plan, folder, model, read, function, makers), part, n_workers, engine, progress)
-    table = PairTable(folder)
+    job = Job(plan, plan.folder(directory), model, read, function, makers)
+    if not job.folder.exists():
+        job.run([0])  # what the experiment refuses is refused before the plan is written
+    plan.write(directory)
+    remove_leftovers(job.folder)
+    carry_out(job, part, n_workers, engine, progress)
+    table = PairTable(job.folder)
     if table.is_complete:
         table.gather()
     return table

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.files import replacing
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
-from hooked_lm.shards.records import checksum, record_path
+from hooked_lm.shards.records import checksum, record_path, sync_folder, unfinished_path
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
 from hooked_lm.studies.plan import StudyPlan
 
@@ -148,8 +147,13 @@ class PairTable(Shards):
             )
         path = self.path / TABLE
         if not path.exists():
-            with replacing(path) as unfinished:
+            unfinished = unfinished_path(path)
+            try:
                 self._write(unfinished)
+                os.replace(unfinished, path)
+                sync_folder(self.path)
+            finally:
+                unfinished.unlink(missing_ok=True)
         return path
 
     def _write(self, path: Path) -> None:
@@ -168,7 +172,7 @@ class PairTable(Shards):
         super().verify()
         path = self.path / TABLE
         if path.exists():
-            trial = self.path / f"{TABLE}.{os.getpid()}.trial"
+            trial = unfinished_path(path)
             try:
                 self._write(trial)
                 if checksum(trial) != checksum(path):

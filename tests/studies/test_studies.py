@@ -262,13 +262,15 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"options": {"source": "mean"}}, "mean of the pairs that run together"),
         ({"experiment": "ablate", "options": {"method": "resample"}}, "needs source_prompts"),
         ({"experiment": lambda: None, "n_workers": 2, "options": {}}, "define functions at the top of a module"),
+        ({"options": {"sites": "resid_pri"}}, "resid_pre"),
+        ({"options": {"positions": [99]}}, "99"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"max_pairs": 0}, "max_pairs must be at least 1"),
         ({"pairs": "/nowhere/pairs.jsonl"}, "no file of .jsonl"),
     ],
 )
 def test_bad_input(model: HookedTransformer, tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    with pytest.raises((ValueError, TypeError, OSError), match=message):
+    with pytest.raises((ValueError, TypeError, LookupError, OSError), match=message):
         run(model, tmp_path, **changes)
     assert not list(tmp_path.iterdir())
 
@@ -299,6 +301,14 @@ def test_the_command_resumes_and_shows_the_largest_effects(model: HookedTransfor
     [folder] = (file.parent / "out").iterdir()
     found = contents(PairTable(folder))
     assert found == expected
+
+
+def test_the_command_steers(model: HookedTransformer, file: Path) -> None:
+    texts = ([each[side] for each in PAIRS] for side in ("clean", "corrupted"))
+    steering_vectors(model, *texts, layers=[1]).save(file.parent / "vectors.safetensors")
+    options = [f"--option=vectors={file.parent / 'vectors.safetensors'}", "--option=coefficients=[0, 2]"]
+    shown = call("--pairs", file, "--output", file.parent / "out", "--experiment=steer", *options)
+    assert "steer of 5 pairs in 1 shards (complete), 10 rows" in shown
 
 
 def test_bad_options_of_the_command(file: Path) -> None:
