@@ -65,6 +65,9 @@ bench: $(READY)  ## time against Hugging Face and TransformerLens
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks families
 
+bench-gpu: $(READY)  ## time on a GPU, with random weights in real shapes
+	$(PY) -m tests.benchmarks.gpu
+
 docs: $(READY)  ## build the documentation into site/
 	$(PY) -m tests.families.measure
 	$(PY) docs/generate.py
@@ -77,4 +80,4 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all test-processors clients check format bench docs demo-model clean
+.PHONY: help venv demo test test-all test-processors clients check format bench bench-gpu docs demo-model clean

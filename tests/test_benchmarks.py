@@ -13,6 +13,7 @@ from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.model_classes import model_class
 from tests.benchmarks.families import first_case, real_size
 from tests.benchmarks.floor import Size, gemm_rate, incremental_flops
+from tests.benchmarks.gpu import main as gpu_main
 from tests.benchmarks.peers import spread
 from tests.benchmarks.sweeps import PARTS, Side, Task, metric
 from tests.close import assert_close
@@ -123,3 +124,25 @@ def test_cells_of_a_peer_are_compared_with_the_same_cells_of_ours(sweep: str) ->
     assert side.scaled(0) == task.n_cells * 0.5
     side.values[-1] += 0.5
     assert_close(side.difference(table), 0.5 / (table.max() - table.min()).item())
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_gpu_in_small_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_main(["--tiny", "llama"]) == 0
+    shown = capsys.readouterr().out
+    for what in (
+        "forward",
+        "graph with taps",
+        "decode 4 tokens as graphs",
+        "residual sweep 3x5",
+        "all edges",
+        "harvest",
+    ):
+        assert shown.count(what) >= 2, f"'{what}' in float32 and in bfloat16:\n{shown}"
+    assert "nan" not in shown
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_figures_of_a_gpu_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_main([]) == 2
+    assert capsys.readouterr().out.startswith("no GPU: ")

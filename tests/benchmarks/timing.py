@@ -1,6 +1,7 @@
 """Times as ratios: two things in turn, A B A B ..., and the median of the ratios pair by pair."""
 
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the report: what was measured against what, the ratio, and what it should not exceed."""
+    """One line of the report: what was measured against what, the ratio, and what it should not exceed (inf: no goal)."""
 
     what: str
     against: str
@@ -50,7 +51,15 @@ def show(title: str, figures: list[Figure]) -> None:
     for column in ("measured", "against", "ratio", "asked", "", "medians"):
         table.add_column(column, justify="right" if column in ("ratio", "asked") else "left")
     for f in figures:
-        verdict = "[green]met[/]" if f.met else "[red]missed[/]"
+        has_goal = f.bound < math.inf
+        verdict = "" if not has_goal else "[green]met[/]" if f.met else "[red]missed[/]"
         digits = 2 if f.bound >= 0.2 else 4
-        table.add_row(f.what, f.against, f"{f.ratio:.{digits}f}", f"<= {f.bound:.{digits}f}", verdict, f.detail)
+        table.add_row(
+            f.what,
+            f.against,
+            f"{f.ratio:.{digits}f}",
+            f"<= {f.bound:.{digits}f}" if has_goal else "",
+            verdict,
+            f.detail,
+        )
     Console(width=150).print(table)
