@@ -17,7 +17,7 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
-from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.options import NOT_QUANTIZED, Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.renamed import in_present_names
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
@@ -288,6 +288,7 @@ def read_config(
         raise ValueError(
             f"fields of this {config.model_type} config that would change the model and that are not supported: "
             + ", ".join(f"{field}={value!r}" for field, value in unread.items())
+            + (f"; {NOT_QUANTIZED}" if "quantization_config" in unread else "")
         )
     return tree
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
@@ -21,6 +21,18 @@ from hooked_lm.models.config.tree import (
 
 Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
+QUANTIZED_OPTIONS = ("quantization", "quantization_config", "load_in_8bit", "load_in_4bit")
+QUANTIZED_TENSORS = (
+    "torchao",
+    "bitsandbytes",
+    "quanto",
+    "optimum",
+)  # packages of tensors that hold integers and scales
+NOT_QUANTIZED = (
+    "quantised weights are not supported, because every weight is read, viewed by heads and folded as a plain tensor, which a "
+    "quantised one does not allow: use dtype=torch.bfloat16, and for a quantised checkpoint write its weights in bfloat16 first "
+    "(`dequantize()` and `save_pretrained` of the transformers model)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class Options:
     """The arguments of `from_pretrained` that control the loading of a checkpoint.
 
     `hf_kwargs` are download options and config fields to override. `reads_images` is the model class to load a checkpoint as, if
-    that class reads images; None: of a composite, only the language model is loaded. Raises ValueError for `trust_remote_code`.
+    that class reads images; None: of a composite, only the language model is loaded. Raises ValueError for `trust_remote_code` and for quantised weights.
     """
 
     hf_model: Any = None
@@ -51,6 +63,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.hf_kwargs.get("trust_remote_code"):
             raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
+        if asked := [name for name in QUANTIZED_OPTIONS if self.hf_kwargs.get(name)]:
+            raise ValueError(f"{asked[0]}={self.hf_kwargs[asked[0]]!r}: {NOT_QUANTIZED}")
+        if isinstance(self.hf_model, nn.Module):
+            for name, weight in self.hf_model.named_parameters():
+                if type(weight).__module__.partition(".")[0] in QUANTIZED_TENSORS:
+                    raise ValueError(f"{name!r} of the given model is a {type(weight).__name__}: {NOT_QUANTIZED}")
 
     @property
     def download(self) -> dict[str, Any]:
