@@ -40,7 +40,8 @@ class Options:
     """The arguments of `from_pretrained` that control the loading of a checkpoint.
 
     `hf_kwargs` are download options and config fields to override. `reads_images` is the model class to load a checkpoint as, if
-    that class reads images; None: of a composite, only the language model is loaded. Raises ValueError for `trust_remote_code` and for quantised weights.
+    that class reads images; None: of a composite, only the language model is loaded. Raises ValueError for `trust_remote_code`
+    and for quantised weights.
     """
 
     hf_model: Any = None
@@ -68,7 +69,7 @@ class Options:
         if isinstance(self.hf_model, nn.Module):
             for name, weight in self.hf_model.named_parameters():
                 if type(weight).__module__.partition(".")[0] in QUANTIZED_TENSORS:
-                    raise ValueError(f"{name!r} of the given model is a {type(weight).__name__}: {NOT_QUANTIZED}")
+                    raise ValueError(f"{name!r} of the given model is of type {type(weight).__name__}: {NOT_QUANTIZED}")
 
     @property
     def download(self) -> dict[str, Any]:

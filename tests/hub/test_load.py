@@ -267,7 +267,9 @@ def test_a_model_object_with_quantised_weights(llama: Path):
     theirs = LlamaForCausalLM.from_pretrained(llama)
     weight = theirs.model.layers[0].mlp.up_proj.weight
     theirs.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().as_subclass(Int8Tensor))
-    with pytest.raises(ValueError, match=r"layers.0.mlp.up_proj.weight' of the given model is a Int8Tensor: quantised"):
+    with pytest.raises(
+        ValueError, match=r"layers.0.mlp.up_proj.weight' of the given model is of type Int8Tensor: quantised"
+    ):
         pretrained.from_pretrained("llama", hf_model=theirs)
 
 
