@@ -83,7 +83,7 @@ class GaussianTopK(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         std, mean = torch.std_mean(x, -1, correction=0, keepdim=True)
         # the quantile is rounded to the dtype of the model, as in training
-        return self.act(F.relu(x - (mean + std * torch.tensor(self.quantile).to(x))))
+        return self.act(F.relu(x - (mean + std * torch.tensor(self.quantile).to(x.dtype))))
 
 
 def of_multiple(x: Tensor, scale: float, act: Callable[[Tensor], Tensor]) -> Tensor:

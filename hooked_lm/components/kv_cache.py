@@ -198,7 +198,7 @@ class KeyValueCache:
         if past.shape[0] != batch:
             raise ValueError(f"the cache has {past.shape[0]} rows, the new tokens have {batch}")
         new = known.new_ones(batch, n_pos) if new is None else new
-        return torch.cat([past.bool(), new.bool()], 1)
+        return torch.cat([past.bool(), new.bool().to(past.device)], 1)
 
     def store_mask(self, mask: Tensor | None) -> None:
         """Stores the mask of all tokens, unless the cache is frozen."""

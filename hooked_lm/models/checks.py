@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.components.readable import check
 from hooked_lm.components.streams import MergedRMSNorm
+from hooked_lm.models.loss import from_the_end
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 
@@ -44,13 +46,13 @@ def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyV
 
 def real_of(attention_mask: Tensor) -> Tensor:
     """A mask of ones and zeros as booleans. Raises ValueError for other values, such as those of an additive mask."""
-    if attention_mask.dtype != torch.bool and not torch.compiler.is_compiling():
-        wrong = (attention_mask != 0) & (attention_mask != 1)
-        if wrong.any():
-            raise ValueError(
-                f"an attention mask is 1 for real tokens and 0 for padding, got {attention_mask[wrong][0].item()}; convert an "
-                "additive mask with `mask == 0`"
-            )
+    if attention_mask.dtype != torch.bool:
+        right = (attention_mask == 0) | (attention_mask == 1)
+        known, fix = (
+            "an attention mask is 1 for real tokens and 0 for padding",
+            "convert an additive mask with `mask == 0`",
+        )
+        check(right.all(), f"{known}; {fix}", lambda: f"{known}, got {attention_mask[~right][0].item()}; {fix}")
     return attention_mask.bool()
 
 
@@ -148,8 +150,18 @@ def checked_global_mask(model: Any, mask: Tensor | None, tokens: Tensor) -> Tens
 
 def check_rows(real: Tensor | None) -> None:
     """Raises ValueError for a row without a real token; not inside `torch.compile`."""
-    if real is not None and not torch.compiler.is_compiling() and not real.any(1).all():
-        raise ValueError(f"row {int(real.any(1).int().argmin())} is all padding; give at least one real token")
+    if real is not None:
+        fix = "is all padding; give at least one real token"
+        check(real.any(1).all(), f"a row {fix}", lambda: f"row {int(real.any(1).int().argmin())} {fix}")
+
+
+def ids_on_device(tokens: Tensor, d_vocab: int) -> Tensor:
+    """Token ids with negative ones replaced, checked where they are: the host does not wait for a GPU; see `check`."""
+    if tokens.numel():
+        known = f"d_vocab is {d_vocab}, so ids are 0 to {d_vocab - 1}, or {-d_vocab} to -1 from the end"
+        right = ((tokens >= -d_vocab) & (tokens < d_vocab)).all()
+        check(right, f"a token id is out of range: {known}", lambda: str(unknown_id(tokens, d_vocab)))
+    return from_the_end(tokens, d_vocab)
 
 
 def unknown_id(tokens: Tensor, d_vocab: int) -> ValueError:

@@ -145,8 +145,9 @@ class Decoder(DecoderMethods):
         side = padding_side or self.cfg.default_padding_side
         # a tokenizer says which ids are padding; on the right and without a cache it affects no real token
         reads_mask = attention_mask is None and self.tokenizer is not None and (side == "left" or cache is not None)
-        if isinstance(input, Tensor) and input.ndim == 2 and input.dtype == torch.long and not reads_mask:
-            tokens = input.to(self.embed.W_E.device)
+        is_here = isinstance(input, Tensor) and input.device == self.embed.W_E.device
+        if is_here and input.ndim == 2 and input.dtype == torch.long and not reads_mask:
+            tokens = input
         else:
             tokens, attention_mask = self._tokens_and_mask(input, prepend_bos, padding_side, attention_mask, cache)
         context = self._context(tokens, attention_mask, cache)

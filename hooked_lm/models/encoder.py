@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm.components.attention.disentangled import RelativeContext
 from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.extra_embed import checked_extra_ids
+from hooked_lm.components.readable import check
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.checks import check_length, check_rows, checked_global_mask
@@ -172,12 +173,12 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             tokens = self._ids(input)
             types = types if types is None or types.ndim == 2 else types[None]
         else:
-            tokens, own_types, own_mask = self.to_tokens(input, truncate=False)
+            tokens, own_types, own_mask = self.to_tokens(input, False, truncate=False)
             mask = own_mask if mask is None else mask
             if types is None and self.tree.embed.n_types:
                 types = own_types
         check_length(tokens, 0, self.cfg.n_ctx)
-        tokens = checked_ids(tokens, self.cfg.d_vocab)
+        tokens = checked_ids(tokens, self.cfg.d_vocab).to(self.device)
         mask = mask if mask is None or mask.ndim == 2 else mask[None]
         return tokens, None if types is None else self._checked_types(types, tokens), mask
 
@@ -187,9 +188,9 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             raise ValueError(
                 f"token_type_ids are {tuple(types.shape)}; expected {tuple(tokens.shape)}, the shape of the ids"
             )
-        if not torch.compiler.is_compiling() and not 0 <= int(types.min()) <= int(types.max()) < max(n_types, 1):
-            known = f"its {n_types} are 0 to {n_types - 1}" if n_types else "it has none: leave token_type_ids out"
-            raise ValueError(f"a type in token_type_ids is not of this model; {known}")
+        known = f"its {n_types} are 0 to {n_types - 1}" if n_types else "it has none: leave token_type_ids out"
+        right = ((types >= 0) & (types < max(n_types, 1))).all()
+        check(right, f"a type in token_type_ids is not of this model; {known}")
         return types.to(self.device, torch.long)
 
     def verify(self, tokens: Int[Tensor, "batch pos"] | None = None) -> Verification:

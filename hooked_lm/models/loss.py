@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.components.readable import check
+
 
 def from_the_end(tokens: Int[Tensor, "*shape"], d_vocab: int) -> Int[Tensor, "*shape"]:
     """Token ids with negative ones replaced: they count from the end of the vocabulary."""
@@ -35,10 +37,10 @@ def lm_cross_entropy_loss(
         losses = losses.masked_fill(~counts, 0.0)  # an infinite one times zero would be NaN
     if per_token:
         return losses
-    if not torch.compiler.is_compiling() and not counts.any():
-        raise ValueError(
-            f"a loss needs two real tokens in a row, one to predict the next; the ids are {tuple(tokens.shape)}"
-        )
+    predicts = counts.any()
+    check(
+        predicts, f"a loss needs two real tokens in a row, one to predict the next; the ids are {tuple(tokens.shape)}"
+    )
     return losses.sum() / counts.sum()
 
 

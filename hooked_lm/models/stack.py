@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
+from hooked_lm.components.readable import is_at_hand
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, real_of, unknown_id
+from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, ids_on_device, real_of, unknown_id
 from hooked_lm.models.loss import from_the_end
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -115,25 +116,23 @@ class Stack:
             return None
         if mask is not None:
             check_mask(mask, batch, n_pos, n_past)
-        real = None if mask is None else real_of(mask).to(new.device)
+        real = None if mask is None else real_of(mask)
         if cache is not None:
             check_cacheable(self.blocks_of(model))
             real = cache.full_mask(real, batch, n_pos)
-        if real is not None and not torch.compiler.is_compiling() and bool(real.all()):
-            return None
-        return real
+        return None if real is None or (is_at_hand(real) and bool(real.all())) else real.to(new.device)
 
 
 def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
     """Token ids with negative ones replaced: they count from the end of the vocabulary.
 
-    Raises ValueError for the first id outside -d_vocab .. d_vocab - 1, at the cost of one reduction and one transfer of
-    two numbers. Inside `torch.compile` nothing is checked, as that would break the graph.
+    Raises ValueError for the first id outside -d_vocab .. d_vocab - 1; ids on a GPU are checked there, see `ids_on_device`.
+    Inside `torch.compile` nothing is checked, as that would break the graph.
     """
     if tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise TypeError(f"token ids must be integers, got a tensor of {tokens.dtype}")
-    if torch.compiler.is_compiling() or tokens.numel() == 0:
-        return from_the_end(tokens, d_vocab)
+    if type(tokens) is not Tensor or not tokens.is_cpu or torch.compiler.is_compiling() or tokens.numel() == 0:
+        return ids_on_device(tokens, d_vocab)
     low, high = torch.stack(tokens.aminmax()).tolist()
     if -d_vocab <= low and high < d_vocab:
         return from_the_end(tokens, d_vocab) if low < 0 else tokens

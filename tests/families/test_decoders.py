@@ -33,6 +33,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.core import CORE, thinned
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
+from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     assert_as_near_the_truth,
     assert_same_gradients,
@@ -637,3 +638,7 @@ def test_a_part_of_a_head_is_refused_where_whole_heads_turn():
     with pytest.raises(ValueError, match=r"partial_rotary_factor=0\.5: this architecture turns whole heads"):
         read_config(family("llama"), CONFIG_MAPPING["llama"](**fields))
     assert read_config(family("phi3"), CONFIG_MAPPING["phi3"](**fields)).blocks[0].attn.rotary.dim == 48
+
+
+def test_nothing_crosses_between_host_and_device(case: Case):
+    assert_nothing_crosses(hooked(case), case.n_prompt)

@@ -23,6 +23,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close, assert_equal
 from tests.families import ENCODER_DECODER_CASES, Case, reference
+from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
     assert_same_gradients_of,
@@ -768,3 +769,7 @@ def test_every_layer_has_its_bias_or_shares_one():
         expected = {"umt5": RelativeBias.Config, "t5": SharedBias, "mt5": SharedBias}
         expected |= {"switch_transformers": SharedBias, "longt5": SharedBias}
         assert kinds == {expected.get(case.family, type(None))}
+
+
+def test_nothing_crosses_between_host_and_device(case: Case):
+    assert_nothing_crosses(hooked(case), case.n_prompt)

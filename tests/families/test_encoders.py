@@ -23,6 +23,7 @@ from hooked_lm.models.config.tree import EncoderConfig
 from tests.close import assert_apart, assert_close, is_close
 from tests.families import ENCODER_CASES, Case, reference
 from tests.families._encoders import Outputs, global_mask, of_transformers, ours, prompt, sizes, theirs, types
+from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
     assert_same_gradients_of,
@@ -523,3 +524,7 @@ def test_backpropagation_reaches_every_weight_but_the_unread():
     model = copy.deepcopy(hooked(by_name("bert-masked")))
     backpropagate(model(prompt(by_name("bert-masked"))))
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_nothing_crosses_between_host_and_device(case: Case):
+    assert_nothing_crosses(hooked(case), case.n_prompt)

@@ -18,11 +18,13 @@ from hooked_lm.components.attention.multihead import (
     PerHead,
     Stream,
     Values,
+    fused,
     project,
 )
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import Context
 from hooked_lm.components.public_call import CallContext
+from hooked_lm.components.readable import check, is_at_hand
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -62,7 +64,7 @@ class GlobalTokens(nn.Module):
             return None
         chosen = self.hook_mask(self.by_default(tokens, real) if mask is None else mask.long()).bool()
         chosen = chosen if real is None else chosen & real
-        return chosen if torch.compiler.is_compiling() or chosen.is_meta or bool(chosen.any()) else None
+        return None if is_at_hand(chosen) and not bool(chosen.any()) else chosen
 
     def by_default(self, tokens: Int[Tensor, "batch pos"], real: Mask | None) -> Int[Tensor, "batch pos"]:
         """The mask of a run without one."""
@@ -73,11 +75,10 @@ class GlobalTokens(nn.Module):
             return (counted == 1).long()
         assert self.cfg.separator is not None, "a question ends at a separator"
         ends = tokens.eq(self.cfg.separator)
-        if not torch.compiler.is_compiling() and not tokens.is_meta and not bool((ends.sum(1) == 3).all()):
-            raise ValueError(
-                f"the question before a text ends at the first of three separators (token {self.cfg.separator}), but the texts "
-                f"have {ends.sum(1).tolist()}; encode pairs of question and text, or give global_attention_mask"
-            )
+        reason = f"the question before a text ends at the first of three separators (token {self.cfg.separator})"
+        fix = "encode pairs of question and text, or give global_attention_mask"
+        right = (ends.sum(1) == 3).all()
+        check(right, f"{reason}; {fix}", lambda: f"{reason}, but the texts have {ends.sum(1).tolist()}; {fix}")
         return (ends.long().cumsum(1) == 0).long()
 
 
@@ -163,7 +164,7 @@ class WindowAttention(Attention):
         def compute() -> Tensor:
             assert context.global_tokens is not None, "a run with global tokens"
             number, n_most = context.global_tokens.long(), context.n_pos
-            if not number.is_meta and not torch.compiler.is_compiling():
+            if is_at_hand(number):
                 n_most = int(number.sum(1).max())
             return number.argsort(dim=1, descending=True, stable=True)[:, :n_most]
 
@@ -218,9 +219,3 @@ class WindowAttention(Attention):
 def taken(x: Float[Tensor, "batch pos head d_head"], rows: Int[Tensor, "batch row"]) -> Tensor:
     """The vectors of these positions."""
     return x.gather(1, rows[:, :, None, None].expand(-1, -1, *x.shape[2:]))
-
-
-def fused(q: PerHead, k: Keys, v: Values, mask: Tensor | None, scale: float) -> Mixed:
-    """The mixed values of queries, by the fused kernel."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(1, 2)

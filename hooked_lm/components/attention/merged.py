@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.cross import SOURCE_KEY
-from hooked_lm.components.attention.multihead import QUERY, SCORES, Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.attention.multihead import QUERY, SCORES, Attention, Keys, Mixed, PerHead, Values, fused
 from hooked_lm.components.attention.steps import Scores, softmax
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
@@ -98,14 +97,8 @@ class MergedAttention(Attention):
         """The mixed values, by the fused kernel."""
         assert isinstance(context, StackContext), "merged attention needs the context of a stack"
         source_k, source_v = self.source_kv(context)
-        return F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            torch.cat([k, source_k], 1).transpose(1, 2),
-            torch.cat([v, source_v], 1).transpose(1, 2),
-            attn_mask=context.once(("merged mask", self.causal, self.window), lambda: self._mask(context)),
-            scale=self.scale,
-            enable_gqa=k.shape[2] != q.shape[2],
-        ).transpose(1, 2)
+        mask = context.once(("merged mask", self.causal, self.window), lambda: self._mask(context))
+        return fused(q, torch.cat([k, source_k], 1), torch.cat([v, source_v], 1), mask, self.scale)
 
     def _mask(self, context: StackContext) -> Bool[Tensor, "batch 1 query_pos all_key_pos"]:
         own, of_source = context.full_mask(self.causal, self.window), context.source_context.full_mask(False, None)

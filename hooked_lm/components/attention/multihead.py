@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention import steps
+from hooked_lm.components.attention.gpu_kernels import for_kernels
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
@@ -118,19 +119,7 @@ class Attend(PublicAttributes):
             is_causal = self.causal and mask is None
         if context.n_pos == 1:  # one query attends to all keys; a branch, as n_pos is symbolic when compiled
             is_causal = False
-        d_value, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
-        if missing > 0:  # padded: the fused CPU kernel needs values as wide as queries
-            v = F.pad(v, (0, missing))
-        z = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=is_causal,
-            scale=self.scale,
-            enable_gqa=k.shape[2] != q.shape[2],
-        ).transpose(1, 2)
-        return z[..., :d_value].contiguous() if missing > 0 else z
+        return fused(q, k, v, mask, self.scale, is_causal)
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
         """The sum of the mask, minus infinity where a query may not attend to a key, and the bias of positions."""
@@ -278,6 +267,18 @@ class Attention(SelfAttention):
             group = self.n_kv // W.shape[0]
             W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
         return self._projected(x, W, b)
+
+
+def fused(q: PerHead, k: Keys, v: Values, mask: Tensor | None, scale: float, is_causal: bool = False) -> Mixed:
+    """The mixed values of queries, by the fused kernel of their device."""
+    d_value, missing = v.shape[-1], q.shape[-1] - v.shape[-1]
+    if q.is_cuda:
+        q, k, v = for_kernels(q, k, v, mask)
+    elif missing > 0:  # padded: the fused CPU kernel needs values as wide as queries
+        v = F.pad(v, (0, missing))
+    gqa, q, k, v = k.shape[2] != q.shape[2], q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    z = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=gqa).transpose(1, 2)
+    return z if z.shape[-1] == d_value else z[..., :d_value].contiguous()
 
 
 def project(

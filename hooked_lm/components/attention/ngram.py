@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from hooked_lm.components.attention.multihead import (
     PerHead,
     SelfAttention,
     Stream,
+    fused,
     project,
 )
 from hooked_lm.components.attention.projection import add_projections, projection
@@ -102,8 +102,7 @@ class MainAttention(SelfAttention):
         context.keep_kv(layer, k, v)
         bias = self.bias(by_bucket, context)
         if self.settings.fused and not is_listening(self.hook_attn_scores, self.hook_pattern):
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=self.scale).transpose(1, 2)
+            return fused(q, k, v, bias, self.scale)
         shown = self.hook_attn_scores(products(q, k) * self.scale + bias)
         return mixed(self.hook_pattern(softmax(shown, None).to(v.dtype)), v)
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.constants import constant
 from hooked_lm.components.context import Context
 from hooked_lm.components.stack_context import StackContext
 
@@ -50,7 +51,9 @@ class Alibi(Unlearned):
         """The bias of the scores. Counted from the query it is small for near keys, so half precision is enough."""
 
         def compute() -> Tensor:
-            slopes, positions = self.slopes().to(context.device, self.rounded), context.key_positions[:, None, None, :]
+            positions = context.key_positions[:, None, None, :]
+            slopes = constant(positions, self.slopes)
+            slopes = slopes if self.rounded is None else slopes.to(self.rounded)
             if self.rounded is None:
                 positions = positions - context.positions[:, None, :, None]
             return (slopes[:, None, None] * positions.to(slopes.dtype)).to(dtype) * self.scale

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values, fused
 from hooked_lm.components.context import Context
 from hooked_lm.components.vision.patches import on_device
 from hooked_lm.components.vision.tower_context import TowerContext
@@ -47,11 +46,10 @@ class WindowAttention(Attention):
         """The mixed values, window by window."""
         places, filled, slots = context.once(("windows", self.cfg.side), lambda: grouped(context, self.cfg.side))
         image = torch.arange(len(places), device=places.device)[:, None, None]
-        queries, keys, values = (x[image, places].flatten(0, 1).transpose(1, 2) for x in (q, k, v))
+        queries, keys, values = (x[image, places].flatten(0, 1) for x in (q, k, v))
         mask = None if filled is None else filled.flatten(0, 1)[:, None, None]
-        gqa = k.shape[2] != q.shape[2]
-        z = F.scaled_dot_product_attention(queries, keys, values, mask, scale=self.scale, enable_gqa=gqa)
-        return z.transpose(1, 2).unflatten(0, places.shape[:2]).flatten(1, 2)[image[..., 0], slots]
+        z = fused(queries, keys, values, mask, self.scale)
+        return z.unflatten(0, places.shape[:2]).flatten(1, 2)[image[..., 0], slots]
 
 
 def windows_of(context: Context, side: int) -> tuple[Int[Tensor, "image pos"], Int[Tensor, "image pos"]]:

@@ -12,6 +12,7 @@ from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import Block, PreNormBlock, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
+from hooked_lm.components.readable import check
 from hooked_lm.hooks import HookPoint
 
 ONE_LAYER = ("batch", "pos", "d_per_layer")
@@ -64,11 +65,12 @@ class PerLayerEmbed(nn.Module):
         d_vocab, spare_row = self.cfg.d_vocab, self.cfg.spare_row
         if spare_row is not None:
             tokens = tokens.where(tokens < d_vocab, spare_row)
-        elif not torch.compiler.is_compiling() and tokens.numel() and (token := int(tokens.max())) >= d_vocab:
-            raise ValueError(f"token id {token} has no per-layer embedding: the table has {d_vocab} rows")
+        elif tokens.numel():
+            reason = f"has no per-layer embedding: the table has {d_vocab} rows"
+            check(tokens.max() < d_vocab, f"a token id {reason}", lambda: f"token id {int(tokens.max())} {reason}")
         rows = F.embedding(tokens, self.W_E.flatten(1))
         # the scale is rounded to the dtype of the weights, as in training
-        rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows)
+        rows = rows * torch.tensor(self.cfg.d_per_layer**0.5).to(rows.dtype)
         return rows.unflatten(-1, (self.cfg.n_layers, self.cfg.d_per_layer))
 
 

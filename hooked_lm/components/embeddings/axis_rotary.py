@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.constants import constant
 from hooked_lm.components.embeddings.rotary import Frequencies, Rotary
 from hooked_lm.components.norms.norm import upcast
 
@@ -23,11 +24,10 @@ class AxisRotary(Rotary, ABC):
 
     def angles_on_axes(self, positions: Int[Tensor, "axis batch pos"]) -> Angles:
         """Cosine and sine of positions on the axes, in fp32; scalings depend on the largest position."""
-        frequencies, temperature = self.base_frequencies(), 1.0
-        if self.scaling is not None:
-            frequencies, temperature = self.scaling(self, int(positions.max()) + 1)
-        of_pairs = positions[self.axes().to(positions.device)].movedim(0, -1)
-        return self.cos_sin(of_pairs[..., None, :].float() * frequencies.to(positions.device), temperature)
+        length = 0 if self.scaling is None else self.scaling.length(int(positions.max()) + 1)
+        frequencies, temperature = constant(positions, self.frequencies, length)
+        of_pairs = positions[constant(positions, self.axes)].movedim(0, -1)
+        return self.cos_sin(of_pairs[..., None, :].float() * frequencies, temperature)
 
 
 @dataclass(frozen=True)

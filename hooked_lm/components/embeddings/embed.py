@@ -39,7 +39,9 @@ class Embed(nn.Module):
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         rows = self.rows(tokens)
         # the scale is rounded to the weights' precision, as the models were trained
-        return norm_of(self, "ln")(rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows))
+        return norm_of(self, "ln")(
+            rows if self.cfg.scale == 1.0 else rows * torch.tensor(self.cfg.scale).to(rows.dtype)
+        )
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of the tokens, before scale and norm."""

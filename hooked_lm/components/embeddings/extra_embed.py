@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.constants import constant, numbers
+from hooked_lm.components.readable import check
 from hooked_lm.components.stack_context import StackContext
 
 Vectors = Float[Tensor, "batch pos d_embed"]
@@ -110,9 +112,10 @@ def checked_extra_ids(known: Sequence[ExtraIds], given: dict[str, Tensor], token
         value = value[None] if value.ndim == len(expected) - 1 else value
         if value.shape != expected:
             raise ValueError(f"{name} is {tuple(value.shape)}; expected {expected}")
-        if not torch.compiler.is_compiling() and bool(((value < 0) | (value >= value.new_tensor(ids.n_ids))).any()):
-            raise ValueError(f"{name} has an id that is not of this model; the numbers of ids are {ids.n_ids}")
-        if isinstance(ids, BoxEmbed.Config) and bool((value[..., 2:] < value[..., :2]).any()):
-            raise ValueError(f"{name} has a box that ends before it begins; boxes are left, upper, right, lower")
+        known = (value >= 0) & (value < constant(value, numbers, ids.n_ids))
+        check(known.all(), f"{name} has an id that is not of this model; the numbers of ids are {ids.n_ids}")
+        if isinstance(ids, BoxEmbed.Config):
+            right = (value[..., 2:] >= value[..., :2]).all()
+            check(right, f"{name} has a box that ends before it begins; boxes are left, upper, right, lower")
         found[name] = value
     return found

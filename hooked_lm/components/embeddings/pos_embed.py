@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.components.constants import constant
+
 Stream = Float[Tensor, "batch pos d_model"]
 
 
@@ -99,13 +101,14 @@ class SinusoidalEmbed(Positions):
             raise ValueError(f"sines and cosines need an even d_model, got {cfg.d_model}")
         self.cfg = cfg
 
-    def exponents(self) -> Float[Tensor, " half"]:
-        """The exponents of 10000, one for each pair."""
-        return torch.arange(0, self.cfg.d_model, 2, dtype=torch.float32) / self.cfg.d_model
+    @staticmethod
+    def frequencies(d_model: int) -> Float[Tensor, " half"]:
+        """The radians per position of each pair."""
+        return 10000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float32) / d_model)
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of these positions, in fp32."""
-        frequencies = 10000.0 ** -self.exponents().to(positions.device)
+        frequencies = constant(positions, self.frequencies, self.cfg.d_model)
         numbers = (positions + self.cfg.offset)[..., None]
         turn = numbers.float() * frequencies
         vectors = torch.cat([turn.sin(), turn.cos()], -1)
@@ -121,10 +124,11 @@ class FairseqSinusoidalEmbed(SinusoidalEmbed):
         def build(self) -> "FairseqSinusoidalEmbed":
             return FairseqSinusoidalEmbed(self)
 
-    def exponents(self) -> Float[Tensor, " half"]:
-        """The exponents of 10000, one for each pair."""
-        half = self.cfg.d_model // 2
-        return torch.arange(half, dtype=torch.float32) / (half - 1)
+    @staticmethod
+    def frequencies(d_model: int) -> Float[Tensor, " half"]:
+        """The radians per position of each pair."""
+        half = d_model // 2
+        return 10000.0 ** -(torch.arange(half, dtype=torch.float32) / (half - 1))
 
 
 PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config

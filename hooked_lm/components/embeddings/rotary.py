@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.components.constants import constant
+from hooked_lm.components.embeddings.adjacent_pairs import rotated_pairs
 from hooked_lm.components.norms.norm import upcast
 
 Frequencies = Float[Tensor, " half"]
@@ -18,6 +20,9 @@ class Scaling(Protocol):
 
     def __call__(self, rotary: "Rotary", n_pos: int) -> tuple[Frequencies, float]:
         """The frequencies for a context of `n_pos`, and the factor of queries and keys."""
+
+    def length(self, n_pos: int) -> int:
+        """A length with the same frequencies as `n_pos`: one number for all that have the same."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +48,16 @@ class Rotary:
         self, positions: Int[Tensor, "batch pos"], n_pos: int
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
         """Cosine and sine of every position, in fp32, as `rotate` takes them; scalings depend on the length `n_pos`."""
-        frequencies, temperature = self.base_frequencies(), 1.0
-        if self.scaling is not None:
-            frequencies, temperature = self.scaling(self, n_pos)
-        angle = positions[..., None, None].float() * frequencies.to(positions.device)
-        return self.cos_sin(angle, temperature)
+        length = 0 if self.scaling is None else self.scaling.length(n_pos)
+        if positions.is_cpu:
+            frequencies, temperature = self.frequencies(length)
+        else:
+            frequencies, temperature = constant(positions, self.frequencies, length)
+        return self.cos_sin(positions[..., None, None].float() * frequencies, temperature)
+
+    def frequencies(self, n_pos: int) -> tuple[Frequencies, float]:
+        """The frequencies for a context of `n_pos`, and the factor of queries and keys."""
+        return (self.base_frequencies(), 1.0) if self.scaling is None else self.scaling(self, n_pos)
 
     def cos_sin(
         self, angle: Float[Tensor, "batch pos 1 half"], temperature: float = 1.0
@@ -66,18 +76,6 @@ class Rotary:
         if self.dim < x.shape[-1]:
             return torch.cat([self.rotate(x[..., : self.dim], angles), x[..., self.dim :]], -1)
         if self.adjacent_pairs:
-            return _rotated_pairs(upcast(x), *angles).flatten(-2).to(x.dtype)
+            return rotated_pairs(upcast(x), *angles).flatten(-2).to(x.dtype)
         cos, sin = angles
         return (x * cos.to(x.dtype)).addcmul_(x.roll(self.dim // 2, -1), sin.to(x.dtype))
-
-
-def _rotated_pairs(
-    x: Float[Tensor, "batch pos head d"],
-    cos: Float[Tensor, "#batch pos 1 half"],
-    sin: Float[Tensor, "#batch pos 1 half"],
-) -> Float[Tensor, "batch pos head half 2"]:
-    """Rotated pairs of adjacent features: a product of complex numbers, which the compiler needs in parts."""
-    a, b, cos, sin = x[..., 0::2], x[..., 1::2], cos.to(x.dtype), sin.to(x.dtype)
-    if torch.compiler.is_compiling():
-        return torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))

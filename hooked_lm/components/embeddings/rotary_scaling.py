@@ -8,8 +8,16 @@ import torch
 from hooked_lm.components.embeddings.rotary import Frequencies, Rotary, Scaling
 
 
+class AnyLength:
+    """A scaling with the same frequencies for texts of all lengths."""
+
+    def length(self, n_pos: int) -> int:
+        """A length with the same frequencies as `n_pos`."""
+        return 0
+
+
 @dataclass(frozen=True)
-class LinearScaling:
+class LinearScaling(AnyLength):
     """Positions divided by a factor (Chen et al. 2023, arXiv:2306.15595)."""
 
     factor: float
@@ -29,9 +37,13 @@ class DynamicScaling:
         stretch = self.factor * max(n_pos, self.trained_n_ctx) / self.trained_n_ctx - (self.factor - 1)
         return rotary.base_frequencies(rotary.theta * stretch ** (rotary.dim / (rotary.dim - 2))), 1.0
 
+    def length(self, n_pos: int) -> int:
+        """A length with the same frequencies as `n_pos`: all up to the trained one have the same."""
+        return max(n_pos, self.trained_n_ctx)
+
 
 @dataclass(frozen=True)
-class Llama3Scaling:
+class Llama3Scaling(AnyLength):
     """Low frequencies divided by a factor, high ones kept, a ramp between (Dubey et al. 2024, arXiv:2407.21783)."""
 
     factor: float
@@ -48,7 +60,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
-class YarnScaling:
+class YarnScaling(AnyLength):
     """Interpolation by parts, and a temperature on the scores (Peng et al. 2023, arXiv:2309.00071)."""
 
     factor: float
@@ -103,9 +115,13 @@ class LongRopeScaling:
         long = self.attention_factor if self.long_attention_factor is None else self.long_attention_factor
         return rotary.base_frequencies() / factors, long if is_long else self.attention_factor
 
+    def length(self, n_pos: int) -> int:
+        """A length with the same frequencies as `n_pos`: there are those of short and of long texts."""
+        return self.trained_n_ctx + (n_pos > self.trained_n_ctx)
+
 
 @dataclass(frozen=True)
-class ProportionalScaling:
+class ProportionalScaling(AnyLength):
     """Rotates only the fastest `share` of the pairs, with positions divided by a factor ("p-RoPE", Barbero et al. 2024,
     arXiv:2410.06205)."""
 
@@ -128,3 +144,7 @@ class Backward:
             return -rotary.base_frequencies(), 1.0
         frequencies, temperature = self.scaling(rotary, n_pos)
         return -frequencies, temperature
+
+    def length(self, n_pos: int) -> int:
+        """A length with the same frequencies as `n_pos`."""
+        return 0 if self.scaling is None else self.scaling.length(n_pos)

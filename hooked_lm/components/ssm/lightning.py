@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.constants import constant, numbers
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import Window
@@ -86,7 +87,7 @@ class LightningAttention(CachedMixer):
     ) -> tuple[PerHead, PerHead, Rates]:
         """The keys, values and rates of the recurrence; padding does not change the state."""
         k, v = upcast(k), upcast(v)
-        rates = -v.new_tensor(self.cfg.slopes).expand(v.shape[:3])
+        rates = -constant(v, numbers, self.cfg.slopes, v.dtype).expand(v.shape[:3])
         if real is not None:
             rates, v = rates.masked_fill(~real[..., None], 0.0), v.masked_fill(~real[..., None, None], 0.0)
         return k, v, rates

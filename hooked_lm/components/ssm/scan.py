@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.readable import is_at_hand
 from hooked_lm.hooks import HookPoint, is_listening
 
 LARGE = 1024  # entries of the states at one position
@@ -72,7 +73,8 @@ def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
         return None
     edited = point(states)
     unchanged = edited == states
-    if bool(unchanged.all()) and not (torch.is_grad_enabled() and edited.requires_grad):
+    has_gradient = torch.is_grad_enabled() and edited.requires_grad
+    if not has_gradient and is_at_hand(unchanged) and bool(unchanged.all()):
         return None
     return EditedStates(edited, unchanged, edited - states)
 

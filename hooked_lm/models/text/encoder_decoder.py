@@ -104,9 +104,9 @@ class SourceAndTargetText(TextMethods):
     def _source_tokens(self, input: Any, mask: Tensor | None) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
         """Encoder ids and their mask; a mask given by the caller takes precedence."""
         if isinstance(input, Tensor):
-            return checked_ids(self._ids(input), self.cfg.d_vocab), mask
-        tokens, own = self.to_tokens(input, truncate=False)
-        return tokens, own if mask is None else mask
+            return checked_ids(self._ids(input), self.cfg.d_vocab).to(self.device), mask
+        tokens, own = self.to_tokens(input, False, truncate=False)
+        return checked_ids(tokens, self.cfg.d_vocab).to(self.device), own if mask is None else mask
 
     def _target_tokens(
         self, input: DecoderInput | None, mask: Tensor | None, batch: int, end: bool = True
@@ -115,6 +115,6 @@ class SourceAndTargetText(TextMethods):
         if input is None:
             return torch.full((batch, 1), self.start_id(), device=self.device), mask
         if isinstance(input, Tensor):
-            return checked_ids(self._ids(input), self.cfg.d_vocab_out), mask
+            return checked_ids(self._ids(input), self.cfg.d_vocab_out).to(self.device), mask
         tokens, own = self.to_decoder_tokens(input, end)
         return tokens, own if mask is None else mask

@@ -59,12 +59,12 @@ class TextMethods:
         return self.tokens.to_single_str_token(int_token)
 
     def _ids(self, tokens: Tensor) -> Int[Tensor, "batch pos"]:
-        """Token ids [batch, pos] or [pos] as [batch, pos], on the model's device. ValueError for other tensors."""
+        """Token ids [batch, pos] or [pos] as [batch, pos], on their device. ValueError for other tensors."""
         if not is_ids(tokens):
             raise ValueError(
                 f"token ids must be integers [batch, pos] or [pos], got {tokens.dtype} of shape {tuple(tokens.shape)}"
             )
-        return (tokens if tokens.ndim == 2 else tokens[None]).to(self.device, torch.long)
+        return (tokens if tokens.ndim == 2 else tokens[None]).to(torch.long)
 
 
 class DecoderText(TextMethods):
@@ -153,6 +153,9 @@ class DecoderText(TextMethods):
                 is_continuation = cache is not None and cache.length > 0
                 with_bos = False if is_continuation and prepend_bos is None else prepend_bos
                 attention_mask = self.tokens.attention_mask(tokens, with_bos, side)
-            return tokens, attention_mask
-        tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)
-        return tokens.to(self.device), mask.to(self.device) if attention_mask is None else attention_mask
+        else:
+            tokens, mask = self.tokens.encode(input, prepend_bos, padding_side, truncate=False)
+            attention_mask = mask if attention_mask is None else attention_mask
+        if tokens.device != self.device:
+            self.checked_tokens(tokens)  # type: ignore[attr-defined]  # where their values can be read
+        return tokens.to(self.device), attention_mask

@@ -150,7 +150,7 @@ class DualEncoder(EncoderText, BaseModel):
             )
         pixels, mask = given.images["pixel_values"], given.attention_mask
         tokens = (
-            self._ids(given.tokens)
+            self._ids(given.tokens).to(self.device)
             if isinstance(given.tokens, Tensor)
             else self.to_tokens(given.tokens, truncate=False)
         )
@@ -166,7 +166,9 @@ class DualEncoder(EncoderText, BaseModel):
     def encode_text(self, input: Text, attention_mask: Mask | None = None) -> Embeds:
         """The vectors of texts or token ids, of length 1."""
         follow_flags(self)
-        tokens = self._ids(input) if isinstance(input, Tensor) else self.to_tokens(input, truncate=False)
+        tokens = (
+            self._ids(input).to(self.device) if isinstance(input, Tensor) else self.to_tokens(input, truncate=False)
+        )
         mask = attention_mask if attention_mask is None or attention_mask.ndim == 2 else attention_mask[None]
         return self.hook_text_embeds(unit(self.text(tokens, mask)))
 
@@ -229,7 +231,7 @@ class DualEncoder(EncoderText, BaseModel):
     def verify(self, tokens: Ids | None = None, **images: Tensor) -> Verification:
         """Checks the identities between this model's sites, on random texts and images by default."""
         drawn_tokens, drawn_images = self.drawn_inputs()
-        ids = self._ids(drawn_tokens if tokens is None else tokens)
+        ids = self._ids(drawn_tokens if tokens is None else tokens).to(self.device)
         return verify(
             self, (ids,), lambda at, logits: dual_encoder_identities(self, at, logits, ids), **(images or drawn_images)
         )
