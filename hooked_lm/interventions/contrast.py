@@ -77,7 +77,7 @@ def tokenized(model: Any, prompts: Listed) -> tuple[tuple[Rows], dict[str, Any],
     else:
         tokens, mask = model._tokens_and_mask(prompts, None, None, None)
         args, options = (tokens,), {"attention_mask": mask}
-    return args, options, torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+    return args, options, torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool().to(tokens.device)
 
 
 def sites_of(model: Any, site: str, layers: Any, dims: tuple[str, ...]) -> dict[int, str]:

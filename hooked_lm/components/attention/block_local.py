@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.attention import steps
-from hooked_lm.components.attention.global_tokens import check_only, fused
-from hooked_lm.components.attention.multihead import Attention, Mixed, PerHead, Stream, project
+from hooked_lm.components.attention.global_tokens import check_only
+from hooked_lm.components.attention.multihead import Attention, Mixed, PerHead, Stream, fused, project
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import HookPoint, is_listening

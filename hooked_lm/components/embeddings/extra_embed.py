@@ -112,8 +112,8 @@ def checked_extra_ids(known: Sequence[ExtraIds], given: dict[str, Tensor], token
         value = value[None] if value.ndim == len(expected) - 1 else value
         if value.shape != expected:
             raise ValueError(f"{name} is {tuple(value.shape)}; expected {expected}")
-        known = (value >= 0) & (value < constant(value, numbers, ids.n_ids))
-        check(known.all(), f"{name} has an id that is not of this model; the numbers of ids are {ids.n_ids}")
+        right = ((value >= 0) & (value < constant(value, numbers, ids.n_ids))).all()
+        check(right, f"{name} has an id that is not of this model; the numbers of ids are {ids.n_ids}")
         if isinstance(ids, BoxEmbed.Config):
             right = (value[..., 2:] >= value[..., :2]).all()
             check(right, f"{name} has a box that ends before it begins; boxes are left, upper, right, lower")
