@@ -277,10 +277,8 @@ def fused(q: PerHead, k: Keys, v: Values, mask: Tensor | None, scale: float, is_
     elif missing > 0:  # padded: the fused CPU kernel needs values as wide as queries
         v = F.pad(v, (0, missing))
     gqa, q, k, v = k.shape[2] != q.shape[2], q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    z = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa
-    ).transpose(1, 2)
-    return z if z.shape[-1] == d_value else z[..., :d_value].contiguous()
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=gqa)
+    return z.transpose(1, 2) if z.shape[-1] == d_value else z[..., :d_value].transpose(1, 2).contiguous()
 
 
 def project(

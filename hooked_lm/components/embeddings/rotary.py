@@ -49,10 +49,8 @@ class Rotary:
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
         """Cosine and sine of every position, in fp32, as `rotate` takes them; scalings depend on the length `n_pos`."""
         length = 0 if self.scaling is None else self.scaling.length(n_pos)
-        if positions.is_cpu:
-            frequencies, temperature = self.frequencies(length)
-        else:
-            frequencies, temperature = constant(positions, self.frequencies, length)
+        found = self.frequencies(length) if positions.is_cpu else constant(positions, self.frequencies, length)
+        frequencies, temperature = found
         return self.cos_sin(positions[..., None, None].float() * frequencies, temperature)
 
     def frequencies(self, n_pos: int) -> tuple[Frequencies, float]:
