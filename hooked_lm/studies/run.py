@@ -54,7 +54,8 @@ def study_pairs(
             `vectors` and `coefficients`); or a function with the arguments (model, corrupted, clean, metric=), ids [pair, pos]
             of one length, that returns Scores with a number for each pair.
         directory: the study is a folder in it, whose name has the hash of its plan.
-        options: keyword arguments of the experiment, such as {"sites": "z", "positions": None, "heads": "each"}.
+        options: keyword arguments of the experiment, such as {"sites": "z", "positions": None, "heads": "each"}. On a GPU
+            `max_memory` is 8 GiB by default, not half of what is free, which would change the bits from run to run.
         metric: "logit_difference", "logit", "probability", "log_probability", "rank", or several, which add an axis; or a
             function of lists of ids, (answers, wrong_answers) of each pair, that returns a metric.
         columns: other names of columns, {"clean": "prompt"}.

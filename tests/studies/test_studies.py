@@ -205,6 +205,17 @@ def test_what_determines_the_numbers_is_another_study(model: HookedTransformer, 
     assert len({run(model, tmp_path, **changes).path for changes in changed}) == len(changed)
 
 
+def test_the_same_pairs_from_other_sources_are_the_same_study(model: HookedTransformer, tmp_path: Path) -> None:
+    expected = run(model, tmp_path / "out", pairs=SHORT).path
+    ids = [{**each, "clean": model.to_tokens(each["clean"])[0].tolist(), "answer": [each["answer"]]} for each in SHORT]
+    frame = pd.DataFrame(PAIRS).rename(columns={"clean": "prompt"}).assign(note="unused").iloc[[0, 2, 3, 1]]
+    frame.to_parquet(tmp_path / "pairs.parquet")
+    renamed = {"columns": {"clean": "prompt"}, "max_pairs": 3}
+    assert run(model, tmp_path / "out", pairs=ids).path == expected
+    assert run(model, tmp_path / "out", pairs=frame, **renamed).path == expected
+    assert run(model, tmp_path / "out", pairs=tmp_path / "pairs.parquet", **renamed).path == expected
+
+
 def test_damage_is_found(model: HookedTransformer, tmp_path: Path) -> None:
     table = run(model, tmp_path)
     whole = (table.path / "table.parquet").read_bytes()
