@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hooked_lm.components.kv_cache import HookedTransformerKeyValueCache as HookedTransformerKeyValueCache
     from hooked_lm.factored_matrix import FactoredMatrix as FactoredMatrix
     from hooked_lm.hooks import HookedRootModule as HookedRootModule
     from hooked_lm.hooks import HookPoint as HookPoint
@@ -45,6 +46,7 @@ _HOMES = {
     "HookedRootModule": "hooked_lm.hooks",
     "HookedTransformer": "hooked_lm.pretrained",
     "HookedTransformerConfig": "hooked_lm.models.config.flat",
+    "HookedTransformerKeyValueCache": "hooked_lm.components.kv_cache",
     "HookedVLM": "hooked_lm.pretrained",
     "HookedVisionConfig": "hooked_lm.models.config.flat_vision",
     "HookedVisionEncoder": "hooked_lm.pretrained",

@@ -218,3 +218,6 @@ class KeyValueCache:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+HookedTransformerKeyValueCache = KeyValueCache  # its name in the HookedTransformer interface

@@ -3,6 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hooked_lm
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
 
 
@@ -134,3 +135,7 @@ def test_a_run_that_fails_restores_entries_of_both_kinds() -> None:
         run()
     assert (cache[0].length, cache.state(1).length, cache[2].length) == (2, 2, 0)
     assert cache.state(1).state is before
+
+
+def test_the_cache_has_its_name_of_the_interface():
+    assert hooked_lm.HookedTransformerKeyValueCache is KeyValueCache

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.hybrid import is_scaled
@@ -64,7 +64,7 @@ class FromTower(VisionInputs):
     """A prompt whose images a run has in part: their `patches`, and streams of the tower after so many blocks each."""
 
     patches: Any = None
-    streams: Mapping[int, Stream] = field(default_factory=dict)
+    streams: Mapping[int, Float[Tensor, "image place width"]] = field(default_factory=dict)
 
 
 class VisionLanguage(Decoder):
@@ -139,7 +139,8 @@ class VisionLanguage(Decoder):
             options: the images, under the names that the processor gives them, such as `pixel_values`; all other arguments
                 are those of `Decoder.forward`. For a model that reads prompts in both directions `token_type_ids` are 1 at the
                 tokens after a prompt; other models accept them and do not need them, nor `mm_token_type_ids`.
-                `labels` are not read. With `start_at_layer`, `tokens` and the images say where images are in the stream.
+                `labels` are not read: the loss counts image tokens too, unless `loss_per_token=True` and the caller leaves
+                them out. With `start_at_layer`, `tokens` and the images say where images are in the stream.
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
