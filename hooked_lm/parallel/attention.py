@@ -1,7 +1,6 @@
 """Attention whose heads are split over ranks."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 
 import torch
@@ -18,6 +17,7 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.parallel.guard import SplitModule, computing, split_class
+from hooked_lm.parallel.norms import split_norm
 from hooked_lm.parallel.points import replicate_point, split_point
 from hooked_lm.parallel.ranks import Ranks
 
@@ -124,10 +124,10 @@ def obstacles(attn: Attention, ranks: Ranks) -> Iterator[str]:
         if name not in (*HEADS, *KV_HEADS, "b_O"):
             yield f"its parameter {name} is unknown"
     for name, part in attn.named_children():
-        is_norm = name in NORMS and type(part) in (RMSNorm, LayerNorm) and not getattr(part.cfg, "joint", False)
+        is_norm = name in NORMS and type(part) in (RMSNorm, LayerNorm)
         is_whole = isinstance(part, HookPoint | RelativeBias | XIELU | nn.Identity)
         if not is_norm and (name in NORMS or not is_whole):
-            yield f"{name}, {type(part).__name__}, is computed over all heads together, or is unknown"
+            yield f"{name}, {type(part).__name__}, is unknown"
     if not isinstance(attn.position_bias, PositionBias | RelativeBias | None):
         yield f"its position bias {type(attn.position_bias).__name__} is unknown"
     if attn.cfg.is_kv_source:
@@ -159,4 +159,4 @@ def _split_norm(attn: SplitAttention, name: str, norm: RMSNorm | LayerNorm) -> N
     for weight, _ in norm.named_parameters():
         attn.take_part(f"{name}.{weight}", 0) if per_head else attn.sum_gradient(f"{name}.{weight}")
     if per_head:
-        norm.cfg = replace(norm.cfg, n_heads=norm.cfg.n_heads // attn.ranks.size)
+        split_norm(norm, attn.ranks)
