@@ -3,7 +3,9 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import torch
@@ -178,7 +180,8 @@ def _difference(found: Tensor, expected: Tensor) -> str | None:
 
 def _compiled(run: Run, tokens: Tensor, backend: str) -> Callable[[Tensor], Tensor]:
     """The traced run, in the form in which this backend replays it."""
-    traced: Any = torch.export.export(run, (tokens,), strict=False).module()
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a failure prints the graph so far
+        traced: Any = torch.export.export(run, (tokens,), strict=False).module()
     if backend == "auto":
         backend = "cudagraph" if tokens.is_cuda else "inductor" if _has_compiler() else "traced"
     if backend == "cudagraph":

@@ -144,6 +144,18 @@ def test_angles_that_depend_on_the_length_are_decoded_eagerly() -> None:
     assert_close(run.step(new[:, 0]), model(new, past_kv_cache=cache)[:, -1])
 
 
+@torch.no_grad()
+def test_a_mixture_of_experts_runs_eagerly(capfd: pytest.CaptureFixture[str]) -> None:
+    model = toy(
+        {"act_fn": "silu", "gated_mlp": True, "num_experts": 4, "experts_per_token": 2, "normalization_type": "RMS"}
+    )
+    run = model.compiled(["resid_post0"], backend="traced")
+    with pytest.warns(UserWarning, match="a graph that could not be made: GuardOnDataDependent"):
+        assert_close(run(ids()), model(ids()))
+    assert run.taps["resid_post", 0].shape == (3, 10, 32)
+    assert "def forward" not in "".join(capfd.readouterr())
+
+
 def test_bad_input() -> None:
     model = toy()
     with pytest.raises(KeyError, match="hook_resid_pr"):
