@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.models.smolvlm import processing_smolvlm
 
 from hooked_lm import HookedVisionLanguage
+from tests.close import assert_close
 from tests.core import IMAGES, thinned
 from tests.families._vision import answer, hooked_any
 from tests.families._vision import theirs as theirs_of
@@ -160,7 +161,7 @@ def test_pixels_without_a_processor_are_written_as_by_it(family: str, model: Any
         if name == "pixel_values" and family in TILED:
             assert (x[:, 0] - theirs[:, 0]).abs().mean() < 0.1  # the whole image in one tile, which is resized
             x, theirs = x[:, 1:], theirs[:, 1:]
-        torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
+        assert_close(x, theirs)
 
 
 def test_bos_and_options_of_a_processor(folders: Any):
@@ -201,7 +202,7 @@ def test_a_processor_that_needs_torchvision_for_pictures_too(tmp_path: Path):
     assert found.images["image_sizes"].tolist() == [[24, 36], [36, 12]]
     for n, (image, text) in enumerate(zip(images, ("a<image>", "[IMG]b"), strict=True)):
         alone = model(model.prepare(text, [image]))[0]
-        torch.testing.assert_close(model(found)[n, -len(alone) :], alone, atol=1e-4, rtol=1e-4)
+        assert_close(model(found)[n, -len(alone) :], alone)
 
 
 TEXTS = {"padding": "max_length", "max_length": 12, "return_tensors": "pt"}
@@ -222,14 +223,14 @@ def test_dual_encoders_read_what_their_processors_make(family: str):
     given = made(text=["ab z", "what"], images=[picture(30, 50), picture(24, 24), picture(40, 20)], **TEXTS)
     found, expected = hooked_any(case)(**given), theirs_of(case)(**given).logits_per_image
     assert found.shape == (3, 2)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert_close(found, expected)
 
 
 @torch.no_grad()
 def test_towers_read_what_their_processors_make():
     case = next(case for case in towers if case.family == "vit")
     given = transformers.ViTImageProcessorPil(size=SQUARE)([picture(30, 50), picture(24, 24)], return_tensors="pt")
-    torch.testing.assert_close(hooked_any(case)(**given), answer(theirs_of(case)(**given)), atol=1e-4, rtol=1e-4)
+    assert_close(hooked_any(case)(**given), answer(theirs_of(case)(**given)))
 
 
 WITHOUT_PILLOW = """
