@@ -14,7 +14,6 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.shards.job import Advance
-from hooked_lm.shards.records import remove_leftovers
 
 
 @dataclass
@@ -50,5 +49,4 @@ def job_of(
         raise ValueError("a harvest reads documents by decoders and encoders; this model needs a source and a target")
     plan = planned(model, documents, sites, maker, **settings)
     folder = plan.write(directory)
-    remove_leftovers(folder)
     return Job(plan, folder, documents, maker)

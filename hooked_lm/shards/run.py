@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 from hooked_lm.shards.job import Job
+from hooked_lm.shards.records import remove_leftovers
 from hooked_lm.shards.workers import ENGINES
 
 Part = tuple[int, int]
@@ -19,10 +20,12 @@ def carry_out(job: Job, part: Part | None, n_workers: int, engine: str, progress
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     if n_workers < 1:
         raise ValueError(f"n_workers must be at least 1, got {n_workers}")
+    remove_leftovers(job.folder)
     if n_workers == 1 and engine == "processes":
         job.compute(shards, progress)
     else:
         ENGINES[engine](job, shards, n_workers, progress)
+        remove_leftovers(job.folder)  # of workers that died
 
 
 def shards_of(part: Part, n_shards: int | None) -> Iterator[int]:

@@ -13,7 +13,6 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards import Part, carry_out, facts_of_model, versions
 from hooked_lm.shards.plan import check_counts
-from hooked_lm.shards.records import remove_leftovers
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
 from hooked_lm.studies.job import Job
 from hooked_lm.studies.pairs import Pair, digest, pairs_of
@@ -105,7 +104,6 @@ def study_pairs(
     if not job.folder.exists():
         job.run([0])  # what the experiment refuses is refused before the plan is written
     plan.write(directory)
-    remove_leftovers(job.folder)
     carry_out(job, part, n_workers, engine, progress)
     table = PairTable(job.folder)
     if table.is_complete:
