@@ -39,7 +39,7 @@ class PixelFormat(ABC):
 
         Raises TypeError for other arguments, and for pixels that are not ready.
         """
-        found = dict[str, Tensor]()
+        found: dict[str, Tensor] = {}  # a spelling that compiles
         for name, value in given.items():
             if name not in self.arguments:
                 raise TypeError(f"this model reads no {name!r}: images are {', '.join(self.arguments)}")

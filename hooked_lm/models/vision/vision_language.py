@@ -144,7 +144,8 @@ class VisionLanguage(Decoder):
 
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
-        images, read = self._images_in(options), list[Any]((input, input_ids))
+        images = self._images_in(options)
+        read: list[Any] = [input, input_ids]
         if options.get("start_at_layer") is not None:
             prompt = self._prompt_of_stream(options.get("tokens"), images)
             read = [Resumed(**vars(prompt), stream=one_input(input, input_ids)), None]
@@ -152,8 +153,7 @@ class VisionLanguage(Decoder):
         elif (input is None) != (input_ids is None):
             inputs = self.inputs(input if input_ids is None else input_ids, images, attention_mask)
             read, attention_mask = [inputs, None], inputs.attention_mask
-        first, second = read
-        return super().forward(first, return_type, input_ids=second, attention_mask=attention_mask, **options)
+        return super().forward(read[0], return_type, input_ids=read[1], attention_mask=attention_mask, **options)
 
     def generate(
         self,
