@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -156,11 +157,22 @@ class Cache(Mapping[str, Tensor]):
         storages = {v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()}
         return sum(storages.values())
 
-    def memory_report(self) -> dict[str, int]:
-        """Bytes for each site in all layers (layer numbers are replaced by `*`), largest first."""
+    def memory_report(self, by: str = "site") -> dict[str, int]:
+        """Bytes by "site" (of all layers, whose numbers are replaced by `*`), "name", "device" or "dtype", largest first.
+
+        Memory that two values share is counted for each of them.
+        """
+        kinds: dict[str, Callable[[str, Tensor], str]] = {
+            "site": lambda name, value: site_glob(name),
+            "name": lambda name, value: name,
+            "device": lambda name, value: str(value.device),
+            "dtype": lambda name, value: str(value.dtype).removeprefix("torch."),
+        }
+        if by not in kinds:
+            raise ValueError(f"by must be one of {', '.join(map(repr, kinds))}, got {by!r}")
         report: dict[str, int] = {}
         for name, value in self.cache_dict.items():
-            kind = site_glob(name)
+            kind = kinds[by](name, value)
             report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
         return dict(sorted(report.items(), key=lambda item: -item[1]))
 
@@ -207,6 +219,8 @@ class Recorder:
         self.remove_batch_dim = remove_batch_dim
         self.pos_slice = Slice.unwrap(pos_slice)
         self.suffix = suffix
+        self.copies_later = False  # whether somebody calls `wait` before the values are read
+        self._copied_from: set[torch.device] = set()
 
     def __call__(self, value: object, hook: HookPoint) -> None:
         if not isinstance(value, Tensor):
@@ -220,7 +234,21 @@ class Recorder:
             value = self._some_positions(value, hook)
         if self.remove_batch_dim and has_batch_axis(hook.dims):
             value = _only_row(name, value)
-        self.cache[name] = value if self.device is None else value.to(self.device)
+        self.cache[name] = value if self.device is None else self._moved(value)
+
+    def _moved(self, value: Tensor) -> Tensor:
+        """The value on the device of the cache; a copy from a GPU, into pinned memory on the CPU, may still be under way."""
+        assert self.device is not None
+        if not self.copies_later or not _is_on_gpu(value) or value.device == torch.device(self.device):
+            return value.to(self.device)
+        self._copied_from.add(value.device)
+        return value.to(self.device, non_blocking=True)
+
+    def wait(self) -> None:
+        """Waits until all copies have arrived."""
+        for device in self._copied_from:
+            torch.cuda.synchronize(device)
+        self._copied_from.clear()
 
     def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
         axis = _position_axis(value, hook)
@@ -228,6 +256,21 @@ class Recorder:
             return value
         value = self.pos_slice.apply(value, axis)
         return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
+
+
+def _is_on_gpu(value: Tensor) -> bool:
+    return value.is_cuda
+
+
+@contextmanager
+def copying_together(*hooks: list[tuple[str, Recorder]]) -> Iterator[None]:
+    """Within the block, recorders copy values from GPUs while the run goes on; the end of the block waits for the copies."""
+    recorders = [each[0][1] for each in hooks if each]  # all sites have the same
+    for recorder in recorders:
+        recorder.copies_later = True
+    yield
+    for recorder in recorders:
+        recorder.wait()
 
 
 def has_batch_axis(dims: tuple[str, ...]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import scope
-from hooked_lm.hooks.cache import Cache, Recorder
+from hooked_lm.hooks.cache import Cache, Recorder, copying_together
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.hook_spec import HookList, HookSpec, companions_of, direction_and_when, hook_list, parse_hook
 from hooked_lm.hooks.module_points import ModulePoint
@@ -82,8 +82,7 @@ class HookedRootModule(Properties):
     def hook_dict(self) -> MutableMapping[str, HookPoint]:
         """The hook points by name, in order of computation.
 
-        Iteration shows those of a bare run, so that a loop which adds hooks does not enable sites on demand. Lookup by name
-        and `all_points` know these too."""
+        Iteration shows those of a bare run, without sites on demand; lookup by name and `all_points` know these too."""
         return PointDict(self.__dict__.setdefault("_points", {}), self.aliases, self.in_bare_cache)
 
     @hook_dict.setter
@@ -234,7 +233,8 @@ class HookedRootModule(Properties):
                 backward_from(output)
             return output
 
-        output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
+        with copying_together(fwd, bwd):
+            output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
         return output, (self.make_cache(cache, not remove_batch_dim) if return_cache_object else cache)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:

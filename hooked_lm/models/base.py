@@ -12,9 +12,10 @@ from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.blocks.hybrid import is_scaled
 from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
-from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
 from hooked_lm.models.aliases import aliases, same_value
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
+from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
 from hooked_lm.models.placement import DeviceMap, check_stays
@@ -133,6 +134,19 @@ class BaseModel(HookedRootModule):
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The cache that `run_with_cache` returns."""
         return self.cache_class(cache_dict, self, has_batch_dim)
+
+    def estimate_cache(self, *inputs: object, names_filter: NamesFilter = None, **options: object) -> CacheEstimate:
+        """The memory that the cache of `run_with_cache` with these arguments takes, without running the model.
+
+        Instead of token ids, their shape will do. Of the experts of a mixture, only the sum over a layer is known before.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> estimate = model.estimate_cache((8, 64), names_filter="blocks.*.hook_resid_post")
+        >>> estimate.memory_report()
+        {'blocks.*.hook_resid_post': 1048576}
+        """
+        return estimate_cache(self, inputs, names_filter, options)
 
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""
