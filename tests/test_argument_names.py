@@ -12,7 +12,7 @@ from hooked_lm.interventions import HookObject
 MODULES = (
     "patching", "interventions", "interventions.dictionaries", "analysis", "analysis.circuits", "analysis.metrics",
     "results", "viz", "reports.circuit", "demo.experiment",
-    "cli",
+    "harvest", "cli",
 )  # fmt: skip
 INSTEAD = {
     "positions": ("pos", "position", "pos_slice", "source_position", "target_position"),

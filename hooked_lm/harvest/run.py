@@ -17,7 +17,7 @@ from hooked_lm.shards import Part, carry_out
 
 def harvest(
     model: HookedRootModule,
-    data: object,
+    documents: object,
     sites: Site,
     directory: str | os.PathLike[str],
     *,
@@ -45,7 +45,7 @@ def harvest(
     harvest: shards with a record are not computed again. Several processes may work on one directory, each on its `part`.
 
     Args:
-        data: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
+        documents: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
             a file, a folder or a pattern of jsonl, parquet, csv or txt (a line of a txt file is a document).
         sites: names, short names or globs of sites with a vector for each token.
         directory: the harvest is a folder in it, whose name has the hash of its plan.
@@ -65,7 +65,7 @@ def harvest(
             "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
         threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None.
 
-    Raises, before anything is computed, ValueError and TypeError for unsuitable arguments, data or sites; OSError if the disk
+    Raises, before anything is computed, ValueError and TypeError for unsuitable arguments or documents; OSError if the disk
     is full; FloatingPointError for activations that are not finite. Shards that are complete are kept.
 
     >>> import tempfile
@@ -77,7 +77,7 @@ def harvest(
     """
     job = job_of(
         model,
-        documents_of(data, column, max_documents, seed),
+        documents_of(documents, column, max_documents, seed),
         sites,
         directory,
         RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos),

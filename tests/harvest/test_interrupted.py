@@ -140,9 +140,9 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"data": []}, "the data set is empty"),
-        ({"data": ["", ""]}, "none of the first 2 documents has a token"),
-        ({"data": [3.5]}, "document 0 must be a text or a list of token ids"),
+        ({"documents": []}, "the data set is empty"),
+        ({"documents": ["", ""]}, "none of the first 2 documents has a token"),
+        ({"documents": [3.5]}, "document 0 must be a text or a list of token ids"),
         ({"sites": "blocks.0.hook_mlp_ou"}, "hook_mlp_out"),
         ({"sites": "blocks.0.attn.hook_pattern"}, r"\['batch', 'head', 'query_pos', 'key_pos'\]"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
@@ -152,11 +152,11 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
         ({"long": "drop"}, "long must be one of"),
         ({"positions": "last"}, "positions must be 'all', 'text' or indices"),
         ({"shard_size": "much"}, "shard_size must be a number of bytes"),
-        ({"data": "/nowhere/corpus.jsonl"}, "no file of .jsonl"),
+        ({"documents": "/nowhere/corpus.jsonl"}, "no file of .jsonl"),
     ],
 )
 def test_bad_input(model: HookedTransformer, tmp_path: Path, options: dict[str, object], message: str) -> None:
-    given = {"data": TEXTS, "sites": SITE, **options}
+    given = {"documents": TEXTS, "sites": SITE, **options}
     with pytest.raises((ValueError, TypeError, LookupError, OSError), match=message):
         harvest(model, directory=tmp_path, **given)
     assert not list(tmp_path.iterdir())
