@@ -14,12 +14,14 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import flat
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results.scores import origin
 
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
 Prompts = Sequence[str] | Tensor | VisionInputs
-Read = tuple[Rows, Bool[Tensor, "batch pos"] | None]  # what a model reads, and which tokens are real; None: no padding
+Read = tuple[
+    Tensor | VisionInputs, Bool[Tensor, "batch pos"] | None
+]  # what a model reads, of any kind, and real tokens
 
 
 @runtime_checkable
