@@ -76,7 +76,8 @@ def with_joint_norms(cfg: HookedTransformerConfig) -> HookedTransformerConfig:
 
 def close(found: Tensor, expected: Tensor, what: str) -> None:
     # the gradient of a key's bias is a sum of large terms that is zero
-    assert_close(found, expected, GRADIENT, scale=max(1.0, float(expected.abs().max())), msg=what)
+    largest = max([1.0, *expected.abs().flatten().tolist()])
+    assert_close(found, expected, GRADIENT, scale=largest, msg=what)
 
 
 def all_sites(model: HookedTransformer) -> list[str]:
