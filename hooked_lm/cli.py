@@ -26,6 +26,12 @@ app = typer.Typer(
 console = Console(highlight=False)
 FAILED, BAD_INPUT = 1, 2
 
+# of the commands whose work is cut into shards
+ShardOption = Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")]
+WorkersOption = Annotated[int, typer.Option(help="How many processes compute.")]
+EngineOption = Annotated[str, typer.Option(help="processes of this machine, or ray.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")]
+
 
 def clean_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Decorates a command so that errors for bad input are printed without a traceback; the exit code is 2."""
@@ -197,10 +203,10 @@ def harvest(
     batch_size: Annotated[int, typer.Option(help="How many rows run together.")] = 32,
     shard_size: Annotated[str, typer.Option(help="The size of a file, about.")] = "512MB",
     documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
-    shard: Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")] = None,
-    workers: Annotated[int, typer.Option(help="How many processes compute.")] = 1,
-    engine: Annotated[str, typer.Option(help="processes of this machine, or ray.")] = "processes",
-    threads: Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")] = None,
+    shard: ShardOption = None,
+    workers: WorkersOption = 1,
+    engine: EngineOption = "processes",
+    threads: ThreadsOption = None,
 ) -> None:
     """Write the activations of a corpus to disk; the same command resumes, also under torchrun --no-python."""
     import torch
@@ -227,7 +233,7 @@ def harvest(
         batch_size=batch_size,
         shard_size=shard_size,
         documents_per_shard=documents_per_shard,
-        part=None if shard is None else tuple(_integers("shard", shard, "/", 2)),  # type: ignore[arg-type]
+        part=_part(shard),
         n_workers=workers,
         engine=engine,
         threads=threads,
@@ -259,10 +265,10 @@ def patch(
     max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
     batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
     pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
-    shard: Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")] = None,
-    workers: Annotated[int, typer.Option(help="How many processes compute.")] = 1,
-    engine: Annotated[str, typer.Option(help="processes of this machine, or ray.")] = "processes",
-    threads: Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")] = None,
+    shard: ShardOption = None,
+    workers: WorkersOption = 1,
+    engine: EngineOption = "processes",
+    threads: ThreadsOption = None,
 ) -> None:
     """Patch, attribute or ablate over a file of pairs of prompts; the same command resumes, also under torchrun --no-python."""
     from hooked_lm.pretrained import HookedTransformer
@@ -283,7 +289,7 @@ def patch(
         max_pairs=max_pairs,
         batch_size=batch_size,
         pairs_per_shard=pairs_per_shard,
-        part=None if shard is None else tuple(_integers("shard", shard, "/", 2)),  # type: ignore[arg-type]
+        part=_part(shard),
         n_workers=workers,
         engine=engine,
         threads=threads,
@@ -331,6 +337,14 @@ def _which(name: str, text: str) -> object:
         return None if text == "together" else text
     labels = [part.strip() for part in text.split(",")]
     return labels if name == "heads" and labels[0].startswith("L") else _integers(name, text, ",")
+
+
+def _part(shard: str | None) -> tuple[int, int] | None:
+    """The part (i, n) that --shard i/n means."""
+    if shard is None:
+        return None
+    i, n = _integers("shard", shard, "/", 2)
+    return i, n
 
 
 def _integers(name: str, text: str, separator: str, n: int | None = None) -> list[int]:

@@ -86,7 +86,7 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
 
 
 def kind_of(value: object) -> str:
-    """A value in an error: the type, and the shape of a tensor, without its numbers; a short value as it is.
+    """A value in an error: the type, and the shape of a tensor, without its numbers; a short value unchanged.
 
     >>> kind_of(3), kind_of(torch.zeros(2, 3)), kind_of({"pixel_values": torch.zeros(9)})
     ('3', 'a tensor (2, 3)', "a dict of 'pixel_values'")

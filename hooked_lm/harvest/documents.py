@@ -13,7 +13,7 @@ from torch import Tensor
 Document = str | Sequence[int]
 COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
-SAMPLE = 1000  # documents, evenly spaced, that stand for a corpus where lengths are estimated and content is compared
+SAMPLE = 1000  # documents, evenly spaced: the sample by which a corpus is measured and identified
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""How activations are stored: their type, and what one vector stands for."""
+"""How activations are stored: their type, and what one vector is the value of."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -219,7 +219,7 @@ class Recorder:
         self.remove_batch_dim = remove_batch_dim
         self.pos_slice = Slice.unwrap(pos_slice)
         self.suffix = suffix
-        self.copies_later = False  # whether somebody calls `wait` before the values are read
+        self.copies_later = False  # whether the caller calls `wait` before it reads the values
         self._copied_from: set[torch.device] = set()
 
     def __call__(self, value: object, hook: HookPoint) -> None:

@@ -113,7 +113,7 @@ def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes unfinished files that processes of this machine left behind when they were killed."""
+    """Removes unfinished files of processes of this machine that were killed."""
     own = f"{socket.gethostname()}-"
     for path in folder.glob(f"*{UNFINISHED}*"):
         writer = path.name.split(".", 1)[1].partition(UNFINISHED)[0]

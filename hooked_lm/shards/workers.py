@@ -1,9 +1,10 @@
 """Computes the shards of a job by several processes: of this machine, or of a Ray cluster."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import torch
@@ -20,56 +21,48 @@ _job: Job | None = None  # of a worker process
 
 
 def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:
-    """Computes shards by processes of this machine, with one model each; on GPUs each has one of its own.
+    """Computes shards by processes of this machine, with one model each; if there are several GPUs, on different ones.
 
-    The weights of a model on the CPU are shared. Raises RuntimeError if a worker dies.
+    The weights of a model on the CPU are shared. After an error no further shard begins. Raises RuntimeError if a worker dies.
     """
     context = torch.multiprocessing.get_context("spawn")
+    numbers = context.SimpleQueue()
+    for number in range(n_workers):
+        numbers.put(number)
     parts = _parts(job, shards, n_workers)
-    with ProcessPoolExecutor(len(parts), context, _start, (job,)) as pool:
-        futures = [pool.submit(_compute, part, number) for number, part in enumerate(parts)]
-        total = None if job.plan.n_shards is None else sum(map(len, parts))
-        with progress_bar(job.plan.KIND, total, progress, unit="shards") as bar:
-            known = _n_done(job)
-            while (done := wait(futures, 0.2, FIRST_EXCEPTION)).done != set(futures):
-                bar.update((now := _n_done(job)) - known)
-                known = now
-                if any(future.exception() for future in done.done):
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    break
+    with ProcessPoolExecutor(n_workers, context, _start, (job, numbers)) as pool:
+        futures = [pool.submit(_compute, part) for part in parts]
+        total = None if job.plan.n_shards is None else len(parts)
         try:
-            for future in futures:
-                if future.done():
+            with progress_bar(job.plan.KIND, total, progress, unit="shards") as bar:
+                for future in as_completed(futures):
                     future.result()
+                    bar.update()
         except BrokenProcessPool:
             raise RuntimeError(DIED) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Part]:
-    """The shards of each worker: lists, or (first, step) of a stream whose end is not known."""
+    """The shards, one at a time; of a stream whose end is not known (first, step) for each worker."""
     if job.plan.n_shards is None:
         first, second = islice(shards, 2)
         step = second - first
         return [(first + i * step, step * n_workers) for i in range(n_workers)]
-    left = job.left(shards)
-    return [part for i in range(n_workers) if (part := left[i::n_workers])] or [[]]
+    return [[shard] for shard in job.left(shards)]
 
 
-def _n_done(job: Job) -> int:
-    return len(list(job.folder.glob("shard-*.json")))
-
-
-def _start(job: Job) -> None:
+def _start(job: Job, numbers: "SimpleQueue[int]") -> None:
     global _job
-    _job = job
+    _job, number, n_gpus = job, numbers.get(), torch.cuda.device_count()
+    if n_gpus > 1 and job.plan.model["device"] == "cuda":
+        job.model.to(f"cuda:{number % n_gpus}")
 
 
-def _compute(part: Part, number: int) -> None:
+def _compute(part: Part) -> None:
     assert _job is not None, "the worker has started"
-    if torch.cuda.device_count() > 1 and _job.plan.model["device"] == "cuda":
-        _job.model.to(f"cuda:{number % torch.cuda.device_count()}")
-    shards = part if isinstance(part, list) else iter(range(part[0], 1 << 62, part[1]))
-    _job.compute(shards, progress=False)
+    _job.compute(part if isinstance(part, list) else range(part[0], 1 << 62, part[1]), progress=False)
 
 
 def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:
