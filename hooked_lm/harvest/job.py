@@ -30,7 +30,7 @@ class Job(shards.Job):
         self.model = self.maker.model
 
     def n_units(self, n_shards: int) -> int:
-        return round(self.plan.tokens_per_document * self.plan.documents_per_shard * n_shards)
+        return round(self.plan.tokens_per_document * self.plan.items_per_shard * n_shards)
 
     def write(self, shard: int, advance: Advance) -> bool:
         return write_shard(self.plan, self.documents, self.maker, self.folder, shard, advance) is not None

@@ -19,33 +19,20 @@ from hooked_lm.shards.plan import check_counts, facts_of_model
 class Plan(shards.Plan):
     """What a harvest computes: everything that determines its files.
 
-    `sites` map each site to how its value is stored. The shards are ranges of `documents_per_shard` places in the data set; of a
-    stream without a known end as many as it has.
+    `sites` map each site to how its value is stored. The items are documents; a stream without a known end has as many as it
+    gives.
     """
 
     rows: dict[str, Any]
     sites: dict[str, dict[str, Any]]
     reduce: str | None
-    batch_size: int
-    threads: int
-    documents_per_shard: int
     tokens_per_document: float  # an estimate, from a sample
-    versions: dict[str, str]
-
     KIND: ClassVar[str] = "harvest"
     FORMAT: ClassVar[str] = "hooked_lm.harvest"
 
     @property
     def n_items(self) -> int | None:
         return self.data["documents"]
-
-    @property
-    def per_shard(self) -> int:
-        return self.documents_per_shard
-
-    @property
-    def n_threads(self) -> int:
-        return self.threads
 
     @property
     def values(self) -> dict[str, StoredValue]:
@@ -85,18 +72,18 @@ def planned(
     values = stored_values(model, sites, found.ids[0], dtype)
     n_vectors = len(found.ids) if reduce else sum(found.n_kept)
     size = sum(value.bytes_per_token for value in values.values()) + 17  # of ids, documents, positions and flags
-    per_shard = documents_per_shard or max(1, round(shard_bytes / size / max(n_vectors / len(sample), 1e-9)))
+    n_documents = documents_per_shard or max(1, round(shard_bytes / size / max(n_vectors / len(sample), 1e-9)))
     return Plan(
         model=facts_of_model(model),
         data=documents.about(),
+        items_per_shard=min(n_documents, documents.n_documents or n_documents),
+        batch_size=batch_size,
+        threads=threads or torch.get_num_threads(),
+        versions=shards.versions(),
         rows=_about_rows(rows),
         sites={site: asdict(value) for site, value in values.items()},
         reduce=reduce,
-        batch_size=batch_size,
-        threads=threads or torch.get_num_threads(),
-        documents_per_shard=min(per_shard, documents.n_documents or per_shard),
         tokens_per_document=sum(map(len, found.ids)) / len(sample),
-        versions=shards.versions(),
     )
 
 

@@ -45,7 +45,7 @@ class Job(ABC):
         if self.plan.n_shards is not None:
             shards = self.left(shards)
             total = self.n_units(len(shards))
-        torch.set_num_threads(self.plan.n_threads)
+        torch.set_num_threads(self.plan.threads)
         try:
             with progress_bar(self.plan.KIND, total, progress, unit=self.UNIT) as bar:
                 for shard in shards:

@@ -23,11 +23,15 @@ Own = TypeVar("Own", bound="Plan")
 class Plan(ABC):
     """What a job computes: everything that determines its files.
 
-    The items of the data are cut into shards by their places alone: each shard has the next `per_shard` items.
+    The items of the data are cut into shards by their places alone: each shard but the last has `items_per_shard` items.
     """
 
     model: dict[str, Any]
     data: dict[str, Any]
+    items_per_shard: int
+    batch_size: int
+    threads: int  # of each forward pass on a CPU
+    versions: dict[str, str]
     KIND: ClassVar[str]  # of the job, in errors
     FORMAT: ClassVar[str]
     VERSION: ClassVar[int] = 1
@@ -38,24 +42,14 @@ class Plan(ABC):
         """The number of items; None for a stream whose end is not known."""
 
     @property
-    @abstractmethod
-    def per_shard(self) -> int:
-        """The number of items of each shard but the last."""
-
-    @property
-    @abstractmethod
-    def n_threads(self) -> int:
-        """The number of threads of each forward pass on a CPU."""
-
-    @property
     def n_shards(self) -> int | None:
         """The number of shards; None for a stream whose end is not known."""
-        return None if self.n_items is None else -(-self.n_items // self.per_shard)
+        return None if self.n_items is None else -(-self.n_items // self.items_per_shard)
 
     def places(self, shard: int) -> tuple[int, int]:
         """The items of a shard, from the first place to before the second."""
-        start = shard * self.per_shard
-        end = start + self.per_shard
+        start = shard * self.items_per_shard
+        end = start + self.items_per_shard
         return start, end if self.n_items is None else min(end, self.n_items)
 
     @property

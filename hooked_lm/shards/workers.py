@@ -78,7 +78,7 @@ def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | Non
     if job.plan.n_shards is None:
         raise ValueError("engine='ray' gives out shards of known number: give max_documents for a stream")
     on_gpu = job.plan.model["device"] == "cuda"
-    actor = ray.remote(num_cpus=job.plan.n_threads, num_gpus=int(on_gpu))(Worker)
+    actor = ray.remote(num_cpus=job.plan.threads, num_gpus=int(on_gpu))(Worker)
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     shared, left = ray.put(job), job.left(shards)

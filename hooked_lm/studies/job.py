@@ -43,7 +43,7 @@ class Job(shards.Job):
     UNIT: ClassVar[str] = "pairs"
 
     def n_units(self, n_shards: int) -> int:
-        return min(len(self.pairs), n_shards * self.plan.pairs_per_shard)
+        return min(len(self.pairs), n_shards * self.plan.items_per_shard)
 
     def write(self, shard: int, advance: Advance) -> bool:
         import pyarrow

@@ -93,12 +93,12 @@ def study_pairs(
     plan = StudyPlan(
         model=facts_of_model(model),
         data={"pairs": len(read), "tokens": [min(lengths), max(lengths)], "sha256": digest(read)},
-        experiment={"name": name, "options": _shown(settings), "sha256": _digest(function, makers)},
-        metric=list(makers),
+        items_per_shard=min(pairs_per_shard, len(read)),
         batch_size=batch_size,
         threads=threads or torch.get_num_threads(),
-        pairs_per_shard=min(pairs_per_shard, len(read)),
         versions=versions("pyarrow"),
+        experiment={"name": name, "options": _shown(settings), "sha256": _digest(function, makers)},
+        metric=list(makers),
     )
     job = Job(plan, plan.folder(directory), model, read, function, makers)
     if not job.folder.exists():
