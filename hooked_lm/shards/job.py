@@ -1,7 +1,8 @@
 """A job: its plan, its folder, and the model that computes its shards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -40,7 +41,7 @@ class Job(ABC):
         return [shard for shard in shards if not self.is_done(shard)]
 
     def compute(self, shards: Iterable[int], progress: bool | None = None) -> None:
-        """Computes those of the shards that have no record yet, with the threads of the plan."""
+        """Computes those of the shards that have no record yet, with the threads of the plan; errors name the shard."""
         before, total = torch.get_num_threads(), None
         if self.plan.n_shards is not None:
             shards = self.left(shards)
@@ -49,7 +50,19 @@ class Job(ABC):
         try:
             with progress_bar(self.plan.KIND, total, progress, unit=self.UNIT) as bar:
                 for shard in shards:
-                    if not self.is_done(shard) and not self.write(shard, bar.update):
-                        return  # the stream ended before
+                    with naming(shard):
+                        if not self.is_done(shard) and not self.write(shard, bar.update):
+                            return  # the stream ended before
         finally:
             torch.set_num_threads(before)
+
+
+@contextmanager
+def naming(shard: int) -> Iterator[None]:
+    """Puts the number of the shard before the message of an error."""
+    try:
+        yield
+    except Exception as error:
+        if error.args and isinstance(error.args[0], str):
+            error.args = (f"shard {shard}: {error.args[0]}", *error.args[1:])
+        raise

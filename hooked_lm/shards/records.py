@@ -28,27 +28,43 @@ def unfinished_path(path: Path) -> Path:
 def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, Any]:
     """Makes a file that is written and its record valid, and returns the record, with the file's size and checksum.
 
-    Raises ValueError if the shard exists with other bytes.
+    Several processes may commit the same shard: a file that is there is never replaced by other bytes, with a record or before
+    it has one. Raises ValueError if the shard exists with other bytes.
     """
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())
     record = {**record, "file": path.name, "bytes": unfinished.stat().st_size, "sha256": checksum(unfinished)}
     final = path.with_suffix(".json")
-    if final.exists():
-        unfinished.unlink()
-        return _the_same(json.loads(final.read_text()), record, final)
-    os.replace(unfinished, path)
-    sync_folder(path.parent)
-    return record if write_record(final, record) else _the_same(json.loads(final.read_text()), record, final)
-
-
-def _the_same(known: dict[str, Any], record: dict[str, Any], path: Path) -> dict[str, Any]:
-    if known["sha256"] != record["sha256"]:
-        raise ValueError(
-            f"{path.stem} was written before with other bytes ({known['sha256'][:12]}, now {record['sha256'][:12]}): the "
-            "machines or libraries that write here do not compute the same; the first is kept"
-        )
+    if not final.exists():
+        _place(unfinished, path, record["sha256"])
+        if write_record(final, record):
+            return record
+    unfinished.unlink(missing_ok=True)
+    known = json.loads(final.read_text())
+    _check_same(path, known["sha256"], record["sha256"])
     return known
+
+
+def _place(unfinished: Path, path: Path, sha256: str) -> None:
+    """Gives a file its name, unless other bytes have it."""
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:  # by another process, or by one that was killed before it wrote its record
+        _check_same(path, checksum(path), sha256)
+        os.replace(unfinished, path)
+    except OSError:  # a file system without links: the last of two processes that write at once replaces the first
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def _check_same(path: Path, known: str, sha256: str) -> None:
+    if known != sha256:
+        raise ValueError(
+            f"{path.stem} was written before with other bytes ({known[:12]}, now {sha256[:12]}): the machines or libraries that "
+            "write here do not compute the same. The first is kept; to compute it anew, delete its file and its record"
+        )
 
 
 def write_record(path: Path, record: dict[str, Any]) -> bool:

@@ -1,10 +1,11 @@
 """Computes the shards of a job by several processes: of this machine, or of a Ray cluster."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing.queues import SimpleQueue
+from multiprocessing.synchronize import Event
 from typing import Any
 
 import torch
@@ -17,20 +18,21 @@ DIED = "a worker died, as when memory runs out; complete shards are kept: run th
 
 Part = list[int] | tuple[int, int]  # shards, or the first of a stream and the step to the next
 
-_job: Job | None = None  # of a worker process
+_work: tuple[Job, Event] | None = None  # of a worker process; the event is set after an error in any of them
 
 
 def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:
     """Computes shards by processes of this machine, with one model each; if there are several GPUs, on different ones.
 
-    The weights of a model on the CPU are shared. After an error no further shard begins. Raises RuntimeError if a worker dies.
+    The weights of a model on the CPU are shared. After an error no further shard begins; it is raised when those in hand are
+    complete. Raises RuntimeError if a worker dies.
     """
     context = torch.multiprocessing.get_context("spawn")
-    numbers = context.SimpleQueue()
+    numbers, stopped = context.SimpleQueue(), context.Event()
     for number in range(n_workers):
         numbers.put(number)
     parts = _parts(job, shards, n_workers)
-    with ProcessPoolExecutor(n_workers, context, _start, (job, numbers)) as pool:
+    with ProcessPoolExecutor(n_workers, context, _start, (job, numbers, stopped)) as pool:
         futures = [pool.submit(_compute, part) for part in parts]
         total = None if job.plan.n_shards is None else len(parts)
         try:
@@ -41,7 +43,8 @@ def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool
         except BrokenProcessPool:
             raise RuntimeError(DIED) from None
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            stopped.set()
+            pool.shutdown(cancel_futures=True)
 
 
 def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Part]:
@@ -53,16 +56,30 @@ def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Part]:
     return [[shard] for shard in job.left(shards)]
 
 
-def _start(job: Job, numbers: "SimpleQueue[int]") -> None:
-    global _job
-    _job, number, n_gpus = job, numbers.get(), torch.cuda.device_count()
+def _start(job: Job, numbers: "SimpleQueue[int]", stopped: Event) -> None:
+    global _work
+    _work, number, n_gpus = (job, stopped), numbers.get(), torch.cuda.device_count()
     if n_gpus > 1 and job.plan.model["device"] == "cuda":
         job.model.to(f"cuda:{number % n_gpus}")
 
 
 def _compute(part: Part) -> None:
-    assert _job is not None, "the worker has started"
-    _job.compute(part if isinstance(part, list) else range(part[0], 1 << 62, part[1]), progress=False)
+    assert _work is not None, "the worker has started"
+    job, stopped = _work
+    shards = part if isinstance(part, list) else range(part[0], 1 << 62, part[1])
+    try:
+        job.compute(_until(stopped, shards), progress=False)
+    except BaseException:
+        stopped.set()
+        raise
+
+
+def _until(stopped: Event, shards: Iterable[int]) -> Iterator[int]:
+    """Yields shards until the workers are stopped: those in the queue of the pool can no longer be cancelled."""
+    for shard in shards:
+        if stopped.is_set():
+            return
+        yield shard
 
 
 def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | None = None) -> None:

@@ -57,7 +57,7 @@ class Job(shards.Job):
             results.append(result)
             advance(len(numbers))
         if len({(*result.axes, type(result)) for result in results}) > 1:
-            raise ValueError(f"the experiment has other axes for some pairs of shard {shard}: they make no one table")
+            raise ValueError("the experiment has other axes for some pairs: they make no one table")
         whole = pyarrow.concat_tables([tables[number] for number in sorted(tables)]).combine_chunks()
         path = self.folder / f"shard-{shard:06d}{SUFFIX}"
         unfinished = unfinished_path(path)
