@@ -81,5 +81,5 @@ def test_no_shard_begins_after_an_error(tmp_path: Path, n: int | None) -> None:
     began = [float(path.read_text()) for path in job.folder.glob("began-*")]
     # the other worker may have begun one just before it could know
     assert sum(when > failed for when in began) <= N_WORKERS - 1
-    assert N_GOOD < len(began) < N_SHARDS / 2
+    assert len(began) < N_SHARDS / 2
     assert len(list(job.folder.glob("shard-*.json"))) == len(began) - 1  # those in hand are complete
