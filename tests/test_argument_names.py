@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from hooked_lm.interventions import HookObject
+from hooked_lm.shards import Shards
 
 MODULES = (
     "patching", "interventions", "interventions.dictionaries", "analysis", "analysis.circuits", "analysis.metrics",
     "results", "viz", "reports.circuit", "demo.experiment",
-    "harvest", "cli",
+    "harvest", "studies", "cli",
 )  # fmt: skip
 INSTEAD = {
     "positions": ("pos", "position", "pos_slice", "source_position", "target_position"),
@@ -42,8 +43,9 @@ def functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         if inspect.isfunction(item):
             yield name, item
         elif inspect.isclass(item):
-            methods = {method: getattr(item, method) for method in vars(item) if method[0] != "_"}
-            yield from ((f"{name}.{method}", found) for method, found in methods.items() if callable(found))
+            members = {member: getattr(item, member) for member in vars(item) if member[0] != "_"}
+            methods = {member: of for member, of in members.items() if callable(of) and not inspect.isclass(of)}
+            yield from ((f"{name}.{method}", of) for method, of in methods.items())
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -73,11 +75,16 @@ def test_a_name_of_another_library_is_found() -> None:
 def test_results_are_saved_and_loaded_alike(module: str) -> None:
     """Classes with a table have `x.save(path)` and `Class.load(path)`.
 
-    Not so hook objects, which are saved in `Hooks`, and a comparison, which follows from its two circuits.
+    Not so hook objects, which are saved in `Hooks`, a comparison, which follows from its two circuits, and shards, which are
+    files.
     """
     found = import_module(f"hooked_lm.{module}")
     classes = [item for name in found.__all__ if inspect.isclass(item := getattr(found, name))]
     for item in classes:
-        if hasattr(item, "to_dataframe") and item.__name__ != "Comparison" and not issubclass(item, HookObject):
+        if (
+            hasattr(item, "to_dataframe")
+            and item.__name__ != "Comparison"
+            and not issubclass(item, (HookObject, Shards))
+        ):
             assert list(inspect.signature(item.save).parameters) == ["self", "path"]
             assert list(inspect.signature(item.load).parameters) == ["path"]

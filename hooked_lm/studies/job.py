@@ -56,8 +56,8 @@ class Job(shards.Job):
             tables |= dict(zip(numbers, self._tables(result, numbers), strict=True))
             results.append(result)
             advance(len(numbers))
-        if len({(*result.axes, type(result)) for result in results}) > 1:
-            raise ValueError("the experiment has other axes for some pairs: they make no one table")
+        if len({(*result.axes, type(result), *_measured(result)) for result in results}) > 1:
+            raise ValueError("the experiment has other axes or columns for some pairs: they make no one table")
         whole = pyarrow.concat_tables([tables[number] for number in sorted(tables)]).combine_chunks()
         path = self.folder / f"shard-{shard:06d}{SUFFIX}"
         unfinished = unfinished_path(path)
@@ -70,7 +70,7 @@ class Job(shards.Job):
                 "rows": whole.num_rows,
                 "axes": {name: _mixed(labels) for name, labels in result.axes.items()},
             }
-            commit(unfinished, path, {**record, "base": getattr(result, "base", None)})
+            commit(unfinished, path, {**record, **{name: getattr(result, name, None) for name in ("base", "method")}})
         finally:
             unfinished.unlink(missing_ok=True)
         return True

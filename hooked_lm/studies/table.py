@@ -9,6 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
@@ -28,8 +29,9 @@ class PairTable(Shards):
     """The results of a study, a row for each pair and cell of the experiment's grid.
 
     The columns are `pair` (the number of the pair), the axes of the experiment (`layer`, `position`, `head`, ...; `from_end` is
-    the position from the end, -1 the last), `value`, and the metric of the unchanged runs, `corrupted` and `clean`, where
-    the experiment has them. A study in progress can be read: `missing` are the shards without a record.
+    the position from the end, -1 the last), `value`, `exact` where attribution was checked, and the metric of the unchanged
+    runs, `corrupted` and `clean`, where the experiment has them. A study in progress can be read: `missing` are the shards
+    without a record.
 
     Raises FileNotFoundError for a folder that is not of a study, ValueError for a damaged one.
     """
@@ -87,7 +89,8 @@ class PairTable(Shards):
     def scores(self, align: str | None = None) -> Scores:
         """The numbers with named axes, one for each cell and pair, for means over pairs and their intervals.
 
-        A SweepResult where the experiment has the metric of unchanged runs. Pairs of different lengths have different
+        A SweepResult where the experiment has the metric of unchanged runs, and an Attribution, with exact values if they were
+        computed, where it estimates. Pairs of different lengths have different
         positions: `align` takes the positions that all pairs have, counted from the "start" or from the "end" (-1 is the
         last). Raises ValueError if shards are missing, and if the pairs have different cells.
         """
@@ -119,7 +122,11 @@ class PairTable(Shards):
         first = (slice(None),) * (METRIC in axes) + (0,) * n_cells
         corrupted, clean = (grid(name)[first] if name in frame else None for name in ("corrupted", "clean"))
         assert corrupted is not None, "it is a column"
-        return SweepResult(grid(VALUE), labels, corrupted, clean, base=record["base"], about=self._about)
+        runs = {"corrupted": corrupted, "clean": clean, "base": record["base"], "about": self._about}
+        if record["method"] is None:
+            return SweepResult(grid(VALUE), labels, **runs)
+        exact = grid("exact") if "exact" in frame else None
+        return Attribution(grid(VALUE), labels, **runs, method=record["method"], exact=exact)
 
     @property
     def _about(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from hooked_lm import HookedTransformer, patching
-from hooked_lm.analysis import attribute, metrics
+from hooked_lm.analysis import Attribution, attribute, metrics
 from hooked_lm.cli import app
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.interventions.steering import sweep_steering
@@ -136,6 +136,22 @@ def test_other_experiments_equal_their_functions(model: HookedTransformer, tmp_p
         assert_close(found.values, alone.values)
         assert_close(found.effects().values, alone.effects().values)
         assert_close(torch.cat([found.clean, found.corrupted]), torch.cat([clean, corrupted]))
+
+
+def test_attribution_keeps_its_exact_values(model: HookedTransformer, tmp_path: Path) -> None:
+    options = {"sites": "z", "heads": "each", "positions": None, "method": "ig-activations", "steps": 2}
+    texts = {side: [each[side] for each in SHORT] for side in SHORT[0]}
+    metric = metrics.logit_difference(texts["answer"], texts["wrong_answer"], model=model)
+    alone = attribute(model, texts["corrupted"], texts["clean"], metric=metric, check=True, progress=False, **options)
+    found = run(model, tmp_path, pairs=SHORT, experiment="attribute", options={**options, "check": True}).scores()
+    assert isinstance(found, Attribution)
+    assert found.method == "ig-activations"
+    assert_close(found.exact, alone.exact)
+    assert_close(torch.tensor(found.agreement["spearman"].item()), torch.tensor(alone.agreement["spearman"].item()))
+    unchecked = run(model, tmp_path, pairs=SHORT, experiment="attribute", options=options).scores()
+    assert isinstance(unchecked, Attribution)
+    assert unchecked.exact is None
+    assert_close(unchecked.values, found.values)
 
 
 def agreement(
