@@ -12,6 +12,7 @@ from hooked_lm.harvest import ActivationStore
 from hooked_lm.harvest.documents import documents_of
 from hooked_lm.harvest.job import Job, job_of
 from hooked_lm.harvest.rows import RowMaker
+from tests.benchmarks.harvest_memory import memory_figures
 from tests.benchmarks.running import models
 from tests.benchmarks.timing import Figure, compare
 
@@ -41,7 +42,7 @@ def harvest_figures() -> list[Figure]:
                 batch_size=BATCH, shard_bytes=1 << 29, documents_per_shard=ROWS // 2,
             )  # fmt: skip
             figures.append(compare(f"harvest, {what}", partial(again, job), "forward to the layer", bare, 1 / 0.9, 9))
-        return [*figures, *reading_figures(folder)]
+        return [*figures, *memory_figures(), *reading_figures(folder)]
 
 
 def again(job: Job) -> None:
