@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(highlight=False)
-FAILED, BAD_INPUT = 1, 2
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 # of the commands whose work is cut into shards
 ShardOption = Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")]
@@ -44,6 +44,22 @@ def clean_errors(command: Callable[..., None]) -> Callable[..., None]:
             message = error.args[0] if isinstance(error, KeyError) and error.args else error
             Console(stderr=True, highlight=False).print(f"[bold red]error:[/] {escape(str(message))}", soft_wrap=True)
             raise typer.Exit(BAD_INPUT) from None
+
+    return wrapped
+
+
+def resumes(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a command whose finished shards are kept, so that an interrupt says how to go on."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            Console(stderr=True, highlight=False).print(
+                "interrupted: complete shards are kept, the same command resumes", soft_wrap=True
+            )
+            raise typer.Exit(INTERRUPTED) from None
 
     return wrapped
 
@@ -182,6 +198,7 @@ def circuit(
 
 @app.command()
 @clean_errors
+@resumes
 def harvest(
     model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
     documents: Annotated[
@@ -209,21 +226,16 @@ def harvest(
     threads: ThreadsOption = None,
 ) -> None:
     """Write the activations of a corpus to disk; the same command resumes, also under torchrun --no-python."""
-    import torch
-
     from hooked_lm.harvest import harvest as run
     from hooked_lm.pretrained import HookedTransformer
 
-    kind = getattr(torch, dtype, None)
-    if not isinstance(kind, torch.dtype):
-        raise ValueError(f"dtype must be float32, bfloat16, float16 or int8, got {dtype!r}")
     store = run(
         HookedTransformer.from_pretrained(model),
         documents,
         site,
         output,
         positions=positions if positions in ("all", "text") else _integers("positions", positions, ","),
-        dtype=kind,
+        dtype=dtype,
         reduce=reduce,
         context=context,
         long=long,
@@ -243,6 +255,7 @@ def harvest(
 
 @app.command()
 @clean_errors
+@resumes
 def patch(
     model: Annotated[str, typer.Argument(metavar="PATH_OR_NAME", help="A directory, a hub id or a short name.")],
     pairs: Annotated[

@@ -331,6 +331,23 @@ def test_an_error_of_the_library_is_one_message(monkeypatch: pytest.MonkeyPatch)
     assert (shown.exit_code, shown.output) == (2, "error: no [such] thing\n")
 
 
+@pytest.mark.parametrize("work", ["harvest", "studies"])
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str):
+    def interrupted(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    name = {"harvest": "harvest", "studies": "study_pairs"}[work]
+    monkeypatch.setattr(f"hooked_lm.{work}.{name}", interrupted)
+    harvest = ["harvest", "demo", "corpus.jsonl", tmp_path, "--site", "resid_post1"]
+    shown = call(*(harvest if work == "harvest" else ["patch", "demo", "--pairs", "x.jsonl", "--output", tmp_path]))
+    assert (shown.exit_code, shown.output) == (130, "interrupted: complete shards are kept, the same command resumes\n")
+
+
+def test_the_package_is_the_command():
+    shown = subprocess.run([sys.executable, "-m", "hooked_lm", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("hooked-lm ")
+
+
 def test_help_does_not_wait_for_torch():
     assert_light("--help", ("demo", "verify", "models"))
 

@@ -43,13 +43,13 @@ class Budget:
 def bytes_of(size: int | str, name: str = "max_memory") -> int:
     """The number of bytes of an int or a string such as "512MB" or "2 GiB"; ValueError for anything else.
 
-    >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of(1000)
-    (512000000, 1610612736, 1000)
+    >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of("2KB"), bytes_of(1000)
+    (512000000, 1610612736, 2000, 1000)
     """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*", size) if isinstance(size, str) else None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B\s*", size) if isinstance(size, str) else None
     if found is not None:
         number, prefix, is_binary = found.groups()
-        size = int(float(number) * (1024 if is_binary else 1000) ** " kMGT".index(prefix or " "))
+        size = int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         auto = "'auto', " if name == "max_memory" else ""
         raise ValueError(f"{name} must be {auto}a number of bytes or a size such as '512MB', got {size!r}")

@@ -14,8 +14,11 @@ from hooked_lm.harvest.shard import COLUMNS
 from hooked_lm.harvest.shard_file import layout_of
 from hooked_lm.harvest.stored_value import SCALE
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.hooks.select import unknown
+from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
+from hooked_lm.models.names import get_act_name
 from hooked_lm.shards import Shards
+
+SiteName = str | tuple[str, int]  # a name, a short name such as "z0", or ("z", 0)
 
 
 class Columns(Shards):
@@ -49,20 +52,29 @@ class Columns(Shards):
         return self.starts[-1]
 
     @overload
-    def __getitem__(self, which: str) -> "Column": ...
+    def __getitem__(self, which: SiteName) -> "Column": ...
     @overload
     def __getitem__(self, which: Indices) -> dict[str, Tensor]: ...
 
     def __getitem__(self, which: Any) -> Any:
-        if not isinstance(which, str):
-            return {name: self[name][which] for name in (*self.sites, *COLUMNS)}
-        if which not in COLUMNS and which not in self.plan.sites:
-            raise unknown(which, {**dict.fromkeys(self.sites), **COLUMNS})
-        return Column(self, which)
+        if isinstance(which, str) or (is_shorthand(which) and isinstance(which[0], str)):
+            return Column(self, which if which in COLUMNS else self.site(which))
+        return {name: self[name][which] for name in (*self.sites, *COLUMNS)}
+
+    def site(self, given: SiteName) -> str:
+        """The full name of a site, of which the short name may be given; raises UnknownSite if the store does not have it."""
+        name = given if isinstance(given, str) else get_act_name(*given)
+        for known in (name, get_act_name(name)):
+            if known in self.plan.sites:
+                return known
+        near = ", ".join(map(repr, nearest(name, self.sites)))
+        raise UnknownSite(
+            f"no site {given!r} in {self.path}; did you mean {near}? Other columns are {', '.join(COLUMNS)}"
+        )
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {len(self.shards)} shards ({self._state}), "
+            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {_shards(len(self.shards))} ({self._state}), "
             f"sites {', '.join(self.sites)}"
         )
 
@@ -119,10 +131,19 @@ class Column:
     def __len__(self) -> int:
         return len(self.store)
 
+    def __repr__(self) -> str:
+        return (
+            f"Column({self.name!r}: {', '.join(f'{dim} {n:,}' for dim, n in zip(self.dims, self.shape, strict=True))})"
+        )
+
     def __getitem__(self, which: Indices) -> Tensor:
+        if which is None or isinstance(which, tuple):
+            raise TypeError(
+                f"a column is indexed by tokens alone, got {which!r}; index what it gives: column[tokens][:, ...]"
+            )
         plain = plain_indices("tokens", which)
-        if plain is None or (isinstance(plain, slice) and plain.step in (None, 1)):
-            start, end, _ = (plain or slice(None)).indices(len(self))
+        if isinstance(plain, slice) and plain.step in (None, 1):
+            start, end, _ = plain.indices(len(self))
             return self._between(start, max(start, end))
         found = self._at(torch.tensor(indices_in("tokens", plain, len(self))))
         return found[0] if isinstance(plain, int) else found
@@ -146,6 +167,10 @@ class Column:
             here = shards == i
             found[here] = self.store.rows(self.store.shards[i], self.name, numbers[here] - self.store.starts[i])
         return found
+
+
+def _shards(n: int) -> str:
+    return "1 shard" if n == 1 else f"{n} shards"
 
 
 def _view(whole: UInt8[Tensor, " byte"], dtype: torch.dtype, begin: int, shape: list[int]) -> Tensor:

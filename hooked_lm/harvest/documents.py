@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from torch import Tensor
 Document = str | Sequence[int]
 COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
+NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # of a data set on the hub
 SAMPLE = 1000  # documents, evenly spaced: the sample by which a corpus is measured and identified
 
 
@@ -149,12 +151,25 @@ def loaded(source: str | os.PathLike[str]) -> Any:
     if files:
         if len(kinds := {Path(name).suffix for name in files}) > 1:
             raise ValueError(f"{source} has files of several kinds, {', '.join(sorted(kinds))}: name one of them")
-        return datasets.load_dataset(BUILDERS[kinds.pop()], data_files=files, split="train")
+        return _read(datasets, BUILDERS[kinds.pop()], files)
     if path.is_dir() and (path / "dataset_info.json").exists():
         return datasets.load_from_disk(str(path))
     if path.suffix in BUILDERS or path.exists() or str(source).startswith((".", "/", "~")):
         raise FileNotFoundError(f"no file of {', '.join(BUILDERS)} is at {source}")
+    if not NAME.fullmatch(str(source)):
+        raise ValueError(f"{str(source)!r} is neither a path nor the name of a data set; give texts as a list")
     return datasets.load_dataset(str(source), split="train")
+
+
+def _read(datasets: Any, kind: str, files: list[str]) -> Any:
+    """The data set in files of one kind; ValueError, with their names, for files that are empty or cannot be read."""
+    names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    if not any(os.path.getsize(file) for file in files):
+        raise ValueError(f"the data set is empty: there is nothing in {names}")
+    try:
+        return datasets.load_dataset(kind, data_files=files, split="train")
+    except (datasets.exceptions.DatasetGenerationError, StopIteration) as error:
+        raise ValueError(f"cannot read {names} as {kind}: {error.__cause__ or error or 'no data'}") from error
 
 
 def column_of(columns: Sequence[str], column: str | None) -> str:
@@ -172,7 +187,9 @@ def checked(document: object, number: int) -> Document:
         document = document.tolist()
     if isinstance(document, str) or (isinstance(document, Sequence) and all(isinstance(i, int) for i in document)):
         return document
-    raise TypeError(f"document {number} must be a text or a list of token ids, got a {type(document).__name__}")
+    raise TypeError(
+        f"document {number} must be a text or a list of token ids, got {str(document)[:40]!r} ({type(document).__name__})"
+    )
 
 
 def digest(documents: Sequence[Document]) -> str:

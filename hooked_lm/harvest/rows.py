@@ -62,6 +62,8 @@ class RowMaker:
             raise ValueError(f"long must be one of {', '.join(map(repr, LONG))}, got {self.long!r}")
         if isinstance(self.positions, str) and self.positions not in ("all", "text"):
             raise ValueError(f"positions must be 'all', 'text' or indices, got {self.positions!r}")
+        if not isinstance(self.positions, str) and plain_indices("positions", self.positions) == []:
+            raise ValueError("positions is empty: there is nothing to keep")
         if not 1 <= self.context <= self.model.cfg.n_ctx:
             raise ValueError(
                 f"context must be from 1 to the model's n_ctx of {self.model.cfg.n_ctx}, got {self.context}"

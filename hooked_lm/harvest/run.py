@@ -22,7 +22,7 @@ def harvest(
     directory: str | os.PathLike[str],
     *,
     positions: str | Indices = "all",
-    dtype: torch.dtype = torch.float32,
+    dtype: str | torch.dtype = torch.float32,
     reduce: str | None = None,
     context: int | None = None,
     long: str = "truncate",
@@ -50,7 +50,7 @@ def harvest(
         sites: names, short names or globs of sites with a vector for each token.
         directory: the harvest is a folder in it, whose name has the hash of its plan.
         positions: "all" tokens, those of the "text" (without special tokens), or indices of positions in each row.
-        dtype: float32, bfloat16, float16, or int8 with one scale for each vector.
+        dtype: "float32", "bfloat16", "float16", or "int8" with one scale for each vector; or a dtype of torch.
         reduce: "mean", "max" or "last" of each row's tokens that are kept; None: every token.
         context: the largest number of tokens in a row; the model's n_ctx if None.
         long: what happens to longer documents: "truncate", "split" (into several rows, each with BOS) or "error".
@@ -81,7 +81,7 @@ def harvest(
         sites,
         directory,
         RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos),
-        dtype=dtype,
+        dtype=_dtype(dtype),
         reduce=reduce,
         batch_size=batch_size,
         shard_bytes=bytes_of(shard_size, "shard_size"),
@@ -90,3 +90,11 @@ def harvest(
     )
     carry_out(job, part, n_workers, engine, progress)
     return ActivationStore(job.folder)
+
+
+def _dtype(given: str | torch.dtype) -> torch.dtype:
+    """A type of torch, given itself or by its name."""
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype must be 'float32', 'bfloat16', 'float16' or 'int8', got {given!r}")
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.harvest import export
-from hooked_lm.harvest.columns import Columns
+from hooked_lm.harvest.columns import Columns, SiteName
 from hooked_lm.harvest.shard import COLUMNS, moments_of
 from hooked_lm.harvest.shuffled import ShuffledVectors
 from hooked_lm.interventions.statistics import Summary
@@ -30,19 +30,20 @@ class ActivationStore(Columns):
 
     # ---- statistics ------------------------------------------------------------------------------------------------------
 
-    def mean(self, site: str) -> Float[Tensor, "*width"]:
+    def mean(self, site: SiteName) -> Float[Tensor, "*width"]:
         """The mean vector of a site, in float64."""
         return self._summary(site).mean
 
-    def variance(self, site: str) -> Float[Tensor, "*width"]:
+    def variance(self, site: SiteName) -> Float[Tensor, "*width"]:
         """The variance of each number of a site's vectors, in float64."""
         return self._summary(site).variance
 
-    def _summary(self, site: str) -> Summary:
-        whole = moments_of(self[site].shape[1:])
+    def _summary(self, site: SiteName) -> Summary:
+        name = self.site(site)
+        whole = moments_of(self[name].shape[1:])
         for shard in self.shards:
             record = json.loads(record_path(self.path, shard).read_text())
-            mean, m2 = (torch.tensor(record["sites"][site][name], dtype=torch.float64) for name in ("mean", "m2"))
+            mean, m2 = (torch.tensor(record["sites"][name][moment], dtype=torch.float64) for moment in ("mean", "m2"))
             whole.merge(record["tokens"], mean, m2)
         return whole.summary()
 
@@ -50,15 +51,15 @@ class ActivationStore(Columns):
 
     def stream(
         self,
-        site: str,
-        site_out: str | None = None,
+        site: SiteName,
+        site_out: SiteName | None = None,
         *,
         buffer: int | str = "256MB",
         run: int | str = "1MiB",
         seed: int = 0,
     ) -> ShuffledVectors:
         """The vectors of a site, or of two, in a seeded random order, to train a dictionary on; see `ShuffledVectors`."""
-        columns = [self[name] for name in ([site] if site_out is None else [site, site_out])]
+        columns = [self[self.site(name)] for name in ([site] if site_out is None else [site, site_out])]
         return ShuffledVectors(columns, bytes_of(buffer, "buffer"), bytes_of(run, "run"), seed)
 
     def to_datasets(self, sites: str | Sequence[str] | None = None, schema: str = "tokens") -> Any:
@@ -77,4 +78,8 @@ class ActivationStore(Columns):
         return export.TokenDataset(self, [*self._names(sites), *COLUMNS])
 
     def _names(self, sites: str | Sequence[str] | None) -> list[str]:
-        return self.sites if sites is None else [sites] if isinstance(sites, str) else list(sites)
+        return (
+            self.sites
+            if sites is None
+            else [self.site(name) for name in ([sites] if isinstance(sites, str) else sites)]
+        )

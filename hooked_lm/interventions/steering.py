@@ -347,6 +347,10 @@ def sweep_steering(
     True
     """
     contrast.check_model(model)
+    if not isinstance(vectors, SteeringVectors):
+        raise TypeError(
+            f"vectors must be SteeringVectors, as steering_vectors(...) returns them; got a {type(vectors).__name__}"
+        )
     if positions not in ("all", "prompt", "last_prompt"):
         raise ValueError(
             f"a sweep generates nothing: positions must be 'all', 'prompt' or 'last_prompt', got {positions!r}"

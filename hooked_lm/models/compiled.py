@@ -49,6 +49,7 @@ class Compiled:
         self._graphs: dict[tuple[object, ...], Graph] = {}
         self._made_of: _Snapshot | None = None
         self._cache: KeyValueCache | None = None  # of the last prompt
+        self._n_rows = 0  # of the last prompt
         self._step: Graph | None = None  # which continues it, unless steps run eagerly
         self._left = 0  # the tokens that there is still room for
         self._warned: set[str] = set()
@@ -114,7 +115,7 @@ class Compiled:
         logits = self._eager(tokens, attention_mask=attention_mask, past_kv_cache=cache)[:, -1]
         kept = self.taps
         room = min(-(-n_pos // ROOM) * ROOM, n_ctx)
-        self._cache, self._left = cache, max_new_tokens
+        self._cache, self._left, self._n_rows = cache, max_new_tokens, len(tokens)
         self._step = self._step_after(cache, room, logits.argmax(-1, keepdim=True))
         self.taps = kept
         return logits
@@ -153,8 +154,12 @@ class Compiled:
         """
         if self._left < 1 or self._cache is None:
             raise ValueError("there is no room for another token: call prefill(tokens, max_new_tokens) first")
-        self._left -= 1
+        if tuple(tokens.shape) != (n := self._n_rows,):
+            raise ValueError(
+                f"tokens must be one id for each row of the prompt, [{n}]; got shape {tuple(tokens.shape)}"
+            )
         tokens = self._checked(tokens[:, None])
+        self._left -= 1
         graph, why = self._step, self._obstacle()
         if graph is None:
             return self._eager(tokens, past_kv_cache=self._cache)[:, -1]

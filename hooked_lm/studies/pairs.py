@@ -135,6 +135,8 @@ def _answer(model: TextMethods, answer: object, name: str) -> tuple[int, ...]:
     ids = model.tokens.answer_ids(answer, name).reshape(-1).cpu()
     if not len(ids):
         raise ValueError(f"{name} is empty")
+    if (smallest := int(ids.min())) < 0:
+        raise ValueError(f"{name}: {smallest} is not a token id")
     return _checked(model, ids)
 
 

@@ -61,3 +61,35 @@ def test_columns() -> None:
         documents_of(datasets.Dataset.from_dict({"words": ["a"]}))
     with pytest.raises(ValueError, match="a stream cannot be shuffled"):
         documents_of(tokens.to_iterable_dataset(), seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.jsonl", "", "the data set is empty: there is nothing in .*empty.jsonl"),
+        ("empty.txt", "", "the data set is empty: there is nothing in .*empty.txt"),
+        ("half.jsonl", '{"text": "a"}\n{"text": "b\n', "cannot read .*half.jsonl as json: JSON parse error"),
+        ("lists.jsonl", '["a"]\n["b"]\n', "cannot read .*lists.jsonl as json"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, message: str
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        documents_of(tmp_path / name)
+
+
+def test_a_text_is_not_the_name_of_a_data_set() -> None:
+    with pytest.raises(ValueError, match="neither a path nor the name of a data set; give texts as a list"):
+        documents_of("Mary gave it to John")
+
+
+def test_arguments_of_a_harvest_that_would_keep_nothing(tmp_path: Path) -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    with pytest.raises(ValueError, match="positions is empty"):
+        harvest(model, TEXTS, "mlp_out0", tmp_path, positions=[])
+    with pytest.raises(ValueError, match="dtype must be 'float32', 'bfloat16', 'float16' or 'int8', got 'float9'"):
+        harvest(model, TEXTS, "mlp_out0", tmp_path, dtype="float9")
+    assert not list(tmp_path.iterdir())

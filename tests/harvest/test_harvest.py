@@ -69,11 +69,28 @@ def test_the_store_is_indexed_as_a_tensor(model: HookedTransformer, tmp_path: Pa
         column[1000]
     with pytest.raises(KeyError, match="hook_mlp_out"):
         store["blocks.0.hook_mlp_ou"]
+    for wrong in (None, (0, 1), (slice(2), 0)):
+        with pytest.raises(TypeError, match="indexed by tokens alone"):
+            column[wrong]
+
+
+def test_short_names_of_what_is_stored(model: HookedTransformer, tmp_path: Path) -> None:
+    store = harvest(model, TEXTS, SITES, tmp_path)
+    assert [store["mlp_out0"].name, store["z", 1].name] == SITES
+    assert torch.equal(store.mean("mlp_out0"), store.mean(SITES[0]))
+    assert repr(store["z1"]).startswith("Column('blocks.1.attn.hook_z': token ")
+    assert "in 1 shard (complete)" in repr(store)
+    for wrong in ("tokens", ("z", 0), "z2"):
+        with pytest.raises(KeyError, match="no site"):
+            store.mean(wrong)
+    with pytest.raises(KeyError, match="no site 'tokens'"):
+        store.stream("tokens")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-3), ("float16", 5e-4), ("int8", 5e-3)])
 def test_types(model: HookedTransformer, tmp_path: Path, dtype: str, tolerance: float) -> None:
-    store = harvest(model, TEXTS, SITES, tmp_path, dtype=getattr(torch, dtype))
+    store = harvest(model, TEXTS, SITES, tmp_path, dtype=dtype)
+    assert harvest(model, TEXTS, SITES, tmp_path, dtype=getattr(torch, dtype)).path == store.path
     for site in SITES:
         close(store[site][:], by_hand(model, TEXTS, site), tolerance)
     assert store[SITES[0]].dtype == (torch.float32 if dtype == "int8" else getattr(torch, dtype))

@@ -18,6 +18,7 @@ from hooked_lm.results.scores import Scores
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES, ENCODER_CASES, ENCODER_DECODER_CASES
 from tests.families._models import hooked, prompt
+from tests.unchecked import unchecked
 
 WIDTH, N = 24, 64  # of the toy's stream; pairs
 N_NEW = 4  # tokens
@@ -541,3 +542,8 @@ def test_what_a_sweep_refuses(options: dict[str, Any], match: str) -> None:
     metric = options.pop("metric", metrics.logit(5))
     with pytest.raises(ValueError, match=match):
         sweep_steering(demo(), vectors(), ["Mary", "Tom", "Mary went"], metric, progress=False, **options)
+
+
+def test_a_sweep_takes_steering_vectors() -> None:
+    with unchecked(), pytest.raises(TypeError, match=r"vectors must be SteeringVectors.*got a Tensor"):
+        sweep_steering(demo(), torch.zeros(128), "Mary", metrics.logit(5), coefficients=[1])  # type: ignore[arg-type]

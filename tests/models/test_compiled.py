@@ -15,6 +15,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.compiled import Compiled
 from tests.close import assert_apart, assert_close
 from tests.models.toys import ids, padded, toy
+from tests.unchecked import unchecked
 
 KINDS = pytest.mark.parametrize("kind", ["rotary", "windowed", "shortformer"])
 EDITED = "blocks.1.hook_resid_pre"
@@ -168,6 +169,17 @@ def test_bad_input() -> None:
         model.compiled(backend="fast")
     with pytest.raises(ValueError, match="max_new_tokens must be 1 to 14, got 20"):
         model.compiled().prefill(ids(), 20)
+
+
+@torch.no_grad()
+def test_a_step_takes_one_id_for_each_row() -> None:
+    run, _ = compiled()
+    logits = run.prefill(ids(3, 5), 2)
+    for wrong in (ids(3, 1), ids(1, 2)[0], torch.tensor(1)):
+        with unchecked(), pytest.raises(ValueError, match=r"one id for each row of the prompt, \[3\]; got shape"):
+            run.step(wrong)
+    for _ in range(2):  # a refused step took no room
+        logits = run.step(logits.argmax(-1))
 
 
 INDUCTOR = """

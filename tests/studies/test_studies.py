@@ -259,13 +259,15 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         {**PAIRS[0], "answer": 10**6},
         {**PAIRS[0], "clean": [1, 2.5]},
         {**PAIRS[0], "clean": "word " * 1000},
+        {**PAIRS[0], "answer": -7},
     ]
-    with pytest.raises(ValueError, match="6 of 11 pairs cannot run") as raised:
+    with pytest.raises(ValueError, match="7 of 12 pairs cannot run") as raised:
         run(model, tmp_path, pairs=[*PAIRS, *wrong])
     lines = str(raised.value).splitlines()[1:]
     expected = [
         "pair 5: clean has", "pair 6: answer: 'Mary' has no leading space", "pair 7: it has no 'clean'", "pair 8: ",
         "pair 9: clean must be whole numbers", "pair 10: clean has 2",
+        "pair 11: answer: -7 is not a token id",
     ]  # fmt: skip
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
     assert not list(tmp_path.iterdir())
