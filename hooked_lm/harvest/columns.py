@@ -52,7 +52,7 @@ class Columns(Shards):
         return self.starts[-1]
 
     @overload
-    def __getitem__(self, which: SiteName) -> "Column": ...
+    def __getitem__(self, which: SiteName) -> "Column": ...  # type: ignore[overload-overlap]
     @overload
     def __getitem__(self, which: Indices) -> dict[str, Tensor]: ...
 
