@@ -35,6 +35,7 @@ FLOORS = {
     "reports": 7,
     "compat": 7,
     "cli": 8,
+    "__main__": 9,
     "__init__": 9,
 }
 LOADING = {"families", "hub", "pretrained"}
