@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -161,7 +162,7 @@ def loaded(source: str | os.PathLike[str]) -> Any:
     return datasets.load_dataset(str(source), split="train")
 
 
-def _read(datasets: Any, kind: str, files: list[str]) -> Any:
+def _read(datasets: ModuleType, kind: str, files: list[str]) -> Any:
     """The data set in files of one kind; ValueError, with their names, for files that are empty or cannot be read."""
     names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
     if not any(os.path.getsize(file) for file in files):
