@@ -1,8 +1,6 @@
 """What every decoder of `tests/families/` buys: the numbers of transformers, under names that mean what they say."""
 
 import copy
-import re
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -28,18 +26,19 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.layer_norm import HeadLayerNorm
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.hooks import HookPoint
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.core import CORE, thinned
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
+from tests.families._alive import dead_sites
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     assert_as_near_the_truth,
     assert_same_gradients,
     assert_same_logits,
     assert_same_tensors,
-    distance,
     has_routes,
     hooked,
     logits_of,
@@ -198,81 +197,38 @@ def test_sites_and_their_shapes(case: Case):
         ], name
 
 
-def bent(value: Tensor, n_values: int, dims: tuple[str, ...] = ()) -> Tensor:
-    """Another value of the same shape; not a mere scale, which norms would not see. A mask then hides nothing.
-
-    The divisors of pooled keys differ between blocks, as a common one would not change which of them an indexer chooses.
-    """
-    if value.dtype is torch.bool:
-        return torch.ones_like(value)
-    if not value.is_floating_point():
-        return (value + 1) % n_values
-    if dims[-2:] == ("block", "1"):
-        return value * torch.linspace(0.5, 1.5, value.shape[1])[:, None]
-    return value * torch.linspace(0.5, 1.5, value.shape[-1])
-
-
 @torch.no_grad()
 @unchecked()
 def test_every_site_is_alive(case: Case):
-    """An edit of any site changes the logits.
-
-    Each is edited in a run of its own, but for blocks that repeat an earlier one: theirs are edited together, each in
-    its own row of the batch. What acts through a choice of keys has many to choose from. Experts to whom no token went
-    have nothing to edit, and the positions of an expert's tokens are for information.
-    """
+    """An edit of any site changes the logits. What acts through a choice of keys has many to choose from."""
     chooses = any(name.endswith("hook_index_mask") for name in hooked(case).all_points())
-    model, tokens = hooked(case), prompt(case, batch=1, length=24 if chooses else 8)
-    clean, blocks = model(tokens), model.cfg.tree.blocks
-    edited: set[str] = set()
-
-    def edit(value: Tensor, hook: Any) -> Tensor:
-        edited.update([hook.name] if value.numel() and value.is_floating_point() else [])
-        return bent(value, n_values(model, hook.name), hook.dims)
-
-    dead, repeated = [], []
-    for name, point in model.all_points().items():
-        layer = int(name.split(".")[1]) if name.startswith("blocks.") else 0
-        is_repeated, is_routed = blocks[layer] in blocks[:layer], point.dims[0] == "routed"
-        if is_repeated and not is_routed:
-            repeated.append(name)
-        elif is_repeated and not stands_for_all(name, n_values(model, name)):
-            continue
-        elif distance(model.run_with_hooks(tokens, fwd_hooks=[(name, edit)]), clean) < 1e-3:
-            dead.append(name)
-    for on_demand in (False, True):  # apart: what is computed on demand takes the place of what is computed else
-        dead += dead_rows(model, tokens, [name for name in repeated if model.hook_dict[name].on_demand is on_demand])
-    routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
-    idle = routed - edited
-    assert [name for name in dead if name not in idle] == []
-    assert not routed or routed & edited, "no token went to any expert"
+    assert dead_sites(hooked(case), prompt(case, batch=1, length=24 if chooses else 8)) == []
 
 
-def stands_for_all(name: str, n_experts: int) -> bool:
-    """Whether this expert is the one whose site of this kind is edited; for other kinds it is another expert."""
-    found = re.search(r"experts\.(\d+)\.(\w+)", name)
-    assert found is not None, f"{name} is no site of an expert"
-    return int(found[1]) == zlib.crc32(found[2].encode()) % n_experts
-
-
-def dead_rows(model: HookedTransformer, tokens: Tensor, names: list[str]) -> list[str]:
-    """Which of the sites could be edited without a change of the logits, in one run with a row for each."""
-    rows = {name: row for row, name in enumerate(names)}
-
-    def edit(value: Tensor, hook: Any) -> Tensor:
-        value = value.clone()
-        value[rows[hook.name]] = bent(value[rows[hook.name]], n_values(model, hook.name))
+class Ignored(HookPoint):
+    def __call__(self, value: Any) -> Any:
+        super().__call__(value)
         return value
 
-    together = tokens.expand(max(1, len(names)), -1)
-    changed = model.run_with_hooks(together, fwd_hooks=[(name, edit) for name in names]) - model(together)
-    return [name for name in names if changed[rows[name]].abs().max() < 1e-3]
+
+DEAD = {
+    "llama-grouped": (
+        "hook_embed",
+        "blocks.0.ln1.hook_scale",
+        "blocks.1.attn.hook_pattern",
+        "blocks.1.attn.hook_result",
+    ),
+    "mixtral-grouped": ("blocks.0.mlp.experts.0.hook_pre", "blocks.1.mlp.experts.0.hook_out", "blocks.1.hook_q_input"),
+}
 
 
-def n_values(model: HookedTransformer, name: str) -> int:
-    """How many values an integer site may take: tokens of the vocabulary, or experts."""
-    lengths = sizes(model.cfg.tree, name, 1, 8)
-    return lengths["d_vocab"] if name == "hook_tokens" else lengths.get("expert", 8)
+@pytest.mark.parametrize(("name", "site"), [(name, site) for name in DEAD for site in DEAD[name]])
+@torch.no_grad()
+@unchecked()
+def test_a_site_whose_value_is_ignored_is_dead(name: str, site: str):
+    model = copy.deepcopy(hooked(by_name(name)))
+    model.hook_dict[site].__class__ = Ignored
+    assert dead_sites(model, prompt(by_name(name), batch=1, length=8)) == [site]
 
 
 def test_identities(case: Case):

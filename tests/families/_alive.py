@@ -1,0 +1,85 @@
+"""Which sites of a decoder may be edited without a change of the logits: many in one run, each in a row of the batch.
+
+A run edits one site of each component at most, so that a component sees one listener, as in a run of that site alone.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedTransformer
+from tests.families._sites import sizes
+
+
+def dead_sites(model: HookedTransformer, tokens: Tensor) -> list[str]:
+    """The sites that are edited without effect, for one prompt of shape [1, pos].
+
+    Experts to whom no token went have nothing to edit, and the positions of an expert's tokens are for information. Sites on
+    demand are edited apart, as what is computed for them takes the place of what is computed otherwise.
+    """
+    points = {name: x for name, x in model.all_points().items() if not name.endswith("hook_routed_positions")}
+    clean, dead, edited = model(tokens), list[str](), set[str]()
+    for on_demand in (False, True):
+        for names in rounds(name for name, point in points.items() if point.on_demand is on_demand):
+            dead += dead_rows(model, tokens, clean, names, edited)
+    routed = {name for name, point in points.items() if point.dims[0] == "routed"}
+    assert not routed or routed & edited, "no token went to any expert"
+    return [name for name in dead if name in edited or name not in routed]
+
+
+def rounds(names: Iterable[str]) -> Iterator[list[str]]:
+    """The sites, one of each component at a time."""
+    by_component: dict[str, list[str]] = {}
+    for name in names:
+        by_component.setdefault(component(name), []).append(name)
+    return ([name for name in names if name is not None] for names in zip_longest(*by_component.values()))
+
+
+def component(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def dead_rows(model: HookedTransformer, tokens: Tensor, clean: Tensor, names: list[str], edited: set[str]) -> list[str]:
+    """The sites among these that are edited without effect, in one run with a row for each; adds to `edited` what was there."""
+    rows = {name: row for row, name in enumerate(names)}
+    rows_of_tokens: dict[str, Tensor] = {}  # of each expert
+
+    def keep_rows(value: Tensor, hook: Any) -> None:
+        rows_of_tokens[component(hook.name)] = value[:, 0]
+
+    def edit(value: Tensor, hook: Any) -> Tensor:
+        routed = hook.dims[0] == "routed"
+        lines = rows_of_tokens[component(hook.name)] if routed else torch.arange(len(value))
+        own = lines == rows[hook.name]
+        edited.update([hook.name] if own.any() else [])
+        value = value.clone()
+        value[own] = bent(value[own], n_values(model, hook.name), hook.dims)
+        return value
+
+    experts = {component(name) for name in names if model.hook_dict[name].dims[0] == "routed"}
+    hooks = [*((f"{expert}.hook_routed_positions", keep_rows) for expert in experts), *((name, edit) for name in names)]
+    changed = (model.run_with_hooks(tokens.expand(len(names), -1), fwd_hooks=hooks) - clean).abs().amax((1, 2))
+    return [name for name, change in zip(names, changed.tolist(), strict=True) if change < 1e-3]
+
+
+def bent(value: Tensor, n_values: int, dims: tuple[str, ...]) -> Tensor:
+    """Another value of the same shape; not a mere scale, which norms would not see. A mask then hides nothing.
+
+    The divisors of pooled keys differ between blocks, as a common one would not change which of them an indexer chooses.
+    """
+    if value.dtype is torch.bool:
+        return torch.ones_like(value)
+    if not value.is_floating_point():
+        return (value + 1) % n_values
+    if dims[-2:] == ("block", "1"):
+        return value * torch.linspace(0.5, 1.5, value.shape[1])[:, None]
+    return value * torch.linspace(0.5, 1.5, value.shape[-1])
+
+
+def n_values(model: HookedTransformer, name: str) -> int:
+    """How many values an integer site may take: tokens of the vocabulary, or experts."""
+    lengths = sizes(model.cfg.tree, name, 1, 8)
+    return lengths["d_vocab"] if name == "hook_tokens" else lengths.get("expert", 8)
