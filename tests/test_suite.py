@@ -87,7 +87,7 @@ def test_rows_that_do_not_stand_for_others_are_slow() -> None:
 
 # ---- annotations are checked -----------------------------------------------------------------------------------------
 
-checked = jaxtyping.jaxtyped(typechecker=None)  # as `conftest.py` at the top has it
+checked = jaxtyping.jaxtyped(typechecker=None)  # as `annotation_checks.py` has it
 
 
 @checked
