@@ -25,6 +25,7 @@ from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned
@@ -115,6 +116,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
         raise ValueError(
             "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
         )
+    refuse_quantized(model, "to_hf and save_pretrained", "write the model before quantize()")
     if processed := model.cfg.processed:
         raise ValueError(
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "

@@ -28,10 +28,14 @@ QUANTIZED_TENSORS = (
     "quanto",
     "optimum",
 )  # packages of tensors that hold integers and scales
+QUANTIZE_LATER = (
+    "weights are quantised after loading and folding: leave this out, and call model.quantize('int8') or 'int4'"
+)
 NOT_QUANTIZED = (
-    "quantised weights are not supported, because every weight is read, viewed by heads and folded as a plain tensor, which a "
-    "quantised one does not allow: use dtype=torch.bfloat16, and for a quantised checkpoint write its weights in bfloat16 first "
-    "(`dequantize()` and `save_pretrained` of the transformers model)"
+    "weights that were quantised by another library cannot be read, because they are rearranged by heads and folded when "
+    "loaded: use the original checkpoint, and call model.quantize('int8') or 'int4'. If there is none, load this one with "
+    "transformers as ordinary weights (model.dequantize() for bitsandbytes; FineGrainedFP8Config, Mxfp4Config and "
+    "CompressedTensorsConfig have dequantize=True), and pass hf_model=model"
 )
 
 
@@ -65,7 +69,7 @@ class Options:
         if self.hf_kwargs.get("trust_remote_code"):
             raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
         if asked := [name for name in QUANTIZED_OPTIONS if self.hf_kwargs.get(name)]:
-            raise ValueError(f"{asked[0]}={self.hf_kwargs[asked[0]]!r}: {NOT_QUANTIZED}")
+            raise ValueError(f"{asked[0]}={self.hf_kwargs[asked[0]]!r} is not supported: {QUANTIZE_LATER}")
         if isinstance(self.hf_model, nn.Module):
             for name, weight in self.hf_model.named_parameters():
                 if type(weight).__module__.partition(".")[0] in QUANTIZED_TENSORS:

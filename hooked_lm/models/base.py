@@ -1,6 +1,6 @@
 """The base class of all models: building, devices, sites and flags."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from typing import Any, ClassVar, TypeVar
 
@@ -23,6 +23,7 @@ from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights
+from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
 
 Model = TypeVar("Model", bound="BaseModel")
 
@@ -39,7 +40,7 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-class BaseModel(HookedRootModule):
+class BaseModel(QuantizeMethods, HookedRootModule):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
@@ -99,9 +100,10 @@ class BaseModel(HookedRootModule):
             check_stays(self.device_map, *args, **kwargs)
         return super().to(*args, **kwargs)
 
-    def _apply(self: Model, *args: Any, **kwargs: Any) -> Model:
+    def _apply(self: Model, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Model:
         """Called by `to`, `half`, `float` and all other conversions of PyTorch."""
-        super()._apply(*args, **kwargs)
+        with quantized_apart(self, fn):
+            super()._apply(fn, *args, **kwargs)
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
@@ -191,10 +193,12 @@ class BaseModel(HookedRootModule):
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""
+        refuse_quantized(self, "load_state_dict", "load other weights into a model before quantize()")
         state_dict = in_our_names(self, state_dict)
         check_shared(self, state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def init_weights(self) -> None:
         """Initializes the weights at random according to `cfg.init_mode` and `cfg.seed`."""
+        refuse_quantized(self, "init_weights", "initialize the weights before quantize()")
         init_weights(self, self.cfg)

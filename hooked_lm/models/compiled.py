@@ -14,6 +14,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.traced import Add, DecodeStep, Graph, Run
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 
 BACKENDS = ("auto", "inductor", "cudagraph", "traced")
 ROOM = 256  # the positions of a decode step are a multiple of this, so that prompts of similar lengths share a graph
@@ -184,6 +185,8 @@ class Compiled:
             self._made_of.needs_grad() or any(e.requires_grad for e in self.edits.values())
         ):
             return "gradients; run it inside torch.no_grad() if none are needed"
+        if self._made_of.is_quantized:
+            return "quantised weights"
         if self._made_of.has_hooks():
             return "a hook that is not among its taps and edits"
         if torch.is_autocast_enabled(self.model.device.type):
@@ -205,7 +208,9 @@ class _Snapshot:
         self.model, self.settings = model, dict(vars(model.cfg))
         self.modules = list(model.modules())
         self.places = [(part, name, part[name]) for m in self.modules for part in _parts(m) for name in part]
-        tensors = [*edits.values(), *(value for *_, value in self.places if isinstance(value, Tensor))]
+        weights = [value for *_, value in self.places if isinstance(value, Tensor)]
+        self.is_quantized = any(isinstance(weight, QuantizedWeight) for weight in weights)
+        tensors = [*edits.values(), *(weight for weight in weights if not isinstance(weight, QuantizedWeight))]
         self.tensors = [(tensor, tensor.data_ptr()) for tensor in tensors]
 
     def is_current(self) -> bool:

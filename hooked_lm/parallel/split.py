@@ -11,6 +11,7 @@ from hooked_lm.components.blocks.block import Block
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.parallel import attention, mlp, moe
 from hooked_lm.parallel.guard import SplitModule
 from hooked_lm.parallel.points import SPLIT_AXES
@@ -51,6 +52,7 @@ def tensor_parallel(model: Model, group: dist.ProcessGroup | None = None) -> Mod
         raise ValueError("this model is split already")
     if model.device_map is not None:
         raise ValueError("this model has a device_map; load it on one device, and split it there")
+    refuse_quantized(model, "tensor_parallel", "split the weights as they were loaded")
     plan = [(name, module, KINDS[type(module)]) for name, module in _splittable(model)]
     problems = [f"{name}: {reason}" for name, module, kind in plan for reason in kind.obstacles(module, ranks)]
     problems += _unknown_components(model, [name for name, *_ in plan])

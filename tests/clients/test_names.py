@@ -48,9 +48,9 @@ NAMES_LEFT_OUT = {
     "tools": "its own list of models that were tried",
     "lit": "a plugin of another tool",
     "het_safe_view": "reads configs of transformers, which families do here",
-    "quantization_method": "weights are never quantised here",
-    "unreadable_weight_reason": "weights are never quantised here",
-    "require_readable_weight": "weights are never quantised here",
+    "quantization_method": "weights are quantised after loading here, and can be read",
+    "unreadable_weight_reason": "weights are quantised after loading here, and can be read",
+    "require_readable_weight": "weights are quantised after loading here, and can be read",
 }
 TESTED_ELSEWHERE = ("utilities", "utils", "evals", "train")
 

@@ -26,6 +26,7 @@ from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookPoint
+from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.models.weights.state import load_state, make_biases, sync_config
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ def _once(rewrite: Rewrite) -> Callable[[Any], None]:
     @wraps(rewrite)
     @torch.no_grad()
     def apply(model: Any) -> None:
+        refuse_quantized(
+            model, rewrite.__name__, "fold the weights before quantize(), as from_pretrained does by default"
+        )
         if rewrite.__name__ not in model.cfg.processed and rewrite(model):
             sync_config(model)
             model.cfg.processed = (*model.cfg.processed, rewrite.__name__)

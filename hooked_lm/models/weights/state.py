@@ -18,6 +18,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
+from hooked_lm.models.weights.quantize import refuse_quantized
 
 # Config flag -> {bias: its weight}; one flag covers all biases of a group that a module with this flag has.
 BIASES = {
@@ -38,6 +39,7 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     are created, unless all zeros. A `W_U` that differs from `W_E` unties the unembedding, and replaces a factored one.
     Raises ValueError, before any change, for other missing or unexpected names and for different shapes.
     """
+    refuse_quantized(model, "loading a state dict", "load other weights into a model before quantize()")
     given = in_our_names(model, state_dict)
     _check_fit(model, given)
     if isinstance(model.unembed, TiedUnembed) and "unembed.W_U" in given:
