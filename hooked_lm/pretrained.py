@@ -266,7 +266,8 @@ def from_pretrained(
         hf_model: a transformers or PEFT model whose weights are copied instead; it is not changed.
         device: by default the first GPU, else the CPU.
         device_map, max_memory: blocks on several devices: "auto", "balanced", "balanced_low_0" or "sequential" (needs accelerate,
-            which reads `max_memory`), or a dict such as {"embed": 0, "blocks.0": 0, "blocks.1": 1}; see docs/scale.md.
+            which reads `max_memory`), or a dict such as {"": 0, "blocks.1": 1, "blocks.2": "cpu", "blocks.3": "disk"}, of which
+            weights on the last two are copied to the model's device when it computes with them; see docs/scale.md.
         n_devices: "balanced" over this many GPUs.
         default_prepend_bos: the default of `prepend_bos`; None means that of the family.
         tokenizer: replaces the checkpoint's.
@@ -284,6 +285,7 @@ def from_pretrained(
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     several = placement(device, device_map, max_memory, n_devices, move_to_device)
+    rewrites = (fold_ln, center_writing_weights, center_unembed, fold_value_biases)
     options = Options(
         hf_model=hf_model,
         checkpoint_index=checkpoint_index,
@@ -300,11 +302,11 @@ def from_pretrained(
         default_prepend_bos=default_prepend_bos,
         default_padding_side=default_padding_side,
         mmap=mmap,
+        rewritten=any((*rewrites, refactor_factored_attn_matrices)),
         reads_images=next((known.__name__ for known in READ_IMAGES if cls and issubclass(cls, known)), None),
     )
     model = hub.load(model_name, options, lambda tree: class_of(tree, cls, model_name))
     if isinstance(model, Decoder):
-        rewrites = (fold_ln, center_writing_weights, center_unembed, fold_value_biases)
         process_weights(model, *rewrites, refactor_factored_attn_matrices)
     return model.eval()
 

@@ -36,6 +36,9 @@ class Placed(Tensor):
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Placed({self.inner!r}, {self.device})"
 
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
     def tolist(self) -> Any:
         return self.inner.tolist()
 

@@ -1,22 +1,25 @@
 """Which device each block of a model is on: a dict from users, or the plan of accelerate.
 
 Blocks may be on several devices. Everything else (embeddings, final norm, unembedding, heads, towers) is on the model's device.
+As in maps of accelerate, weights of blocks on "disk", and on "cpu" if the model's device is none, are offloaded: they rest there,
+and the model's device computes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.placement import DeviceMap
+from hooked_lm.models.placement import Plan, Rest, block_of
 from hooked_lm.models.shared_weights import shared_parts
 
 Device = torch.device | str | int
 MaxMemory = Mapping[int | str, int | str]
+Placed = dict[str, torch.device | Literal["disk"]]  # a device of weights for each block, and for "", all else
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
@@ -27,26 +30,33 @@ class Placement:
     device_map: str | Mapping[str, Device]
     max_memory: MaxMemory | None = None
 
-    def plan(self, model: BaseModel) -> DeviceMap:
-        """The devices of the blocks of a model, and "" for the rest. Raises ValueError for a map that cannot be honoured."""
+    def plan(self, model: BaseModel) -> Plan:
+        """Where the blocks of a model and its other parts are. Raises ValueError for a map that cannot be honoured."""
         if not model.stacks:
             raise ValueError(f"device_map: a {type(model).__name__} lives on one device; name it with device=")
         found = self.device_map
         given = _inferred(model, found, self.max_memory) if isinstance(found, str) else _checked(model, found)
         placed = _by_block(model, given)
         for part, source in shared_parts(model):
-            one, other = (placed.get(".".join(name.split(".")[:2])) for name in (part, source))
+            one, other = (placed.get(block_of(name)) for name in (part, source))
             if one != other:
                 raise ValueError(
                     f"device_map: '{part}' shares its weights with '{source}', so both are on one device, not {one} and {other}"
                 )
-        return placed
+        return _as_plan(placed)
+
+
+def default_device() -> torch.device:
+    """The first GPU, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def placement(
     device: Device | None, device_map: object, max_memory: MaxMemory | None, n_devices: int, move_to_device: bool
 ) -> Placement | None:
     """The request that these arguments of `from_pretrained` make; None if they name one device or none."""
+    if device_map == "disk":
+        device_map = {"": "disk"}
     if isinstance(device_map, Mapping) and len({*device_map.values()}) == 1 and "disk" not in device_map.values():
         device_map = next(iter(device_map.values()))
     if n_devices != 1:
@@ -85,18 +95,18 @@ def _checked(model: BaseModel, device_map: Mapping[str, Device]) -> dict[str, De
     return dict(device_map)
 
 
-def _by_block(model: BaseModel, device_map: Mapping[str, Device]) -> DeviceMap:
-    """The device of each block and of the rest. Raises ValueError for parts without one, or on several."""
+def _by_block(model: BaseModel, device_map: Mapping[str, Device]) -> Placed:
+    """The place of each block and of the rest. Raises ValueError for parts without one, or on several."""
     blocks, containers = _block_names(model), {stack.blocks for stack in model.stacks}
-    placed: DeviceMap = {}
+    placed: Placed = {}
     for name in blocks:
         holder = next((of for of in (name, name.split(".")[0], "") if of in device_map), None)
         if holder is None:
             raise ValueError(f"device_map: '{name}' has no device")
-        placed[name] = _device(device_map[holder])
-    main = {name: _device(at) for name, at in device_map.items() if name not in {*blocks, *containers}}
+        placed[name] = _place(device_map[holder])
+    main = {name: _place(at) for name, at in device_map.items() if name not in {*blocks, *containers}}
     for name, at in list(main.items()):
-        if (block := ".".join(name.split(".")[:2])) in placed:
+        if (block := block_of(name)) in placed:
             if placed[block] != at:
                 raise ValueError(f"device_map: '{name}' is a part of '{block}', and a block is on one device")
             del main[name]
@@ -108,13 +118,24 @@ def _by_block(model: BaseModel, device_map: Mapping[str, Device]) -> DeviceMap:
     return {"": next(iter(main.values()), placed[blocks[0]]), **placed}
 
 
-def _device(given: Device) -> torch.device:
+def _place(given: Device) -> torch.device | Literal["disk"]:
     if given == "disk":
-        raise ValueError(
-            "device_map: 'disk' is not supported, since hooks and weights would see no values between runs; use 'cpu': with "
-            "dtype='auto' such weights stay in the memory-mapped checkpoint until a run reads them"
-        )
+        return "disk"
     return torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+
+
+def _as_plan(placed: Placed) -> Plan:
+    """The model's device is that of the rest; if this is on disk, the first device of the blocks, a GPU if they have one."""
+    devices = [at for at in placed.values() if at != "disk"]
+    main = placed[""]
+    if main == "disk":
+        main = next((at for at in devices if at.type != "cpu"), devices[0] if devices else default_device())
+    offloaded: dict[str, Rest] = {}
+    for name, at in placed.items():
+        if name and (at == "disk" or (at.type == "cpu" and main.type != "cpu")):
+            offloaded[name] = "disk" if at == "disk" else "cpu"
+    of_blocks = {name: main if name in offloaded or at == "disk" else at for name, at in placed.items()}
+    return Plan(of_blocks, offloaded)
 
 
 class _Rest(nn.Module):
@@ -145,9 +166,10 @@ def _inferred(model: BaseModel, strategy: str, max_memory: MaxMemory | None) -> 
         low_zero = strategy == "balanced_low_0"
         memory = accelerate.utils.get_balanced_memory(whole, memory, whole_kinds, low_zero=low_zero)
     found: dict[str, Device] = accelerate.infer_auto_device_map(whole, memory, whole_kinds)
-    if "disk" in found.values():
-        size = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+    if found.get("rest", found.get("")) == "disk":
+        size = sum(p.numel() * p.element_size() for p in rest.parameters()) / 2**30
         raise ValueError(
-            f"device_map={strategy!r}: the model has {size:.2f} GiB of weights, which do not fit into {max_memory}"
+            f"device_map={strategy!r}: {size:.2f} GiB of embeddings and other weights beside the blocks, which cannot be "
+            f"offloaded, do not fit into {max_memory}"
         )
     return {"embed" if name == "rest" else name: at for name, at in found.items()}

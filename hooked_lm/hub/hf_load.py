@@ -16,8 +16,10 @@ from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.hub.options import Tree
 from hooked_lm.models.config.tree import VisionLanguageConfig
-from hooked_lm.models.placement import DeviceMap, device_of, place
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.placement import Plan, place
 from hooked_lm.weights import Row, expand, load, slots
+from hooked_lm.weights.mapped import in_file
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +32,14 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
     tokenizer = checkpoint.find_tokenizer() if options.tokenizer is None else options.tokenizer
     model = _unfilled(model_class, cfg, tokenizer)
-    places = {"": torch.device(options.device)} if options.placement is None else options.placement.plan(model)
-    fill(model, tensors, checkpoint.family, full, places, copy=options.hf_model is not None)
+    one_device = Plan({"": torch.device(options.device)})
+    plan = one_device if options.placement is None else options.placement.plan(model)
+    changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
+
+    def is_copied(name: str) -> bool:
+        return options.hf_model is not None or (plan.is_on_disk(name) and (changes or not options.mmap))
+
+    fill(model, tensors, checkpoint.family, full, plan, is_copied)
     model.cfg.tokenizer_name = cfg.tokenizer_name
     if isinstance(full, VisionLanguageConfig):
         model.processor, model.why_no_processor = checkpoint.find_processor()
@@ -65,10 +73,13 @@ def fill(
     tensors: Mapping[str, Tensor],
     module: ModuleType,
     full: Tree,
-    places: DeviceMap,
-    copy: bool,
+    plan: Plan,
+    is_copied: Callable[[str], bool],
 ) -> None:
-    """Loads a checkpoint's weights into a model on the meta device, each to its place; `full` is the tree with all layers."""
+    """Loads a checkpoint's weights into a model on the meta device, each to its place; `full` is the tree with all layers.
+
+    `is_copied` says of a name whether the weight is copied even where it could be a view of the checkpoint.
+    """
     n_layers, parameters = len(model.blocks), slots(model)
     rows = concrete_rows(module, full, range(n_layers))
     beyond = range(n_layers, len(full.blocks))
@@ -85,19 +96,20 @@ def fill(
         tensors,
         [row for row in rows if row.target in parameters],
         dtype=model.cfg.dtype,
-        device=lambda name: device_of(name, places),
+        device=plan.device_of,
         ignore=[*module.IGNORED, *left_out, *(row.source for row in tied)],
         prefix=module.PREFIX,
-        copy=copy,
+        copy=is_copied,
+        on_disk=plan.is_on_disk,
         own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
     )
-    for component in model.modules():
+    for path, component in model.named_modules():
         if isinstance(component, Attend):
-            make_contiguous(component)
+            make_contiguous(component, in_file if plan.is_on_disk(path) else None)
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:
         raise ValueError(f"the checkpoint gives no values for {', '.join(stranded)} of {type(model).__name__}")
-    place(model, places)
+    place(model, plan)
 
 
 def _check_tied(tensors: Mapping[str, Tensor], row: Row, prefix: str) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
-from hooked_lm.hub.device_map import Placement
+from hooked_lm.hub.device_map import Placement, default_device
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -63,6 +63,7 @@ class Options:
     default_prepend_bos: bool | None = None
     default_padding_side: str | None = None
     mmap: bool = True
+    rewritten: bool = False  # whether the weights of a decoder are changed after loading
     reads_images: str | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ def one_device(
         device = device_map
     if not move_to_device:
         return torch.device("cpu")
-    return torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    return default_device() if device is None else torch.device(device)
 
 
 def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch.dtype:

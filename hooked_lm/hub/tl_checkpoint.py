@@ -24,6 +24,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.placement import place
 from hooked_lm.models.weights.state import load_state
 from hooked_lm.weights import open_checkpoint
+from hooked_lm.weights.mapped import in_file
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")
 # Config fields about running or training a model, not about its architecture.
@@ -187,7 +188,11 @@ def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     model = model_class(cfg, tokenizer=checkpoint.tokenizer() if given is None else given)
     load_state(model, {name: weight for name, weight in weights.items() if not name.startswith(beyond)})
     if checkpoint.options.placement is not None:
-        place(model, checkpoint.options.placement.plan(model))
+        plan = checkpoint.options.placement.plan(model)
+        for name, weight in model.named_parameters():
+            if plan.is_on_disk(name):
+                weight.data = in_file(weight.data)
+        place(model, plan)
     return model
 
 

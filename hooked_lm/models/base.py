@@ -18,7 +18,7 @@ from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
-from hooked_lm.models.placement import DeviceMap, check_stays
+from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
@@ -54,6 +54,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     flags: tuple[Any, ...] | None = None  # of the config, as last applied to the components
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
     device_map: DeviceMap | None = None  # the device of each block, if they are on several; "" is all else
+    offloaded: dict[str, Rest] | None = None  # the blocks whose weights rest in memory or on disk, if there are any
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -94,10 +95,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     def to(self: Model, *args: Any, print_details: bool = True, **kwargs: Any) -> Model:
         """Moves the model, as `nn.Module.to`, and updates `cfg.device` and `cfg.dtype`, as `half`, `float` etc. do.
 
-        Raises ValueError for a device if the model is on several.
+        Raises ValueError for a device if the model is on several or has offloaded weights.
         """
-        if self.device_map is not None:
-            check_stays(self.device_map, *args, **kwargs)
+        check_stays(self, *args, **kwargs)
         return super().to(*args, **kwargs)
 
     def _apply(self: Model, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Model:

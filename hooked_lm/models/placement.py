@@ -1,11 +1,12 @@
-"""Models whose blocks are on several devices: hooks that move what enters a block to its device.
+"""Models whose blocks are on several devices, or have weights that rest elsewhere: hooks move what enters a block to its device.
 
-Everything but the blocks is on one device, `model.device`, where tokens come in and logits come out. A model on one device has
-none of these hooks.
+Everything but the blocks is on one device, `model.device`, where tokens come in and logits come out. A model that computes on one
+device has none of these hooks. Weights that rest elsewhere are `Offloaded`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,31 @@ from torch import Tensor, nn
 from hooked_lm.components.context import Context
 from hooked_lm.components.stack_context import EncodedSource
 from hooked_lm.hooks import HookPoint
+from hooked_lm.models.weights.offloaded import Offloaded
 
 DeviceMap = dict[str, torch.device]  # the names of all blocks, and "" for the other parts of the model
+Rest = Literal["cpu", "disk"]  # where weights are between runs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The device on which each block computes, and of some blocks where their weights rest."""
+
+    devices: DeviceMap
+    offloaded: dict[str, Rest] = field(default_factory=dict)
+
+    def device_of(self, name: str) -> torch.device:
+        """The device of a weight between runs."""
+        return torch.device("cpu") if block_of(name) in self.offloaded else device_of(name, self.devices)
+
+    def is_on_disk(self, name: str) -> bool:
+        """Whether a weight is in a memory-mapped file."""
+        return self.offloaded.get(block_of(name)) == "disk"
+
+
+def block_of(name: str) -> str:
+    """The name of the block of a weight or module, "blocks.3" of "blocks.3.attn.W_Q"."""
+    return ".".join(name.split(".")[:2])
 
 
 class MoveInputs:
@@ -80,24 +104,26 @@ def _moved(value: object, device: torch.device, seen: set[int]) -> Any:
 
 
 def together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The tensors on this device if they are on several; else as they are."""
-    several = len({tensor.device for tensor in tensors}) > 1
+    """The tensors on this device if they are on several or offloaded; else as they are."""
+    several = len({tensor.device for tensor in tensors}) > 1 or any(isinstance(each, Offloaded) for each in tensors)
     return [tensor.to(device) for tensor in tensors] if several else list(tensors)
 
 
 def device_of(name: str, device_map: DeviceMap) -> torch.device:
     """The device of a weight."""
-    return device_map.get(".".join(name.split(".")[:2]), device_map[""])
+    return device_map.get(block_of(name), device_map[""])
 
 
-def place(model: Any, device_map: DeviceMap) -> None:
-    """Moves weights to the devices of the map where they are elsewhere, one at a time, and registers the hooks.
+def place(model: Any, plan: Plan) -> None:
+    """Moves weights to the devices of the plan where they are elsewhere, one at a time, and registers the hooks.
 
-    A model on one device needs no hooks.
+    A model that computes on one device needs no hooks.
     """
+    device_map = plan.devices
     for path, module in model.named_modules():
-        _move_weights(module, device_of(f"{path}.", device_map))
+        _move_weights(module, device_of(f"{path}.", device_map), block_of(path) in plan.offloaded)
     model.cfg.device = str(device_map[""])
+    model.offloaded = dict(plan.offloaded) or None
     if len({*device_map.values()}) == 1:
         return
     main, blocks = device_map[""], set[nn.Module]()
@@ -113,19 +139,26 @@ def place(model: Any, device_map: DeviceMap) -> None:
     model.device_map = dict(device_map)
 
 
-def _move_weights(module: nn.Module, device: torch.device) -> None:
+def _move_weights(module: nn.Module, device: torch.device, is_offloaded: bool) -> None:
     """Moves the parameters and buffers of one module. Modules that share their parameters share the dictionary of these."""
     for leaf, old in module._parameters.items():
-        if old is not None and old.device != device:
+        if old is None or old.device == device or isinstance(old, Offloaded):
+            continue
+        if is_offloaded:
+            module._parameters[leaf] = Offloaded.of(old, device)  # type: ignore[assignment]
+        else:
             module._parameters[leaf] = nn.Parameter(old.detach().to(device), requires_grad=old.requires_grad)
     for leaf, buffer in module._buffers.items():
         module._buffers[leaf] = None if buffer is None else buffer.to(device)
 
 
-def check_stays(device_map: Mapping[str, torch.device], *args: object, **kwargs: object) -> None:
-    """Raises ValueError if the arguments of `nn.Module.to` name a device, for a model on several."""
+def check_stays(model: Any, *args: object, **kwargs: object) -> None:
+    """Raises ValueError if the arguments of `nn.Module.to` name a device, for a model on several or with offloaded weights."""
+    if model.device_map is None and model.offloaded is None:
+        return
     if (device := torch._C._nn._parse_to(*args, **kwargs)[0]) is not None:  # type: ignore[call-overload]
-        places = ", ".join(sorted({str(place) for place in device_map.values()}))
+        devices = {model.device, *(model.device_map or {}).values()}
+        places = ", ".join(sorted({*map(str, devices), *(model.offloaded or {}).values()}))
         raise ValueError(
             f"the model is spread over {places} (device_map) and cannot be moved to {device}: load it again, with another "
             "device or device_map. model.to(dtype) works"

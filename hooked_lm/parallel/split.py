@@ -50,7 +50,7 @@ def tensor_parallel(model: Model, group: dist.ProcessGroup | None = None) -> Mod
         raise TypeError(f"tensor_parallel splits decoders of text, and a {type(model).__name__} is none")
     if any(isinstance(module, SplitModule) for module in model.modules()):
         raise ValueError("this model is split already")
-    if model.device_map is not None:
+    if model.device_map is not None or model.offloaded is not None:
         raise ValueError("this model has a device_map; load it on one device, and split it there")
     refuse_quantized(model, "tensor_parallel", "split the weights as they were loaded")
     plan = [(name, module, KINDS[type(module)]) for name, module in _splittable(model)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.weights.mapped import in_file
 from hooked_lm.weights.matching import Problem, group_by_name, name_problems, refuse, same_bits
 from hooked_lm.weights.parameters import Slot, slots
 from hooked_lm.weights.rows import Row, check_coverage, unprefixed
@@ -27,7 +28,8 @@ def load(
     device: torch.device | str | Callable[[str], torch.device] | None = None,
     ignore: Iterable[str] = (),
     prefix: str = "",
-    copy: bool = False,
+    copy: bool | Callable[[str], bool] = False,
+    on_disk: Callable[[str], bool] | None = None,
     own_dtype: Collection[str] = (),
 ) -> None:
     """Replaces every parameter and persistent buffer of `model` by tensors of a checkpoint, as the rows say.
@@ -45,7 +47,8 @@ def load(
         ignore: globs of names in the checkpoint that need no row (`"*.attn.masked_bias"`).
         prefix: what the names in the checkpoint begin with in the rows, and in this file either all or none
             (`"transformer."`).
-        copy: copy every parameter, even where a view is possible.
+        copy: copy every parameter, or those of these names, even where a view is possible.
+        on_disk: whether the parameter of a name is in a file: its copy is in a temporary one, see `weights.mapped.in_file`.
         own_dtype: names of parameters that keep the dtype which they have in the model, whatever `dtype` is.
 
     Raises:
@@ -79,7 +82,9 @@ def load(
             view = row.to_target(tensor, slot.tensor.shape)
             kind = slot.tensor.dtype if row.target in own_dtype else dtype
             where = device(row.target) if callable(device) else device
-            filled[row.target] = slot.like(_move(view, kind, where, copy or is_alias))
+            must_copy = is_alias or (copy(row.target) if callable(copy) else copy)
+            move = _to_file if on_disk is not None and on_disk(row.target) else _move
+            filled[row.target] = slot.like(move(view, kind, where, must_copy))
         if any(filled[row.target].untyped_storage()._cdata == tensor.untyped_storage()._cdata for row in group):
             shared.add(tensor.data_ptr())
     for name, tensor in filled.items():
@@ -139,8 +144,17 @@ def _shape_problems(
 
 def _move(view: Tensor, dtype: torch.dtype | None, device: torch.device | str | None, copy: bool) -> Tensor:
     """Converts a view, with strides in the same order; returns the view itself if nothing changes."""
-    kind = dtype if dtype is not None and view.is_floating_point() else view.dtype
-    return view.to(device=view.device if device is None else device, dtype=kind, copy=copy)
+    return view.to(device=view.device if device is None else device, dtype=_new_dtype(view, dtype), copy=copy)
+
+
+def _to_file(view: Tensor, dtype: torch.dtype | None, device: torch.device | str | None, copy: bool) -> Tensor:
+    """As `_move`, but a copy is in a temporary file."""
+    kind = _new_dtype(view, dtype)
+    return in_file(view, kind) if copy or kind != view.dtype else view
+
+
+def _new_dtype(view: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and view.is_floating_point() else view.dtype
 
 
 def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:

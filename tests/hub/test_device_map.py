@@ -1,14 +1,20 @@
 """Loading onto several devices: plans, requests that are refused, and the way of each tensor."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer
 from hooked_lm.hub.device_map import Placement
-from tests.close import assert_close
-from tests.devices import PAIRS, labelled_devices, values
+from hooked_lm.models.placement import Plan
+from hooked_lm.models.weights.offloaded import Offloaded
+from tests.close import assert_close, assert_equal
+from tests.devices import LABELS, PAIRS, labelled_devices, values
 
 TOKENS = torch.tensor([[5, 17, 3, 99]])
 
@@ -39,6 +45,71 @@ def test_each_tensor_goes_straight_to_its_device(processed: bool, pair: tuple[st
         )
 
 
+@pytest.mark.parametrize("processed", [True, False])
+@pytest.mark.parametrize("options", [{}, {"mmap": False}, {"dtype": torch.float64}], ids=str)
+def test_blocks_on_disk(processed: bool, options: dict[str, Any]):
+    load = HookedTransformer.from_pretrained if processed else HookedTransformer.from_pretrained_no_processing
+    one = load("demo", device="cpu", **options)
+    for device_map in ("disk", {"": "cpu", "blocks.1": "disk"}):
+        two = load("demo", device_map=device_map, **options)
+        assert_equal(two(TOKENS), one(TOKENS))
+        assert set(two.offloaded or ()) == ({"blocks.1"} if device_map != "disk" else {f"blocks.{i}" for i in range(4)})
+        assert two.device_map is None
+        assert all(torch.equal(weight, other) for weight, other in zip(two.parameters(), one.parameters(), strict=True))
+        with pytest.raises(ValueError, match="spread over cpu, disk"):
+            two.to("cuda")
+        if not processed and "dtype" not in options:
+            exported = two.to_hf().state_dict()
+            assert all(torch.equal(weight, exported[name]) for name, weight in one.to_hf().state_dict().items())
+
+
+@pytest.mark.parametrize("main", [LABELS[0], *(["cuda:0"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("processed", [True, False])
+def test_blocks_offloaded_from_a_device(processed: bool, main: str):
+    load = HookedTransformer.from_pretrained if processed else HookedTransformer.from_pretrained_no_processing
+    with labelled_devices() as moves:
+        one = load("demo", device_map={"": main})
+        two = load("demo", device_map={"": main, "blocks.1": "cpu", "blocks.2": "disk"})
+        assert two.offloaded == {"blocks.1": "cpu", "blocks.2": "disk"}
+        offloaded = [name for name, weight in two.named_parameters() if isinstance(weight, Offloaded)]
+        assert {name[:9] for name in offloaded} == {"blocks.1.", "blocks.2."}
+        assert_equal(values(two(TOKENS)), values(one(TOKENS)))
+        assert not moves  # no value leaves the device
+
+
+ROOT = Path(__file__).parents[2]
+LOAD_AND_RUN = """
+import sys, torch
+from hooked_lm import HookedTransformer
+from hooked_lm.pretrained import from_pretrained_no_processing
+
+def anonymous():
+    return sum(int(line.split()[1]) * 1024 for line in open("/proc/self/smaps_rollup") if line.startswith("Anonymous:"))
+
+path, dtype = sys.argv[1], getattr(torch, sys.argv[2])
+from_pretrained_no_processing(path, device="cpu", dtype="auto")(torch.tensor([[5, 17]]))
+before = anonymous()
+model = from_pretrained_no_processing(path, device_map="disk", dtype=dtype)
+with torch.no_grad():
+    model(torch.tensor([[5, 17]]))
+print(anonymous() - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads the memory that Linux reports")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # mapped weights, and a temporary file
+def test_the_memory_of_blocks_on_disk(dtype: str, tmp_path: Path):
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 4, "num_key_value_heads": 4}
+    LlamaForCausalLM(LlamaConfig(num_hidden_layers=8, vocab_size=64, **sizes)).save_pretrained(tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", LOAD_AND_RUN, tmp_path, dtype], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    grown, size = map(int, ran.stdout.split())
+    assert size > (60 if dtype == "bfloat16" else 120) * MIB
+    assert grown < 0.1 * size
+
+
 MIB = 2**20
 
 
@@ -48,21 +119,33 @@ def test_plans_of_accelerate():
     block = sum(p.numel() * p.element_size() for p in meta.blocks[0].parameters())
     rest = sum(p.numel() * p.element_size() for p in meta.parameters()) - 4 * block
 
-    def devices(strategy: str, **memory: int) -> list[str]:
+    def plan(strategy: str, **memory: int) -> Plan:
         given = {int(name[1:]) if name.startswith("d") else name: n for name, n in memory.items()}
-        return [str(device) for device in Placement(strategy, given).plan(meta).values()]
+        return Placement(strategy, given).plan(meta)
+
+    def devices(strategy: str, **memory: int) -> list[str]:
+        return [str(device) for device in plan(strategy, **memory).devices.values()]
 
     first, second = "cuda:0", "cuda:1"
     room = block // 2
     assert devices("sequential", d0=rest + 9 * block) == [first] * 5
     filled = devices("sequential", d0=rest + 3 * block + room, d1=9 * block)
     assert filled in ([first] * 3 + [second] * 2, [first] * 4 + [second])  # room for the largest block may be kept free
-    assert devices("sequential", d0=rest + block + room, d1=2 * block + room, cpu=9 * block)[1:].count("cpu") >= 1
+    spilled = plan("sequential", d0=rest + block + room, d1=2 * block + room, cpu=9 * block)
+    assert set(map(str, spilled.devices.values())) <= {
+        first,
+        second,
+    }  # GPUs compute with the weights that rest in memory
+    assert set(spilled.offloaded.values()) == {"cpu"}
+    on_disk = plan("auto", d0=rest + 2 * block + room)
+    assert set(map(str, on_disk.devices.values())) == {first}
+    assert set(on_disk.offloaded) == {"blocks.1", "blocks.2", "blocks.3"}
+    assert set(on_disk.offloaded.values()) == {"disk"}
     balanced = devices("auto", d0=rest + 9 * block, d1=rest + 9 * block)
     assert set(balanced) == {first, second}
     assert balanced == sorted(balanced)
     with pytest.raises(ValueError, match="do not fit"):
-        devices("auto", d0=rest + block)
+        devices("auto", d0=rest // 2)
 
 
 def test_without_gpus_auto_is_the_cpu(monkeypatch: pytest.MonkeyPatch):
@@ -93,8 +176,8 @@ def test_accelerate_missing(monkeypatch: pytest.MonkeyPatch):
         ({"device_map": {"": "cpu", "model.layers.0": "meta"}}, "no module 'model.layers.0'"),
         ({"device_map": {"": "cpu", "blocks.0.attn": "meta"}}, "a block is on one device"),
         ({"device_map": {"": "cpu", "unembed": "meta"}}, "everything but the blocks"),
-        ({"device_map": {"": "cpu", "blocks.3": "disk"}}, "dtype='auto'"),
-        ({"device_map": {"": "disk"}}, "'disk' is not supported"),
+        ({"device_map": {"": "cpu", "unembed": "disk"}}, "everything but the blocks"),
+        ({"device_map": "disk", "device": "cpu"}, "leave out device='cpu'"),
     ],
 )
 def test_requests_that_are_refused(options: dict[str, Any], message: str):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooked_lm import HookedEncoderDecoder, analysis, patching
 from hooked_lm.components.context import Context
-from hooked_lm.models.placement import DeviceMap, place
+from hooked_lm.models.placement import DeviceMap, Plan, place
 from tests.close import assert_close
 from tests.devices import PAIRS, labelled_devices, values
 from tests.families import CASES
@@ -36,7 +36,7 @@ def halves(model: Any, pair: tuple[str, str]) -> DeviceMap:
 def spread(model: Any, pair: tuple[str, str]) -> Any:
     """A copy of the model, on two devices."""
     two = copy.deepcopy(model)
-    place(two, halves(model, pair))
+    place(two, Plan(halves(model, pair)))
     return two
 
 

@@ -1,9 +1,10 @@
 """The weights of queries, keys and values, [head, d_model, d_head]: in memory each is one matrix [head * d_head, d_model]."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate", "W_rel")
 
@@ -28,8 +29,12 @@ def add_projections(attn: nn.Module, cfg: Any, d_source: int, values: bool = Tru
             attn.register_parameter(f"b_{name}{suffix}", bias)
 
 
-def make_contiguous(attn: nn.Module) -> None:
-    """Copies weights that are not one matrix in memory, such as slices of a fused weight, which every run would have to copy."""
+def make_contiguous(attn: nn.Module, keep: Callable[[Tensor], Tensor] | None = None) -> None:
+    """Copies weights that are not one matrix in memory, such as slices of a fused weight, which every run would have to copy.
+
+    `keep` says where a copy is, None: in memory.
+    """
     for name, weight in attn.named_parameters(recurse=False):
         if name in NAMES and weight.stride(0) != weight.shape[2] * weight.stride(2):
-            weight.data = weight.data.transpose(1, 2).contiguous().transpose(1, 2)
+            matrix = weight.data.transpose(1, 2).contiguous()
+            weight.data = (matrix if keep is None else keep(matrix)).transpose(1, 2)

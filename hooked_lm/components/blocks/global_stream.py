@@ -74,7 +74,7 @@ class GlobalStreamBlock(PreNormBlock):
     def entering(self, resid: Stream, context: Context) -> GlobalStream:
         """The stream of global tokens before the block."""
         if self.W_global is not None:
-            return self.W_global.expand(resid.shape[0], -1, -1).contiguous()
+            return self.W_global.to(resid.device).expand(resid.shape[0], -1, -1).contiguous()
         before = context.rows_of(KEPT, self.layer - 1)
         assert before is not None, "the block before keeps it"
         return before
