@@ -126,16 +126,16 @@ def _place(given: Device) -> torch.device | Literal["disk"]:
 
 def _as_plan(placed: Placed) -> Plan:
     """The model's device is that of the rest; if this is on disk, the first device of the blocks, a GPU if they have one."""
-    devices = [at for at in placed.values() if at != "disk"]
-    main = placed[""]
-    if main == "disk":
-        main = next((at for at in devices if at.type != "cpu"), devices[0] if devices else default_device())
+    devices = {name: at for name, at in placed.items() if isinstance(at, torch.device)}
+    of_blocks = sorted(devices.values(), key=lambda at: at.type == "cpu")
+    main = devices.get("") or next(iter(of_blocks), default_device())
     offloaded: dict[str, Rest] = {}
-    for name, at in placed.items():
-        if name and (at == "disk" or (at.type == "cpu" and main.type != "cpu")):
-            offloaded[name] = "disk" if at == "disk" else "cpu"
-    of_blocks = {name: main if name in offloaded or at == "disk" else at for name, at in placed.items()}
-    return Plan(of_blocks, offloaded)
+    for name in placed:
+        if name and name not in devices:
+            offloaded[name] = "disk"
+        elif name and devices[name].type == "cpu" != main.type:
+            offloaded[name] = "cpu"
+    return Plan({name: main if name in offloaded else devices.get(name, main) for name in placed}, offloaded)
 
 
 class _Rest(nn.Module):

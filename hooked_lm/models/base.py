@@ -97,7 +97,8 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
         Raises ValueError for a device if the model is on several or has offloaded weights.
         """
-        check_stays(self, *args, **kwargs)
+        places = (self.device, *(self.device_map or {}).values(), *(self.offloaded or {}).values())
+        check_stays(places, *args, **kwargs)
         return super().to(*args, **kwargs)
 
     def _apply(self: Model, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Model:

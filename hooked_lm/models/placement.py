@@ -4,7 +4,7 @@ Everything but the blocks is on one device, `model.device`, where tokens come in
 device has none of these hooks. Weights that rest elsewhere are `Offloaded`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -152,14 +152,13 @@ def _move_weights(module: nn.Module, device: torch.device, is_offloaded: bool) -
         module._buffers[leaf] = None if buffer is None else buffer.to(device)
 
 
-def check_stays(model: Any, *args: object, **kwargs: object) -> None:
-    """Raises ValueError if the arguments of `nn.Module.to` name a device, for a model on several or with offloaded weights."""
-    if model.device_map is None and model.offloaded is None:
+def check_stays(places: Collection[object], *args: object, **kwargs: object) -> None:
+    """Raises ValueError if the arguments of `nn.Module.to` name a device, for a model whose weights are in several places."""
+    if len({*places}) == 1:
         return
     if (device := torch._C._nn._parse_to(*args, **kwargs)[0]) is not None:  # type: ignore[call-overload]
-        devices = {model.device, *(model.device_map or {}).values()}
-        places = ", ".join(sorted({*map(str, devices), *(model.offloaded or {}).values()}))
+        spread = ", ".join(sorted({*map(str, places)}))
         raise ValueError(
-            f"the model is spread over {places} (device_map) and cannot be moved to {device}: load it again, with another "
+            f"the model is spread over {spread} (device_map) and cannot be moved to {device}: load it again, with another "
             "device or device_map. model.to(dtype) works"
         )

@@ -161,7 +161,7 @@ def test_sweeps_and_attribution(device: str):
 
     with labelled_devices():
         one, two = both(toy(), device)
-        for site, heads in {"resid_pre": None, "z": "each"}.items():
+        for site, heads in {"z": "each"}.items():
             options: dict[str, Any] = {"metric": metric, "sites": site, "heads": heads, "progress": False}
             expected, found = (patching.sweep(model, corrupted, clean, **options) for model in (one, two))
             same(found.values, expected.values)

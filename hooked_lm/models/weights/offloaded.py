@@ -5,15 +5,18 @@ that combines it with tensors of a device gets a copy on that device, which is f
 one such weight at a time, and no code that uses weights needs to know about it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
+Function = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 OF_GRAPHS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)  # their tensors are not operands
 GIVE_PLAIN = get_default_nowrap_functions() | {Tensor.as_subclass}
 
@@ -33,11 +36,13 @@ class Offloaded(Tensor):
             made = (weight.detach() if isinstance(weight, nn.Parameter) else weight).as_subclass(cls)
             made.run_device = run_device
             if isinstance(weight, nn.Parameter):
-                made.requires_grad_(weight.requires_grad)._is_param = True  # type: ignore[attr-defined]
+                made.requires_grad_(weight.requires_grad)._is_param = True
             return made
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Function, types: tuple[type, ...], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if func in OF_GRAPHS:
@@ -58,7 +63,7 @@ class Offloaded(Tensor):
             memo[id(self)] = Offloaded.of(self._as_kind(copy), self.run_device)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickles as a plain tensor or parameter, which anyone can load."""
         return self._as_kind(_plain(self)).__reduce_ex__(protocol)
 
@@ -78,7 +83,7 @@ def _offloaded(x: Tensor, run_device: torch.device) -> Tensor:
     return Offloaded.of(x, run_device) if type(x) is Tensor else x.to(run_device)
 
 
-def _writes(func: Any, args: Any, kwargs: Any) -> bool:
+def _writes(func: Function, args: Args, kwargs: Kwargs) -> bool:
     """Whether a function writes into an offloaded tensor, so that its other operands come to this one."""
     name = func.__name__
     in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or name.startswith("__i")
@@ -86,14 +91,14 @@ def _writes(func: Any, args: Any, kwargs: Any) -> bool:
     return any(isinstance(x, Offloaded) for x in tree_leaves(written))
 
 
-def _with_copies(func: Callable[..., Any], args: Any, kwargs: Any, device: torch.device) -> Any:
+def _with_copies(func: Function, args: Args, kwargs: Kwargs, device: torch.device) -> Any:
     """The result of a function of copies on this device. Of these, autograd saves how to make them again."""
     if device.type == "cpu":  # it writes
         args, kwargs = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, (args, kwargs))
         return func(*args, **kwargs)
     at_rest: dict[int, Tensor] = {}  # the storage of a copy -> its origin
 
-    def copied(x: Any) -> Any:
+    def copied(x: object) -> object:
         if not isinstance(x, Offloaded):
             return x
         copy = x.as_subclass(Tensor).to(device)
@@ -107,7 +112,7 @@ def _with_copies(func: Callable[..., Any], args: Any, kwargs: Any, device: torch
         return _Copy(origin, origin._version, saved.size(), saved.stride(), saved.storage_offset(), device)
 
     args, kwargs = tree_map(copied, (args, kwargs))
-    if not torch.is_grad_enabled() or not torch._C._autograd._saved_tensors_hooks_is_enabled():
+    if not torch.is_grad_enabled() or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return func(*args, **kwargs)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if isinstance(kept, _Copy) else kept):
         return func(*args, **kwargs)
@@ -121,7 +126,7 @@ class _Copy:
     version: int
     size: torch.Size
     strides: tuple[int, ...]
-    offset: int
+    offset: int | torch.SymInt
     device: torch.device
 
     def __call__(self) -> Tensor:
