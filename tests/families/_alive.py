@@ -1,4 +1,4 @@
-"""Which sites of a decoder may be edited without a change of the logits: many in one run, each in a row of the batch.
+"""Which sites may be edited without a change of the logits: many in one run, each in a row of the batch.
 
 A run edits one site of each component at most, so that a component sees one listener, as in a run of that site alone.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.hooks import HookPoint
 from tests.families._sites import sizes
 
 
@@ -83,3 +84,11 @@ def n_values(model: HookedTransformer, name: str) -> int:
     """How many values an integer site may take: tokens of the vocabulary, or experts."""
     lengths = sizes(model.cfg.tree, name, 1, 8)
     return lengths["d_vocab"] if name == "hook_tokens" else lengths.get("expert", 8)
+
+
+class Ignored(HookPoint):
+    """A dead point: its hooks run, and the model goes on with the value from before."""
+
+    def __call__(self, value: Any) -> Any:
+        super().__call__(value)
+        return value

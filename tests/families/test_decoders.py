@@ -26,13 +26,12 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.layer_norm import HeadLayerNorm
 from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.hooks import HookPoint
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_apart, assert_close
 from tests.core import CORE, thinned
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
-from tests.families._alive import dead_sites
+from tests.families._alive import Ignored, dead_sites
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     assert_as_near_the_truth,
@@ -203,12 +202,6 @@ def test_every_site_is_alive(case: Case):
     """An edit of any site changes the logits. What acts through a choice of keys has many to choose from."""
     chooses = any(name.endswith("hook_index_mask") for name in hooked(case).all_points())
     assert dead_sites(hooked(case), prompt(case, batch=1, length=24 if chooses else 8)) == []
-
-
-class Ignored(HookPoint):
-    def __call__(self, value: Any) -> Any:
-        super().__call__(value)
-        return value
 
 
 DEAD = {

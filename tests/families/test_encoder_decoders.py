@@ -23,6 +23,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close, assert_equal
 from tests.families import ENCODER_DECODER_CASES, Case, reference
+from tests.families._alive import Ignored, rounds
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
@@ -239,15 +240,14 @@ def test_every_site_is_alive(case: Case):
     model, inputs = hooked(case), drawn(case, batch=2, source=12, target=8)
     masks = global_mask(case, inputs[0])
     clean, edited = model(*inputs, **masks), set()
-    n_values = {"hook_tokens": model.cfg.d_vocab, "hook_decoder_tokens": model.cfg.d_vocab_out}
 
     def edit(value: Tensor, hook: Any) -> Tensor:
         edited.update([hook.name] if value.numel() else [])
-        return bent(value, n_values.get(hook.name, 4))
+        return bent(value, n_values(model, hook.name))
 
     dead = [
         name
-        for name in model.all_points()
+        for name in without_effect_together(model, inputs, masks, clean)
         if distance(model.run_with_hooks(*inputs, **masks, fwd_hooks=[(name, edit)]), clean) < 1e-4
     ]
     routed = {name for name, point in model.all_points().items() if point.dims[0] == "routed"}
@@ -260,6 +260,49 @@ def test_every_site_is_alive(case: Case):
     ends = {point.name for point in last.modules() if isinstance(point, HookPoint) and is_of_global_query(point)}
     assert set(dead) - (routed - edited) - shown_only - full - ends == set()
     assert not routed or routed & edited, "no token went to any expert"
+
+
+def n_values(model: HookedEncoderDecoder, site: str) -> int:
+    """How many values an integer site may take."""
+    return {"hook_tokens": model.cfg.d_vocab, "hook_decoder_tokens": model.cfg.d_vocab_out}.get(site, 4)
+
+
+def without_effect_together(
+    model: HookedEncoderDecoder, inputs: tuple[Tensor, Tensor], masks: dict[str, Tensor], clean: Tensor
+) -> list[str]:
+    """The sites still to be edited alone: of many in one run, each in its own copy of the inputs, those without effect.
+
+    Where experts have room for so many tokens, a copy would have an effect on others, so there it is all sites.
+    """
+    points, n_rows, left = model.all_points(), len(clean), list[str]()
+    if any(point.dims[0] == "routed" for point in points.values()):
+        return list(points)
+    for on_demand in (False, True):
+        for names in rounds(name for name, point in points.items() if point.on_demand is on_demand):
+            rows = {name: slice(n_rows * i, n_rows * (i + 1)) for i, name in enumerate(names)}
+
+            def edit(value: Tensor, hook: Any, rows: dict[str, slice] = rows) -> Tensor:
+                if len(value) < n_rows * len(rows):  # one value for all rows
+                    return value
+                own, value = rows[hook.name], value.clone()
+                value[own] = bent(value[own], n_values(model, hook.name))
+                return value
+
+            given, given_masks = ([x.repeat(len(names), 1) for x in some] for some in (inputs, masks.values()))
+            hooks = [(name, edit) for name in names]
+            logits = model.run_with_hooks(*given, **dict(zip(masks, given_masks, strict=True)), fwd_hooks=hooks)
+            left += [name for name in names if distance(logits[rows[name]], clean) < 1e-4]
+    return left
+
+
+@pytest.mark.parametrize("site", ["hook_embed", "encoder.0.attn.hook_z", "decoder.1.cross_attn.hook_result"])
+def test_a_site_whose_value_is_ignored_is_dead(site: str):
+    case = next(case for case in EACH_CASE if case.family == "bart")
+    model = copy.deepcopy(hooked(case))
+    model.hook_dict[site].__class__ = Ignored
+    with torch.no_grad():
+        inputs = drawn(case, batch=2, source=12, target=8)
+        assert without_effect_together(model, inputs, {}, model(*inputs)) == [site]
 
 
 def is_of_global_query(point: HookPoint) -> bool:
