@@ -34,10 +34,7 @@ FACTS |= {
 }
 FACTS |= {Tensor.element_size, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, Tensor.is_floating_point}
 FACTS |= {Tensor.is_complex, torch.is_floating_point, torch.is_complex, torch.numel}
-MEANS = (
-    "quantised weights cannot be changed or trained. Load the model again, without quantize(), and change or train its weights "
-    "before"
-)
+REFUSAL = "it cannot be changed or trained: load the model again, and change or train its weights before quantize()"
 
 
 class QuantizedWeight(Tensor):
@@ -147,7 +144,7 @@ class QuantizedWeight(Tensor):
         return func(self.plain(), *args, **kwargs)
 
     def refuse(self) -> NoReturn:
-        raise ValueError(f"{self.path!r} is quantised ({type(self.packed).__name__}), and {MEANS}")
+        raise ValueError(f"{self.path!r} is quantised ({type(self.packed).__name__}), so {REFUSAL}")
 
     # ---- what Tensor defines in Python -------------------------------------------------------------------------------
 
