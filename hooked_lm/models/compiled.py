@@ -187,6 +187,8 @@ class Compiled:
             return "gradients; run it inside torch.no_grad() if none are needed"
         if self._made_of.is_quantized:
             return "quantised weights"
+        if self.model.offloaded is not None:
+            return "offloaded weights, which each run copies"
         if self._made_of.has_hooks():
             return "a hook that is not among its taps and edits"
         if torch.is_autocast_enabled(self.model.device.type):

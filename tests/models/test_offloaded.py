@@ -227,6 +227,21 @@ def test_copies_and_files_hold_plain_or_offloaded_weights(device: str):
             two.to("cpu")
 
 
+def test_transforms_runs_without_values_and_graphs(device: str):
+    one, two = both(toy(), "meta")
+    assert two.estimate_cache((2, 5)).memory_report() == one.estimate_cache((2, 5)).memory_report()
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+    with labelled_devices():
+        one, two = both(toy(), device)
+        with pytest.warns(UserWarning, match="eagerly because of offloaded weights"), torch.no_grad():
+            same(two.compiled()(ids().to(device)), one(ids()))
+        for transform in (torch.func.grad, torch.func.vmap):
+            results = [
+                transform(lambda x, m=m: (x @ m.blocks[1].attn.W_Q[0]).square().sum())(x.to(device)) for m in (one, two)
+            ]
+            same(results[1], results[0])
+
+
 def test_weights_in_a_file(device: str):
     weight = torch.randn(6, 4, 5).transpose(1, 2)
     mapped = in_file(weight)

@@ -47,6 +47,9 @@ class Offloaded(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in OF_GRAPHS:
                 return func(*args, **kwargs)
+            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+                args, kwargs = tree_map(lambda x: _without_values(x) if isinstance(x, cls) else x, (args, kwargs))
+                return func(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             device = next((x.device for x in tensors if not isinstance(x, cls) and x.device.type != "cpu"), None)
             if device is not None:
@@ -77,10 +80,13 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _offloaded(x: Tensor, run_device: torch.device) -> Tensor:
-    """A result of offloaded tensors alone. Those of another class, as without values, can bear no mark and are moved at once."""
-    if isinstance(x, Offloaded) or x.device.type != "cpu":
-        return x
-    return Offloaded.of(x, run_device) if type(x) is Tensor else x.to(run_device)
+    """A result of offloaded tensors alone."""
+    return Offloaded.of(x, run_device) if type(x) is Tensor and x.device.type == "cpu" else x
+
+
+def _without_values(x: Offloaded) -> Tensor:
+    """The copy of a weight on the device of the model, in a run on tensors without values."""
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=x.run_device)
 
 
 def _writes(func: Function, args: Args, kwargs: Kwargs) -> bool:
@@ -102,7 +108,8 @@ def _with_copies(func: Function, args: Args, kwargs: Kwargs, device: torch.devic
         if not isinstance(x, Offloaded):
             return x
         copy = x.as_subclass(Tensor).to(device)
-        at_rest[copy.untyped_storage()._cdata] = x.detach().as_subclass(Tensor)
+        if is_recorded:
+            at_rest[copy.untyped_storage()._cdata] = x.detach().as_subclass(Tensor)
         return copy
 
     def pack(saved: Tensor) -> "Tensor | _Copy":
@@ -111,8 +118,10 @@ def _with_copies(func: Function, args: Args, kwargs: Kwargs, device: torch.devic
             return saved
         return _Copy(origin, origin._version, saved.size(), saved.stride(), saved.storage_offset(), device)
 
+    # transforms of torch.func have no hooks for what they save
+    is_recorded = torch.is_grad_enabled() and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
     args, kwargs = tree_map(copied, (args, kwargs))
-    if not torch.is_grad_enabled() or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    if not is_recorded:
         return func(*args, **kwargs)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if isinstance(kept, _Copy) else kept):
         return func(*args, **kwargs)
