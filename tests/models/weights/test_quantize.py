@@ -50,7 +50,15 @@ def dequantized(model: Any) -> Any:
     return plain
 
 
-@pytest.fixture(scope="module", params=[(m, c) for m in MODELS for c in CONFIGS], ids=lambda pair: "-".join(pair))
+CORE = [("gpt2", "int8"), ("llama", "int4"), ("mixtral", "int8")]
+ROWS = [
+    pytest.param((name, config), id=f"{name}-{config}", marks=[] if (name, config) in CORE else pytest.mark.slow)
+    for name in MODELS
+    for config in CONFIGS
+]
+
+
+@pytest.fixture(scope="module", params=ROWS)
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     """A quantised model, and the same with ordinary weights."""
     name, config = request.param
