@@ -63,6 +63,7 @@ def harvest(
         part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
         n_workers, engine: how many processes compute shards, each with a model of its own: processes of this machine, or with
             "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
+            A script that asks for several must make the call under `if __name__ == "__main__":`.
         threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None.
 
     Raises, before anything is computed, ValueError and TypeError for unsuitable arguments or documents; OSError if the disk

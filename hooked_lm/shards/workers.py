@@ -12,9 +12,14 @@ import torch
 
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.shards.job import Job
+from hooked_lm.shards.travel import ByFile
 
 ATTEMPTS = 3  # of a shard whose workers die
 DIED = "a worker died, as when memory runs out; complete shards are kept: run the same command again"
+NOT_STARTED = (
+    "no worker process could start; the error that it printed is above. Each worker first imports the script that it is called "
+    "from: the call must stand under `if __name__ == '__main__':` there. Or compute in this process, with n_workers=1"
+)
 
 Part = list[int] | tuple[int, int]  # shards, or the first of a stream and the step to the next
 
@@ -25,23 +30,26 @@ def by_processes(job: Job, shards: Iterable[int], n_workers: int, progress: bool
     """Computes shards by processes of this machine, with one model each; if there are several GPUs, on different ones.
 
     The weights of a model on the CPU are shared. After an error no further shard begins; it is raised when those in hand are
-    complete. Raises RuntimeError if a worker dies.
+    complete. Raises RuntimeError if a worker dies or none can start.
     """
     context = torch.multiprocessing.get_context("spawn")
-    numbers, stopped = context.SimpleQueue(), context.Event()
+    numbers, started, stopped = context.SimpleQueue(), context.Event(), context.Event()
     for number in range(n_workers):
         numbers.put(number)
     parts = _parts(job, shards, n_workers)
-    with ProcessPoolExecutor(n_workers, context, _start, (job, numbers, stopped)) as pool:
-        futures = [pool.submit(_compute, part) for part in parts]
-        total = None if job.plan.n_shards is None else len(parts)
+    total = None if job.plan.n_shards is None else len(parts)
+    with (
+        ByFile(job) as given,
+        ProcessPoolExecutor(n_workers, context, _start, (given, numbers, started, stopped)) as pool,
+    ):
         try:
+            futures = [pool.submit(_compute, part) for part in parts]
             with progress_bar(job.plan.KIND, total, progress, unit="shards") as bar:
                 for future in as_completed(futures):
                     future.result()
                     bar.update()
         except BrokenProcessPool:
-            raise RuntimeError(DIED) from None
+            raise RuntimeError(DIED if started.is_set() else NOT_STARTED) from None
         finally:
             stopped.set()
             pool.shutdown(cancel_futures=True)
@@ -56,8 +64,10 @@ def _parts(job: Job, shards: Iterable[int], n_workers: int) -> list[Part]:
     return [[shard] for shard in job.left(shards)]
 
 
-def _start(job: Job, numbers: "SimpleQueue[int]", stopped: Event) -> None:
+def _start(job: Job | ByFile, numbers: "SimpleQueue[int]", started: Event, stopped: Event) -> None:
     global _work
+    assert isinstance(job, Job), "it has arrived"
+    started.set()
     _work, number, n_gpus = (job, stopped), numbers.get(), torch.cuda.device_count()
     if n_gpus > 1 and job.plan.model["device"] == "cuda":
         job.model.to(f"cuda:{number % n_gpus}")
