@@ -6,16 +6,35 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from hooked_lm.weights.loading import dtype_of, shape_of
+from hooked_lm.weights.shards import Headers
 
-class Renamed(Mapping[str, Tensor]):
+
+class Renamed(Headers):
     """Tensors under other names; `names` maps each name to the one in `tensors`, or to those of its parts, in order."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Mapping[str, str | tuple[str, ...]]) -> None:
+    def __init__(self, tensors: Headers | Mapping[str, Tensor], names: Mapping[str, str | tuple[str, ...]]) -> None:
         self._tensors, self._names = tensors, names
 
     def __getitem__(self, name: str) -> Tensor:
         old = self._names[name]
         return self._tensors[old] if isinstance(old, str) else torch.cat([self._tensors[part] for part in old])
+
+    def __contains__(self, name: object) -> bool:  # that of Mapping would look the tensor up
+        return name in self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        first, *more = (shape_of(self._tensors, part) for part in self._parts(name))
+        return (first[0] + sum(shape[0] for shape in more), *first[1:]) if more else first
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor, without reading it."""
+        return dtype_of(self._tensors, self._parts(name)[0])
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        old = self._names[name]
+        return (old,) if isinstance(old, str) else old
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

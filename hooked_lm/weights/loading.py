@@ -16,7 +16,7 @@ from hooked_lm.weights.mapped import in_file
 from hooked_lm.weights.matching import Problem, group_by_name, name_problems, refuse, same_bits
 from hooked_lm.weights.parameters import Slot, slots
 from hooked_lm.weights.rows import Row, check_coverage, unprefixed
-from hooked_lm.weights.shards import Checkpoint
+from hooked_lm.weights.shards import Checkpoint, Headers
 
 
 def load(
@@ -115,11 +115,11 @@ def _plan_load(
     problems += [
         Problem(f"{_described(tensors, source)} is {dtype}, not floating point as {row.target!r} is")
         for source, row in sourced
-        if not (dtype := _dtype(tensors, source)).is_floating_point and targets[row.target].tensor.is_floating_point()
+        if not (dtype := dtype_of(tensors, source)).is_floating_point and targets[row.target].tensor.is_floating_point()
     ]
     fitting = set()  # layers with the same patterns and shapes are checked once
     for source, group in groups:
-        shapes = _shape(tensors, source), tuple(targets[row.target].tensor.shape for row in group)
+        shapes = shape_of(tensors, source), tuple(targets[row.target].tensor.shape for row in group)
         if (key := (shapes, tuple(row.rearrangement(len(shapes[0])) for row in group))) not in fitting:
             found = _shape_problems(_described(tensors, source), *shapes, group)
             problems += found
@@ -157,14 +157,16 @@ def _new_dtype(view: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and view.is_floating_point() else view.dtype
 
 
-def _shape(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...]:
-    return tensors.shape(name) if isinstance(tensors, Checkpoint) else tuple(tensors[name].shape)
+def shape_of(tensors: Headers | Mapping[str, Tensor], name: str) -> tuple[int, ...]:
+    """The shape of a tensor, without a look-up where its header is known."""
+    return tensors.shape(name) if isinstance(tensors, Headers) else tuple(tensors[name].shape)
 
 
-def _dtype(tensors: Mapping[str, Tensor], name: str) -> torch.dtype:
-    return tensors.dtype(name) if isinstance(tensors, Checkpoint) else tensors[name].dtype
+def dtype_of(tensors: Headers | Mapping[str, Tensor], name: str) -> torch.dtype:
+    """The dtype of a tensor, without a look-up where its header is known."""
+    return tensors.dtype(name) if isinstance(tensors, Headers) else tensors[name].dtype
 
 
-def _described(tensors: Mapping[str, Tensor], name: str) -> str:
+def _described(tensors: Headers | Mapping[str, Tensor], name: str) -> str:
     """The name of a tensor, and its file if there is one."""
     return f"{name!r} in {tensors.file(name)}" if isinstance(tensors, Checkpoint) else repr(name)

@@ -27,7 +27,19 @@ WHOLE_OR_INDEX = (
 )
 
 
-class Checkpoint(Mapping[str, Tensor]):
+class Headers(Mapping[str, Tensor]):
+    """Names -> tensors, whose shapes and dtypes are known without a look-up."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        raise NotImplementedError
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype of a tensor, without reading it."""
+        raise NotImplementedError
+
+
+class Checkpoint(Headers):
     """Names -> tensors of one or several files; made by `open_checkpoint`.
 
     The second look-up of a name maps the file again (safetensors and zipped pickles): the two tensors have equal values and
