@@ -228,6 +228,7 @@ def harvest(
     """Write the activations of a corpus to disk; the same command resumes, also under torchrun --no-python."""
     from hooked_lm.harvest import harvest as run
     from hooked_lm.pretrained import HookedTransformer
+    from hooked_lm.shards import part_of
 
     store = run(
         HookedTransformer.from_pretrained(model),
@@ -245,7 +246,7 @@ def harvest(
         batch_size=batch_size,
         shard_size=shard_size,
         documents_per_shard=documents_per_shard,
-        part=_part(shard),
+        part=part_of(shard, "shard"),
         n_workers=workers,
         engine=engine,
         threads=threads,
@@ -285,6 +286,7 @@ def patch(
 ) -> None:
     """Patch, attribute or ablate over a file of pairs of prompts; the same command resumes, also under torchrun --no-python."""
     from hooked_lm.pretrained import HookedTransformer
+    from hooked_lm.shards import part_of
     from hooked_lm.studies import study_pairs
 
     options: dict[str, object] = {} if not site else {"sites": site[0] if len(site) == 1 else site}
@@ -302,7 +304,7 @@ def patch(
         max_pairs=max_pairs,
         batch_size=batch_size,
         pairs_per_shard=pairs_per_shard,
-        part=_part(shard),
+        part=part_of(shard, "shard"),
         n_workers=workers,
         engine=engine,
         threads=threads,
@@ -352,19 +354,11 @@ def _which(name: str, text: str) -> object:
     return labels if name == "heads" and labels[0].startswith("L") else _integers(name, text, ",")
 
 
-def _part(shard: str | None) -> tuple[int, int] | None:
-    """The part (i, n) that --shard i/n means."""
-    if shard is None:
-        return None
-    i, n = _integers("shard", shard, "/", 2)
-    return i, n
-
-
-def _integers(name: str, text: str, separator: str, n: int | None = None) -> list[int]:
+def _integers(name: str, text: str, separator: str) -> list[int]:
     """Integers with a separator between them; ValueError for anything else."""
     parts = text.split(separator)
-    if not all(part.strip().removeprefix("-").isdigit() for part in parts) or len(parts) != (n or len(parts)):
-        raise ValueError(f"{name} must be {n or 'some'} integers with {separator!r} between them, got {text!r}")
+    if not all(part.strip().removeprefix("-").isdigit() for part in parts):
+        raise ValueError(f"{name} must be integers with {separator!r} between them, got {text!r}")
     return [int(part) for part in parts]
 
 

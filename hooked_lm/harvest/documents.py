@@ -12,6 +12,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hooked_lm.shards.plan import check_counts, check_integers
+
 Document = str | Sequence[int]
 COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
@@ -113,8 +115,8 @@ def documents_of(
     Raises ValueError for an empty source and a column that does not exist, FileNotFoundError for a path without files,
     TypeError for another source, ImportError if the source needs the package `datasets` and it is missing.
     """
-    if max_documents is not None and max_documents < 1:
-        raise ValueError(f"max_documents must be at least 1, got {max_documents}")
+    check_counts(max_documents=max_documents)
+    check_integers(seed=seed)
     if isinstance(source, (str, os.PathLike)):
         source = loaded(source)
     if isinstance(source, Tensor):

@@ -69,6 +69,12 @@ def planned(
     found = rows.rows(sample)
     if not found.ids:
         raise ValueError(f"none of the first {len(sample)} documents has a token: there is nothing to harvest")
+    if not sum(found.n_kept):
+        longest = max(map(len, found.ids))
+        raise ValueError(
+            f"positions={rows.positions!r} keep no token of the first {len(sample)} documents, whose rows have up to {longest} "
+            "tokens: there is nothing to harvest"
+        )
     values = stored_values(model, sites, found.ids[0], dtype)
     n_vectors = len(found.ids) if reduce else sum(found.n_kept)
     size = sum(value.bytes_per_token for value in values.values()) + 17  # of ids, documents, positions and flags
@@ -108,7 +114,9 @@ def stored_values(
     model: HookedRootModule, sites: Site, ids: Sequence[int], dtype: torch.dtype
 ) -> dict[str, StoredValue]:
     """How the value of each site is stored, found by a forward pass of one row."""
-    names = model.names(sites)
+    names = [] if isinstance(sites, Sequence) and not sites else model.names(sites)
+    if not names:
+        raise ValueError(f"sites={sites!r} name no site: there is nothing to harvest")
     for name in names:
         dims = model.hook_dict[name].dims
         if dims[:2] != ("batch", "pos"):

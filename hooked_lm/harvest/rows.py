@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.harvest.documents import Document
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.shards.plan import check_integers
 
 LONG = ("truncate", "split", "error")
 TEXTS_AT_ONCE = 256  # as many texts are tokenized together
@@ -64,6 +65,7 @@ class RowMaker:
             raise ValueError(f"positions must be 'all', 'text' or indices, got {self.positions!r}")
         if not isinstance(self.positions, str) and plain_indices("positions", self.positions) == []:
             raise ValueError("positions is empty: there is nothing to keep")
+        check_integers(context=self.context)
         if not 1 <= self.context <= self.model.cfg.n_ctx:
             raise ValueError(
                 f"context must be from 1 to the model's n_ctx of {self.model.cfg.n_ctx}, got {self.context}"

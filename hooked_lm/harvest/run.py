@@ -12,7 +12,7 @@ from hooked_lm.harvest.store import ActivationStore
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
-from hooked_lm.shards import Part, carry_out
+from hooked_lm.shards import Part, carry_out, check_workers, part_of
 
 
 def harvest(
@@ -33,7 +33,7 @@ def harvest(
     batch_size: int = 32,
     shard_size: int | str = "512MB",
     documents_per_shard: int | None = None,
-    part: Part | None = None,
+    part: Part | str | None = None,
     n_workers: int = 1,
     engine: str = "processes",
     threads: int | None = None,
@@ -60,7 +60,7 @@ def harvest(
         seed: of a random order of the documents; None: their own order.
         batch_size: how many rows run together.
         shard_size: the size of a shard's file, about; "512MB", or bytes. `documents_per_shard` gives it in documents instead.
-        part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        part: (i, n) or "i/n": only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
         n_workers, engine: how many processes compute shards, each with a model of its own: processes of this machine, or with
             "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
             A script that asks for several must make the call under `if __name__ == "__main__":`.
@@ -76,6 +76,8 @@ def harvest(
     >>> store.sites, store[store.sites[0]].shape
     (['blocks.1.hook_resid_post'], (10, 128))
     """
+    chosen = part_of(part)
+    check_workers(n_workers, engine)
     job = job_of(
         model,
         documents_of(documents, column, max_documents, seed),
@@ -89,7 +91,8 @@ def harvest(
         documents_per_shard=documents_per_shard,
         threads=threads,
     )
-    carry_out(job, part, n_workers, engine, progress)
+    ActivationStore(job.folder).check_sizes()  # of shards that are not computed again
+    carry_out(job, chosen, n_workers, engine, progress)
     return ActivationStore(job.folder)
 
 

@@ -1,6 +1,5 @@
 """The store of a harvest: its activations, their statistics, and ways to read them for training."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from hooked_lm.harvest.columns import Columns, SiteName
 from hooked_lm.harvest.shard import COLUMNS, moments_of
 from hooked_lm.harvest.shuffled import ShuffledVectors
 from hooked_lm.interventions.statistics import Summary
-from hooked_lm.shards.records import record_path
+from hooked_lm.shards.records import read_record, record_path
 
 
 class ActivationStore(Columns):
@@ -42,7 +41,7 @@ class ActivationStore(Columns):
         name = self.site(site)
         whole = moments_of(self[name].shape[1:])
         for shard in self.shards:
-            record = json.loads(record_path(self.path, shard).read_text())
+            record = read_record(record_path(self.path, shard), ("tokens", "sites"))
             mean, m2 = (torch.tensor(record["sites"][name][moment], dtype=torch.float64) for moment in ("mean", "m2"))
             whole.merge(record["tokens"], mean, m2)
         return whole.summary()

@@ -92,15 +92,22 @@ class Plan(ABC):
         """The plan in a folder. Raises FileNotFoundError without one, ValueError for a damaged one."""
         path = Path(folder) / FILE
         if not path.exists():
-            raise FileNotFoundError(f"{folder} has no {FILE}: it is not the folder of a {cls.KIND}")
+            inside = sorted(each.parent.name for each in Path(folder).glob(f"*/{FILE}"))
+            hint = f"; open one of the folders in it: {', '.join(inside[:10])}" if inside else ""
+            raise FileNotFoundError(f"{folder} has no {FILE}: it is not the folder of a {cls.KIND}{hint}")
         try:
             read = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
+        if not isinstance(read, dict):
+            raise ValueError(f"{path} is damaged: it holds a {type(read).__name__}, not the fields of a plan")
         if (read.pop("format", None), read.pop("version", None)) != (cls.FORMAT, cls.VERSION):
             raise ValueError(f"{path} is not the plan of a {cls.KIND} in format {cls.FORMAT}, version {cls.VERSION}")
         digest, _ = read.pop("sha256", None), read.pop("shards", None)
-        plan = cls(**read)
+        try:
+            plan = cls(**read)
+        except TypeError as error:
+            raise ValueError(f"{path} was changed since it was written: {error}") from None
         if plan.digest != digest:
             raise ValueError(f"{path} was changed since it was written: its hash is {plan.digest[:12]}, not {digest}")
         return plan
@@ -134,8 +141,16 @@ def versions(*packages: str) -> dict[str, str]:
     }
 
 
-def check_counts(**counts: int | None) -> None:
-    """Raises ValueError for a number below 1; None is a default."""
+def check_counts(**counts: object) -> None:
+    """Raises TypeError for what is not an integer, ValueError for one below 1; None is a default."""
+    check_integers(**counts)
     for name, number in counts.items():
-        if number is not None and number < 1:
+        if isinstance(number, int) and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def check_integers(**numbers: object) -> None:
+    """Raises TypeError for what is neither an integer nor None."""
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise TypeError(f"{name} must be an integer, got {number!r} ({type(number).__name__})")

@@ -13,6 +13,7 @@ from hooked_lm.files import replacing
 PIECE = 1 << 23  # bytes that are read at once for a checksum
 UNFINISHED = ".unfinished"
 INDEX = "index.json"  # a cache of the records, which may be deleted
+AGAIN = "delete it, and run the same call again"
 
 
 def record_path(folder: Path, shard: int) -> Path:
@@ -40,7 +41,7 @@ def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, An
         if write_record(final, record):
             return record
     unfinished.unlink(missing_ok=True)
-    known = json.loads(final.read_text())
+    known = read_record(final, ("sha256",))
     _check_same(path, known["sha256"], record["sha256"])
     return known
 
@@ -106,25 +107,40 @@ def checksum(path: Path) -> str:
 
 def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Some fields of the record of each shard; from the cache, and from records that it lacks."""
-    try:
-        cached = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError):
-        cached = {}
     numbers = {int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.json")}
-    found = {int(n): of for n, of in cached.items() if int(n) in numbers}
-    for shard in sorted(numbers - found.keys()):
-        path = record_path(folder, shard)
-        try:
-            record = json.loads(path.read_text())
-            found[shard] = {name: record[name] for name in fields}
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{path} is damaged: {error}; delete it, and run the same call again") from None
-    if found.keys() != {int(n) for n in cached}:
+    cached = _cached(folder / INDEX, fields)
+    found = {shard: cached[shard] for shard in numbers & cached.keys()}
+    for shard in numbers - found.keys():
+        record = read_record(record_path(folder, shard), fields)
+        found[shard] = {name: record[name] for name in fields}
+    found = dict(sorted(found.items()))
+    if found != cached:
         try:
             with replacing(folder / INDEX) as unfinished:
                 unfinished.write_text(json.dumps(found))
         except OSError:  # a folder that cannot be written
             pass
+    return found
+
+
+def read_record(path: Path, fields: Sequence[str]) -> dict[str, Any]:
+    """A record. Raises ValueError for a damaged one: not JSON, or without some of the fields."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; {AGAIN}") from None
+    missing = [name for name in fields if name not in record] if isinstance(record, dict) else fields
+    if missing:
+        raise ValueError(f"{path} is damaged: it has no {', '.join(map(repr, missing))}; {AGAIN}")
+    return record
+
+
+def _cached(path: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """The records in the cache; none if it is missing, damaged or of other fields."""
+    try:
+        found = {int(shard): {name: of[name] for name in fields} for shard, of in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
     return found
 
 

@@ -1,25 +1,20 @@
 """Carries out a job: the shards of this process, or those of several workers."""
 
 import os
+import re
 from collections.abc import Iterator
 
 from hooked_lm.shards.job import Job
+from hooked_lm.shards.plan import check_counts
 from hooked_lm.shards.records import remove_leftovers
 from hooked_lm.shards.workers import ENGINES
 
 Part = tuple[int, int]
 
 
-def carry_out(job: Job, part: Part | None, n_workers: int, engine: str, progress: bool | None) -> None:
-    """Computes the shards of a part (i, n) that have no record; of all, or of the rank of torchrun, if it is None.
-
-    Raises ValueError for an unknown engine, fewer than one worker and another part.
-    """
-    shards = shards_of(part or rank_of_torchrun(), job.plan.n_shards)
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    if n_workers < 1:
-        raise ValueError(f"n_workers must be at least 1, got {n_workers}")
+def carry_out(job: Job, part: Part, n_workers: int, engine: str, progress: bool | None) -> None:
+    """Computes the shards of a part (i, n) that have no record."""
+    shards = shards_of(part, job.plan.n_shards)
     remove_leftovers(job.folder)
     if n_workers == 1 and engine == "processes":
         job.compute(shards, progress)
@@ -28,12 +23,35 @@ def carry_out(job: Job, part: Part | None, n_workers: int, engine: str, progress
         remove_leftovers(job.folder)  # of workers that died
 
 
+def check_workers(n_workers: int, engine: str) -> None:
+    """Raises ValueError for an unknown engine and fewer than one worker, TypeError for a number that is not whole."""
+    check_counts(n_workers=n_workers)
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+
+
+def part_of(given: Part | str | None, name: str = "part") -> Part:
+    """A part (i, n), which may be given as "i/n"; None is that of the rank of torchrun, else everything.
+
+    Raises ValueError, with the name of the argument, for anything else.
+
+    >>> part_of("1/3"), part_of((1, 3)), part_of(None)
+    ((1, 3), (1, 3), (0, 1))
+    """
+    if given is None:
+        return rank_of_torchrun()
+    match = re.fullmatch(r"(\d+)/(\d+)", given) if isinstance(given, str) else None
+    numbers = match.groups() if match else given if isinstance(given, (tuple, list)) else ()
+    if len(numbers) == 2 and all(isinstance(number, (int, str)) for number in numbers):
+        i, n = map(int, numbers)
+        if 0 <= i < n:
+            return i, n
+    raise ValueError(f"{name} must be (i, n) or 'i/n', integers with 0 <= i < n, got {given!r}")
+
+
 def shards_of(part: Part, n_shards: int | None) -> Iterator[int]:
     """The shards of a part (i, n): every n-th, from the i-th on; without end if their number is not known."""
-    i, n = part
-    if not (n >= 1 and 0 <= i < n):
-        raise ValueError(f"part must be (i, n) with 0 <= i < n, got {part}")
-    shard = i
+    shard, n = part
     while n_shards is None or shard < n_shards:
         yield shard
         shard += n

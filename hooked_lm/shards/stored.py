@@ -1,9 +1,11 @@
 """The shards of a folder, as they are read."""
 
 import os
+import warnings
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
@@ -53,7 +55,23 @@ class Shards:
         return path
 
     def verify(self) -> None:
-        """Reads every file and compares it with its checksum. Raises ValueError that names all damaged shards."""
+        """Reads every file and compares it with its checksum.
+
+        Raises ValueError that names all damaged shards. Warns if shards are missing.
+        """
+        self._check(lambda path, facts: checksum(path) == facts["sha256"])
+        if not self.is_complete:
+            warnings.warn(
+                f"{self.path} is not complete: the {len(self.shards)} shards that it has are as they were written, and "
+                f"{len(self.missing)} are missing; the call that made it computes them",
+                stacklevel=2,
+            )
+
+    def check_sizes(self) -> None:
+        """Raises ValueError that names all shards whose file is missing or has not the size that it was written with."""
+        self._check(lambda path, facts: True)
+
+    def _check(self, has_content: Callable[[Path, dict[str, Any]], bool]) -> None:
         wrong = []
         for shard in self.shards:
             path, facts = self.path / f"shard-{shard:06d}{self.SUFFIX}", self._facts[shard]
@@ -61,7 +79,7 @@ class Shards:
                 wrong.append(f"{path.name} is missing")
             elif path.stat().st_size != facts["bytes"]:
                 wrong.append(f"{path.name} has {path.stat().st_size} bytes, not {facts['bytes']}")
-            elif checksum(path) != facts["sha256"]:
+            elif not has_content(path, facts):
                 wrong.append(f"{path.name} has other content than was written")
         if wrong:
             raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from hooked_lm.engine.fingerprint import Digest, Unknown
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.text.methods import TextMethods
-from hooked_lm.shards import Part, carry_out, facts_of_model, versions
+from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, part_of, versions
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
 from hooked_lm.studies.job import Job
@@ -32,7 +32,7 @@ def study_pairs(
     max_pairs: int | None = None,
     batch_size: int = 16,
     pairs_per_shard: int = 64,
-    part: Part | None = None,
+    part: Part | str | None = None,
     n_workers: int = 1,
     engine: str = "processes",
     threads: int | None = None,
@@ -61,11 +61,11 @@ def study_pairs(
         max_pairs: how many pairs are read.
         batch_size: how many pairs of one length run together, which can change the last bits of a value.
         pairs_per_shard: the size of a file.
-        part: (i, n): only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        part: (i, n) or "i/n": only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
         n_workers, engine, threads: as for `harvest`.
 
     Raises, before anything is written, ValueError that names all pairs that cannot run, ValueError or TypeError for other
-    unsuitable arguments, and what the experiment raises on the first pair. ImportError without the package `pyarrow`. Shards
+    unsuitable arguments, and what the experiment raises on the shortest pair. ImportError without the package `pyarrow`. Shards
     that are complete are kept.
 
     >>> import tempfile
@@ -81,7 +81,9 @@ def study_pairs(
         raise TypeError(f"a study reads texts, which a {type(model).__name__} does not")
     if find_spec("pyarrow") is None:
         raise ImportError("a study writes parquet with the package pyarrow: pip install 'hooked-lm[corpus]'")
-    check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads)
+    chosen = part_of(part)
+    check_workers(n_workers, engine)
+    check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads, max_pairs=max_pairs)
     on_gpu = next(model.parameters()).is_cuda
     name, function, settings = experiment_of(experiment, options or {}, on_gpu)
     makers = metrics_of(metric)
@@ -102,9 +104,10 @@ def study_pairs(
     )
     job = Job(plan, plan.folder(directory), model, read, function, makers)
     if not job.folder.exists():
-        job.run([0])  # what the experiment refuses is refused before the plan is written
+        job.run([lengths.index(min(lengths))])  # what the experiment refuses is refused before the plan is written
     plan.write(directory)
-    carry_out(job, part, n_workers, engine, progress)
+    PairTable(job.folder).check_sizes()  # of shards that are not computed again
+    carry_out(job, chosen, n_workers, engine, progress)
     table = PairTable(job.folder)
     if table.is_complete:
         table.gather()

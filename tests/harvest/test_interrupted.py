@@ -62,8 +62,10 @@ def test_parts_together_are_the_whole(model: HookedTransformer, tmp_path: Path) 
     assert parts.is_complete
     for path in whole.path.glob("shard-*"):
         assert path.read_bytes() == (parts.path / path.name).read_bytes()
-    with pytest.raises(ValueError, match="part must be"):
-        run(model, tmp_path, part=(3, 3))
+    first = run(model, tmp_path / "text", part="1/3")
+    assert first.shards == [1]
+    with pytest.warns(UserWarning, match=r"not complete: the 1 shards that it has .* 3 are missing"):
+        first.verify()
 
 
 def test_a_shard_that_is_written_twice_must_have_the_same_bytes(tmp_path: Path) -> None:
@@ -107,7 +109,60 @@ def test_damage_is_found(model: HookedTransformer, tmp_path: Path) -> None:
     (store.path / "index.json").unlink()
     with pytest.raises(ValueError, match=r"shard-000003.json is damaged"):
         ActivationStore(store.path)
-    with pytest.raises(FileNotFoundError, match="not the folder of a harvest"):
+    with pytest.raises(FileNotFoundError, match=rf"not the folder of a harvest; .*: {store.path.name}$"):
+        ActivationStore(tmp_path)
+
+
+def test_the_same_call_finds_files_that_are_short_or_missing(model: HookedTransformer, tmp_path: Path) -> None:
+    store = run(model, tmp_path)
+    content = shard_path(store.path, 3).read_bytes()
+    os.truncate(shard_path(store.path, 2), 100)
+    shard_path(store.path, 3).unlink()
+    record_path(store.path, 0).unlink()
+    with pytest.raises(
+        ValueError, match=r"2 of 3 shards .*000002.safetensors has 100 bytes, not \d+; .*000003.* missing"
+    ):
+        run(model, tmp_path)
+    assert not record_path(store.path, 0).exists()  # nothing was computed
+    shard_path(store.path, 2).unlink()
+    for shard in (2, 3):
+        record_path(store.path, shard).unlink()
+    again = run(model, tmp_path)
+    again.verify()
+    assert again.is_complete
+    assert shard_path(store.path, 3).read_bytes() == content
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"0": 3}', '{"a": {}}', "{", '{"0": {"tokens": 3}}'])
+def test_a_damaged_cache_of_records_is_made_again(model: HookedTransformer, tmp_path: Path, content: str) -> None:
+    store = run(model, tmp_path)
+    index = store.path / "index.json"
+    known = index.read_text()
+    index.write_text(content)
+    assert len(ActivationStore(store.path)) == len(store)
+    assert index.read_text() == known
+
+
+def test_the_cache_of_records_does_not_depend_on_their_order(model: HookedTransformer, tmp_path: Path) -> None:
+    whole = run(model, tmp_path / "whole")
+    for i in (2, 0, 1):
+        parts = run(model, tmp_path / "parts", part=(i, 3))
+    assert (whole.path / "index.json").read_bytes() == (parts.path / "index.json").read_bytes()
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"tokens": 3}'])
+def test_a_damaged_record_is_named(model: HookedTransformer, tmp_path: Path, content: str) -> None:
+    store = run(model, tmp_path)
+    record_path(store.path, 1).write_text(content)
+    (store.path / "index.json").unlink()
+    with pytest.raises(ValueError, match=r"shard-000001.json is damaged: it has no .*; delete it"):
+        ActivationStore(store.path)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"format": "hooked_lm.harvest", "version": 1, "sites": {}}'])
+def test_a_damaged_plan_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    with pytest.raises(ValueError, match=r"plan.json (is damaged|was changed)"):
         ActivationStore(tmp_path)
 
 
@@ -146,6 +201,13 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
         ({"sites": "blocks.0.hook_mlp_ou"}, "hook_mlp_out"),
         ({"sites": "blocks.0.attn.hook_pattern"}, r"\['batch', 'head', 'query_pos', 'key_pos'\]"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"n_workers": 0}, "n_workers must be at least 1"),
+        ({"engine": "slurm"}, "engine must be one of"),
+        ({"sites": []}, r"sites=\[\] name no site"),
+        ({"positions": [50]}, r"positions=\[50\] keep no token of the first \d+ documents"),
+        ({"positions": [50], "reduce": "mean"}, "keep no token"),
+        ({"part": (3, 3)}, r"part must be \(i, n\) or 'i/n'.* got \(3, 3\)"),
+        ({"part": "3/3"}, "part must be"),
         ({"reduce": "median"}, "reduce must be one of 'mean', 'max', 'last'"),
         ({"dtype": torch.float64}, "dtype must be one of"),
         ({"context": 10_000}, "context must be from 1 to"),

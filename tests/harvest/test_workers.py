@@ -101,7 +101,11 @@ def workers() -> list[int]:
 
 @pytest.mark.parametrize(
     ("option", "message"),
-    [("--shard=2", "shard must be 2 integers"), ("--engine=slurm", "engine must be one of 'processes', 'ray'")],
+    [
+        ("--shard=2", "shard must be"),
+        ("--shard=2/2", "shard must be"),
+        ("--engine=slurm", "engine must be one of 'processes', 'ray'"),
+    ],
 )
 def test_bad_options(data: Path, tmp_path: Path, option: str, message: str) -> None:
     found = CliRunner().invoke(app, ["harvest", "demo", str(data), str(tmp_path), *OPTIONS, option])

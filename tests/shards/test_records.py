@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hooked_lm.shards.plan import check_counts
 from hooked_lm.shards.records import checksum, commit, record_path
 
 NAMES = ("link", "replace")  # of the functions of os that give a file its name
@@ -98,3 +99,12 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match="The first is kept"):
         commit(written(tmp_path, "a", b"other"), path, {"tokens": 3})
     assert sorted(each.name for each in tmp_path.iterdir()) == ["shard-000000.bin", "shard-000000.json"]
+
+
+@pytest.mark.parametrize("number", [2.5, "2", True])
+def test_counts_are_integers(number: object) -> None:
+    with pytest.raises(TypeError, match="batch_size must be an integer, got"):
+        check_counts(threads=None, batch_size=number)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        check_counts(batch_size=0)
+    check_counts(threads=None, batch_size=2)

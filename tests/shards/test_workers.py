@@ -75,7 +75,7 @@ def test_no_shard_begins_after_an_error(tmp_path: Path, n: int | None) -> None:
     plan = NumbersPlan(about, {"n": n}, items_per_shard=1, batch_size=1, threads=1, versions={})
     job = Numbers(plan, plan.write(tmp_path), model)
     with pytest.raises(ZeroDivisionError, match=r"^shard \d+: a number is zero") as raised:
-        carry_out(job, None, N_WORKERS, "processes", progress=False)
+        carry_out(job, (0, 1), N_WORKERS, "processes", progress=False)
     shard, failed = json.loads((job.folder / "failed").read_text())
     assert str(raised.value).startswith(f"shard {shard}:")
     began = [float(path.read_text()) for path in job.folder.glob("began-*")]

@@ -294,6 +294,8 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"options": {"sites": "resid_pri"}}, "resid_pre"),
         ({"options": {"positions": [99]}}, "99"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"n_workers": 0}, "n_workers must be at least 1"),
+        ({"part": "2/2"}, "part must be"),
         ({"max_pairs": 0}, "max_pairs must be at least 1"),
         ({"pairs": "/nowhere/pairs.jsonl"}, "no file of .jsonl"),
     ],

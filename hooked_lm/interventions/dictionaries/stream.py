@@ -1,5 +1,6 @@
 """Training data of dictionaries: the vectors at a site, in a seeded order that can be resumed."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -17,6 +18,7 @@ from hooked_lm.models.base import BaseModel
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results.scores import origin
 
+FILES = (".jsonl", ".json", ".parquet", ".csv", ".txt")  # endings of their names
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
 Prompts = Sequence[str] | Tensor | VisionInputs
 Read = tuple[
@@ -49,6 +51,16 @@ class Vectors:
         return origin(None, rows=len(self.inputs))
 
 
+def _not_a_path(text: str) -> str:
+    """A text. Raises ValueError for the name of a file."""
+    if os.path.exists(text) or (text.endswith(FILES) and not any(c.isspace() for c in text)):
+        raise ValueError(
+            f"prompts={text!r} is the name of a file, not a text: give the texts in a list, or "
+            "`harvest(model, path, sites, directory)` and train on the `stream` of its store"
+        )
+    return text
+
+
 class Activations:
     """The activations of a model at one site, or at two, without gradients and padding.
 
@@ -61,8 +73,8 @@ class Activations:
         site, site_out: one site each, by name or short name; `site_out` is the output site of a transcoder.
         skip: how many positions at the start of each prompt are excluded, such as a BOS, whose activations are atypical.
 
-    Raises ValueError for no prompts, for a name that matches several sites, and for a site of a vision tower in a model that
-    reads text too: a dictionary there is trained on the tower alone.
+    Raises ValueError for no prompts, for the name of a file in their place, for a name that matches several sites, and for a site
+    of a vision tower in a model that reads text too: a dictionary there is trained on the tower alone.
     """
 
     def __init__(
@@ -78,7 +90,7 @@ class Activations:
         seed: int = 0,
     ) -> None:
         if isinstance(prompts, str):
-            prompts = [prompts]
+            prompts = [_not_a_path(prompts)]
         prompts = as_rows(model, prompts)
         if not len(prompts):
             raise ValueError("prompts is empty: give at least one")

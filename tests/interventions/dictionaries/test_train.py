@@ -432,6 +432,8 @@ def test_settings_that_make_no_sense_are_refused(model: HookedTransformer, texts
         train_dictionary(model, texts, site=SITE, width=160, kind="odd")
     with pytest.raises(ValueError, match="matches 4 sites"):
         train_dictionary(model, texts, site="blocks.*.hook_mlp_out", width=160, k=4)
+    with pytest.raises(ValueError, match=r"'corpus\.jsonl' is the name of a file, not a text"):
+        Activations(model, "corpus.jsonl", SITE)
     with pytest.raises(ValueError, match="prompts is empty: give at least one"):
         train_dictionary(model, [], site=SITE, width=160, k=4)
     with pytest.raises(ValueError, match=r"buffer holds .* fewer than a step needs \(4096\)"):
