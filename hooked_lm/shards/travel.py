@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Callable
 from contextlib import ExitStack
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing import reduction
 from tempfile import TemporaryFile
 from typing import Protocol, runtime_checkable
 
@@ -21,18 +21,25 @@ class ByFile(ExitStack):
 
     A process that starts another one writes the arguments into a pipe and waits until they are read. A pipe holds little: if the
     other process dies before it reads, that wait has no end. So a file holds the object, and the pipe its descriptor. The files
-    are closed at the end of the `with` block.
+    are closed at the end of the `with` block. Windows has no such descriptors; there the object goes through the pipe.
     """
 
     def __init__(self, content: object) -> None:
         super().__init__()
         self.content = content
 
-    def __reduce__(self) -> tuple[Callable[[Descriptor], object], tuple[Descriptor]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object]]:
+        if not hasattr(reduction, "DupFd"):
+            return same, (self.content,)
         file = self.enter_context(TemporaryFile())  # noqa: SIM115 (closed at the end of the block)
-        ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(self.content)
+        reduction.ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(self.content)
         file.seek(0)
-        return received, (DupFd(file.fileno()),)
+        return received, (reduction.DupFd(file.fileno()),)
+
+
+def same(content: object) -> object:
+    """The object, which was in the pipe."""
+    return content
 
 
 def received(descriptor: Descriptor) -> object:
