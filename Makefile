@@ -36,6 +36,11 @@ test: $(READY)  ## the fast tests: the installation and the core
 test-all: $(READY)  ## the whole test suite
 	$(PY) -m pytest -n 2 --dist loadgroup
 
+test-browser: $(READY)  ## open the pages in chromium; screenshots in build/screenshots/
+	@for program in chromium chromedriver; do command -v $$program >/dev/null || { \
+		echo "$$program not found: sudo apt-get install -y chromium chromium-driver"; exit 2; }; done
+	$(PY) -m pytest -m browser tests/browser
+
 PROCESSORS := native avx2 default
 native :=
 avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
@@ -80,4 +85,4 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all test-processors clients check format bench bench-gpu docs demo-model clean
+.PHONY: help venv demo test test-all test-browser test-processors clients check format bench bench-gpu docs demo-model clean
