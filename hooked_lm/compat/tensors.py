@@ -1,12 +1,17 @@
 """Helpers for tensors and matrices, and logits as a table."""
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.factored_matrix import FactoredMatrix
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 __all__ = [
     "check_structure", "filter_dict_by_prefix", "get_cumsum_along_dim", "get_matrix_corner", "is_lower_triangular",
@@ -74,7 +79,7 @@ def check_structure(t1: Float[Tensor, "row col"], t2: Float[Tensor, "row col"], 
         print("PASSED")
 
 
-def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k: int | None = None) -> pd.DataFrame:
+def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k: int | None = None) -> "pd.DataFrame":
     """The logits of one position as a table, the most likely token first; probabilities are over the whole vocabulary.
 
     Columns: token_index, token_string (with a tokenizer), logit, log_prob (nats), probability. `top_k` limits the rows.

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,8 +21,14 @@ from hooked_lm import patching, viz
 from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.pretrained import HookedTransformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 TEMPLATE = corpus.INDIRECT_OBJECT_TEMPLATES[0]
 SETTING = {"place": "store", "object": "a drink", "gave": "gave"}
@@ -118,7 +123,7 @@ class Result:
         top = self.heads.top(n)
         return list(zip(top["layer"].tolist(), top["head"].tolist(), strict=True))
 
-    def ranking(self, n: int = 10) -> pd.DataFrame:
+    def ranking(self, n: int = 10) -> "pd.DataFrame":
         """The top heads: the effect of each, with its interval, and where it attends from the last token, on average.
 
         With one pair of prompts the table has no interval (`low`, `high`).

@@ -1,14 +1,19 @@
 """Finds the sites whose gradients explode, vanish or are not finite."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.base import Detector
 from hooked_lm.interventions.per_thread import Lock
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 
 @dataclass(eq=False, repr=False)
@@ -47,7 +52,7 @@ class GradientReport(Detector):
         with self._lock:  # threads may share the report
             self._sums.setdefault(hook.name or "", Sums()).add(value.detach())
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each site, in the order of the forward pass.
 
         Columns: `calls`; `rms` (root mean square), `largest` absolute value and `zeros` (fraction of 0) of the finite entries;

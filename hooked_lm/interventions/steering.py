@@ -7,7 +7,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
+from hooked_lm.extras import later
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.changes import changes_of
@@ -26,7 +26,11 @@ from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.SteeringVectors"
 Layers = str | int | Sequence[int]  # "each", a layer or several
@@ -90,7 +94,7 @@ class SteeringVectors:
         accuracy, auc, _ = self.separation.select(of=self.method).mean.tolist()
         return max(self.layers, key=lambda layer: (accuracy[self.layers.index(layer)], auc[self.layers.index(layer)]))
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each layer: the separation by its direction and by random ones, and the norm of the direction."""
         table: dict[str, Any] = {"layer": self.layers}
         for of, prefix in ((self.method, ""), ("random", "random_")):

@@ -4,19 +4,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.norms.norm import upcast
+from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 __all__ = ["Examples", "TopExamples"]
 
@@ -45,7 +50,7 @@ class Examples:
         """The examples of one feature (or head); IndexError if it is out of range."""
         return Examples(**{name: value[feature] for name, value in self.tensors().items()})
 
-    def to_dataframe(self, words: Callable[[int], str] | Mapping[int, str] = str) -> pd.DataFrame:
+    def to_dataframe(self, words: Callable[[int], str] | Mapping[int, str] = str) -> "pd.DataFrame":
         """A row for each example: `feature` (`feature 0`, ... for several axes), `rank`, `value`, `text`, `position`, `token`,
         and `snippet`, the context with the token in brackets.
 

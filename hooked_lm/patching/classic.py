@@ -8,14 +8,14 @@ run and a metric that maps logits [batch, pos, d_vocab] to one number.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.experiment import Metric
+from hooked_lm.extras import later
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.patching.grids import Grid, run_grids, table
@@ -30,6 +30,11 @@ from hooked_lm.patching.setters import (
     layer_pos_patch_setter,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
+
 Tokens = Int[Tensor, "*batch pos"] | VisionInputs
 
 # ---- any sweep -------------------------------------------------------------------------------------------------------
@@ -43,7 +48,7 @@ def generic_activation_patch(
     patch_setter: PatchSetter,
     activation_name: str,
     index_axis_names: Sequence[str] | None = None,
-    index_df: pd.DataFrame | None = None,
+    index_df: "pd.DataFrame | None" = None,
     return_index_df: bool = False,
 ) -> Any:
     """The metric of the corrupted run with one clean activation patched in, for every cell of a grid.
@@ -82,7 +87,7 @@ def generic_activation_patch(
     return (metrics, table(grid, model, corrupted_tokens)) if return_index_df else metrics
 
 
-def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence[str]) -> pd.DataFrame:
+def make_df_from_ranges(column_max_ranges: Sequence[int], column_names: Sequence[str]) -> "pd.DataFrame":
     """Every combination of indices below the given bounds, one per row; the last column changes fastest.
 
     >>> make_df_from_ranges([2, 2], ["layer", "pos"]).to_numpy().tolist()
@@ -105,7 +110,7 @@ class Sweep(Protocol):
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
         index_axis_names: Sequence[str] | None = None,
-        index_df: pd.DataFrame | None = None,
+        index_df: "pd.DataFrame | None" = None,
         return_index_df: bool = False,
     ) -> Any: ...
 
@@ -119,7 +124,7 @@ def _sweep(name: str, what: str, activation_name: str, patch_setter: PatchSetter
         clean_cache: Mapping[str, Tensor],
         patching_metric: Metric,
         index_axis_names: Sequence[str] | None = None,
-        index_df: pd.DataFrame | None = None,
+        index_df: "pd.DataFrame | None" = None,
         return_index_df: bool = False,
     ) -> Any:
         grid = index_axis_names or (axes if index_df is None else None)

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -14,10 +13,16 @@ from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.prompts import check_source, site_of_layer
 from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.extras import later
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.models.checks import check_equal_heads
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Grid:
     activation_name: str
     setter: PatchSetter
     axes: Sequence[str] | None = None
-    index_df: pd.DataFrame | None = None
+    index_df: "pd.DataFrame | None" = None
 
     def __post_init__(self) -> None:
         if (self.axes is None) == (self.index_df is None):
@@ -51,7 +56,7 @@ class Grid:
         return [list(cell) for cell in product(*map(range, self.shape(sizes)))]
 
 
-def table(grid: Grid, model: HookedRootModule, tokens: Any) -> pd.DataFrame:
+def table(grid: Grid, model: HookedRootModule, tokens: Any) -> "pd.DataFrame":
     """The cells of a grid, one per row."""
     if grid.index_df is not None:
         return grid.index_df

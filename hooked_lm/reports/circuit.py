@@ -5,9 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -21,9 +20,15 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 SHOWN_EDGES, SHOWN_NODES = 20, 12
 SHARE = 0.05  # the default share of edges to keep
@@ -85,7 +90,7 @@ class Study:
     effects: SweepResult | None
     evaluation: circuits.Evaluation
     chosen: circuits.Evaluation
-    nodes: pd.DataFrame
+    nodes: "pd.DataFrame"
     ahead: dict[str, float]
     seconds: float
 
@@ -178,7 +183,7 @@ def _effects(
     return None
 
 
-def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str, Any]) -> pd.DataFrame:
+def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str, Any]) -> "pd.DataFrame":
     """The contribution of each node to the circuit, the largest first; empty for an empty circuit."""
     if not circuit.n_edges:
         return pd.DataFrame(columns=["node", "value"])

@@ -9,17 +9,21 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import bootstrap
 from hooked_lm.results.labels import Label, Wanted, chosen_places
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
@@ -144,7 +148,7 @@ class Scores:
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
-    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> pd.DataFrame:
+    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
         """A row for each cell: its labels, the mean over prompts and the interval (`low`, `high`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
@@ -158,7 +162,7 @@ class Scores:
         columns = {"mean": self.mean, "low": low, "high": high}
         return self._cells().assign(**{name: column.flatten().numpy() for name, column in columns.items()})
 
-    def _cells(self) -> pd.DataFrame:
+    def _cells(self) -> "pd.DataFrame":
         """The labels of all cells, in order."""
         n_cells = prod(self.values.shape[:-1])
         return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
@@ -167,7 +171,7 @@ class Scores:
         """The numbers that rank the cells, by absolute value."""
         return self.values
 
-    def top(self, n: int = 10, level: float = 0.95) -> pd.DataFrame:
+    def top(self, n: int = 10, level: float = 0.95) -> "pd.DataFrame":
         """The `n` cells (of each metric) with the largest absolute values.
 
         Columns: the labels, `value` (the mean), in a sweep `effect` (the mean difference from the unpatched run), by which its

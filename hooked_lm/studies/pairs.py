@@ -6,15 +6,21 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.analysis.answers import whole_numbers
 from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.extras import later
 from hooked_lm.harvest.documents import loaded
 from hooked_lm.models.text.methods import DecoderText, TextMethods
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 COLUMNS = ("clean", "corrupted", "answer", "wrong_answer")
 SHOWN = 10  # pairs in an error

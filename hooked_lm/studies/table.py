@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.extras import later
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
@@ -19,7 +19,10 @@ from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
 from hooked_lm.studies.plan import StudyPlan
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow
+else:
+    pd = later("pandas", "viz")
 
 TABLE = "table.parquet"  # a cache of the shards, which may be deleted
 ALIGN = {"start": "position", "end": FROM_END}
@@ -74,7 +77,7 @@ class PairTable(Shards):
         self._check_columns([table.schema for table in tables])
         return pyarrow.concat_tables(tables)
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """All rows as a data frame."""
         return self.to_arrow().to_pandas()
 
@@ -188,7 +191,7 @@ class PairTable(Shards):
                 trial.unlink(missing_ok=True)
 
 
-def _grid(frame: pd.DataFrame, axes: list[str], n_pairs: int) -> dict[str, list[Label]]:
+def _grid(frame: "pd.DataFrame", axes: list[str], n_pairs: int) -> dict[str, list[Label]]:
     """The labels of each axis. Raises ValueError unless all pairs have the same cells."""
     n_rows = frame.groupby(PAIR).size()
     cells = frame[axes].to_numpy()

@@ -2,16 +2,22 @@
 
 import html
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
-from plotly.colors import sample_colorscale
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.viz.plots import DIVERGING, DOWN, FAINT, FONT, GRID, INK, UP
+
+if TYPE_CHECKING:
+    import plotly.colors as colors
+    import plotly.graph_objects as go
+else:
+    go = later("plotly.graph_objects", "viz")
+    colors = later("plotly.colors", "viz")
 
 THIN, THICK, STEPS = 0.7, 6.0, 12  # pixels of the weakest and strongest edge, and how many widths lie between
 STOPS = 24  # points of a curve
@@ -26,7 +32,7 @@ def layered_graph(
     scores: Float[Tensor, " edge"] | None = None,
     title: str = "",
     value_name: str = "score",
-) -> go.Figure:
+) -> "go.Figure":
     """A graph with nodes on levels, the lowest at the bottom. Width and colour of edges show their scores: blue is positive,
     red negative.
 
@@ -80,7 +86,7 @@ def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.nd
     return points
 
 
-def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) -> list[go.Scatter]:
+def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) -> "list[go.Scatter]":
     """A trace for all edges of about one size, the weakest first, so that the strongest are drawn on top."""
     steps = [0 if size == 0 else int(np.sign(size)) * max(1, round(abs(size) * STEPS)) for size in sizes]
     traces = []
@@ -100,13 +106,13 @@ def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) ->
 def _colour(step: int) -> str:
     share = step / STEPS
     place = 0.5 + 0.5 * (PALE + (1 - PALE) * abs(share)) * (1 if share >= 0 else -1)
-    [colour] = sample_colorscale([list(stop) for stop in DIVERGING], [place])
+    [colour] = colors.sample_colorscale([list(stop) for stop in DIVERGING], [place])
     return str(colour)
 
 
 def _points(
     curves: Sequence[np.ndarray], texts: Sequence[str], numbers: Tensor, limit: float, value_name: str, alike: bool
-) -> go.Scatter:
+) -> "go.Scatter":
     """Invisible points with the hover texts in the middle of the edges, and the colour bar."""
     middle = [curve[:, STOPS // 2] for curve in curves]
     marker: dict[str, Any] = {"size": 9, "opacity": 0, "color": numbers.tolist(), "cmin": -limit, "cmax": limit}
@@ -128,7 +134,7 @@ def _points(
     )
 
 
-def _nodes(at: Mapping[str, tuple[float, float]]) -> go.Scatter:
+def _nodes(at: Mapping[str, tuple[float, float]]) -> "go.Scatter":
     return go.Scatter(
         x=[x for x, _ in at.values()],
         y=[y for _, y in at.values()],
@@ -142,7 +148,7 @@ def _nodes(at: Mapping[str, tuple[float, float]]) -> go.Scatter:
     )
 
 
-def _look(figure: go.Figure, title: str, height: int, margin: dict[str, int]) -> None:
+def _look(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) -> None:
     figure.update_layout(
         title={"text": html.escape(title, quote=False), "x": 0, "xref": "paper", "font": {"size": 15, "color": INK}},
         font={"family": FONT, "size": 12, "color": INK},
@@ -154,7 +160,7 @@ def _look(figure: go.Figure, title: str, height: int, margin: dict[str, int]) ->
     )
 
 
-def _style(figure: go.Figure, title: str, n_levels: int) -> None:
+def _style(figure: "go.Figure", title: str, n_levels: int) -> None:
     top = 56 if title else 16
     _look(figure, title, max(160, LEVEL * n_levels) + top, {"l": 40, "r": 20, "t": top, "b": 20})
     figure.update_xaxes(visible=False, range=[-0.58, 0.58])
@@ -184,7 +190,7 @@ def curves(
     x_title: str = "",
     y_title: str = "",
     show_values: bool = False,
-) -> go.Figure:
+) -> "go.Figure":
     """Curves over the same points, with optional confidence intervals.
 
     Args:
@@ -226,7 +232,7 @@ def curves(
     return figure
 
 
-def _ribbon(x: Tensor, low: Tensor, high: Tensor, colour: str) -> go.Scatter:
+def _ribbon(x: Tensor, low: Tensor, high: Tensor, colour: str) -> "go.Scatter":
     """The area of a confidence interval."""
     there, back = x.tolist(), x.flip(0).tolist()
     return go.Scatter(

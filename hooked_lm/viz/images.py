@@ -1,16 +1,22 @@
 """Figures of values over the places of an image."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
-from plotly.subplots import make_subplots
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.viz.plots import DOWN, FAINT, UP, colour_bar, style
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import plotly.subplots as subplots
+else:
+    go = later("plotly.graph_objects", "viz")
+    subplots = later("plotly.subplots", "viz")
 
 PANEL, GAP = 190, 24  # pixels: the height of a panel, and the room between panels
 
@@ -32,7 +38,7 @@ def image_heat_map(
     title: str = "",
     value_name: str = "",
     limit: float | None = None,
-) -> go.Figure:
+) -> "go.Figure":
     """Values over the places of an image, on top of a pale grey image, which shows through small values.
 
     Args:
@@ -59,7 +65,9 @@ def image_heat_map(
         limit = maps.abs().nan_to_num().max().item() if maps.numel() else 0.0
     n_rows, n_columns = maps.shape[1:]
     shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
-    figure = make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=GAP / (len(shown) * (PANEL + GAP)))
+    figure = subplots.make_subplots(
+        1, len(shown), subplot_titles=shown, horizontal_spacing=GAP / (len(shown) * (PANEL + GAP))
+    )
     if picture is not None:
         figure.add_trace(_picture(picture, n_rows, n_columns), 1, 1)
     for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
@@ -98,7 +106,7 @@ def _channels(image: object) -> Float[Tensor, "*channel_height_width"]:
     return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
 
 
-def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: bool = False) -> go.Image:
+def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: bool = False) -> "go.Image":
     """The image, stretched over the cells of a grid; `pale` makes it a light grey."""
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise ValueError(f"an image is [channel, height, width] with 1 or 3 channels, got {tuple(image.shape)}")
@@ -111,7 +119,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip")
 
 
-def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> go.Heatmap:
+def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
     middle = "rgba(255, 255, 255, 1)" if opaque else "rgba(255, 255, 255, 0)"
     ends = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))

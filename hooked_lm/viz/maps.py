@@ -1,13 +1,20 @@
 """Figures of feature maps of convolutions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.subplots import make_subplots
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.viz.plots import DIVERGING, FONT, INK
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import plotly.subplots as subplots
+else:
+    go = later("plotly.graph_objects", "viz")
+    subplots = later("plotly.subplots", "viz")
 
 PANEL = 150  # pixels
 
@@ -17,7 +24,7 @@ def feature_maps(
     labels: Sequence[str] | None = None,
     title: str = "",
     columns: int = 4,
-) -> go.Figure:
+) -> "go.Figure":
     """One panel for each channel, with row 0 at the top; the colour scale is white at zero and shared by all panels.
 
     Raises ValueError for the wrong number of labels.
@@ -33,7 +40,7 @@ def feature_maps(
         raise ValueError(f"{len(names)} labels for {n} channels")
     columns = max(1, min(columns, n))
     rows = max(1, -(-n // columns))
-    figure = make_subplots(rows, columns, subplot_titles=names, horizontal_spacing=0.03)
+    figure = subplots.make_subplots(rows, columns, subplot_titles=names, horizontal_spacing=0.03)
     values = maps.detach().float().cpu().numpy()
     for i, value in enumerate(values):
         hover = "row %{y}, column %{x}<br><b>%{z:.3f}</b><extra></extra>"

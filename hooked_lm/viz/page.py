@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
+from hooked_lm.extras import need
 from hooked_lm.viz.parts import Part, part_html, text_html
 from hooked_lm.viz.plots import FAINT, FONT, GRID, INK
 
@@ -45,7 +44,7 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
         lead=f'<p class="lead">{text_html(lead)}</p>' if lead else "",
         body=body,
         style=STYLE,
-        plotly=get_plotlyjs(),
+        plotly=need("plotly.offline", "viz").get_plotlyjs(),
     )
     target = Path(path)
     target.write_text(page, encoding="utf-8")

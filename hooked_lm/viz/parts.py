@@ -5,10 +5,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import pandas as pd
-import plotly.graph_objects as go
+from hooked_lm.extras import later
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
+
 
 from hooked_lm.viz.plots import token_label
 
@@ -19,7 +26,7 @@ PLOT_OPTIONS = {"displaylogo": False, "displayModeBar": False, "responsive": Tru
 class Plate:
     """A figure with a caption below it."""
 
-    figure: go.Figure
+    figure: "go.Figure"
     caption: str = ""
 
 
@@ -40,7 +47,7 @@ class TokenStrip:
     marked: Iterable[int] = ()
 
 
-Part: TypeAlias = str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip
+Part: TypeAlias = "str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip"
 
 
 def part_html(part: object, figure_id: str) -> str:
@@ -85,7 +92,7 @@ def _plate(plate: Plate, figure_id: str) -> str:
     return f"<figure>{drawn}{caption}</figure>"
 
 
-def _table(table: pd.DataFrame) -> str:
+def _table(table: "pd.DataFrame") -> str:
     head = "".join(f'<th class="{_kind(table[name])}">{text_html(str(name))}</th>' for name in table.columns)
     rows = []
     for row in table.itertuples(index=False):

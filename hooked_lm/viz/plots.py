@@ -3,14 +3,21 @@
 import html
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float
-from plotly.subplots import make_subplots
 from torch import Tensor
+
+from hooked_lm.extras import later
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+    import plotly.subplots as subplots
+else:
+    go = later("plotly.graph_objects", "viz")
+    subplots = later("plotly.subplots", "viz")
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
 INK, FAINT, GRID = "#1c2330", "#667085", "#e9ecf1"
@@ -57,7 +64,7 @@ def heatmap(
     show_values: bool = False,
     limit: float | None = None,
     interval: Interval | None = None,
-) -> go.Figure:
+) -> "go.Figure":
     """A heat map of a matrix; colours diverge from white at zero, row 0 is at the top, NaN is empty.
 
     Args:
@@ -109,7 +116,7 @@ def bars(
     title: str = "",
     x_title: str = "",
     y_title: str = "",
-) -> go.Figure:
+) -> "go.Figure":
     """A bar chart, with optional confidence intervals.
 
     Args:
@@ -155,7 +162,7 @@ def attention_patterns(
     head_labels: Sequence[str] | None = None,
     title: str = "",
     columns: int = 2,
-) -> go.Figure:
+) -> "go.Figure":
     """Attention patterns, one panel for each head; rows are query tokens, columns key tokens.
 
     Args:
@@ -180,7 +187,7 @@ def attention_patterns(
     x_axis = _turn_long_labels(dict(axis))
     panel, top, bottom = max(120, 22 * n_pos), 72 if title else 36, _room_below(x_axis)
     height = rows * panel + (rows - 1) * 50 + top + bottom
-    figure = make_subplots(
+    figure = subplots.make_subplots(
         rows,
         columns,
         subplot_titles=[html.escape(label, quote=False) for label in labels],
@@ -267,7 +274,7 @@ def colour_bar(title: str) -> dict[str, Any]:
     }
 
 
-def style(figure: go.Figure, title: str, height: int, margin: dict[str, int]) -> None:
+def style(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) -> None:
     """Gives a figure its title, fonts and size."""
     figure.update_layout(
         title={"text": html.escape(title, quote=False), "x": 0, "xref": "paper", "font": {"size": 15, "color": INK}},

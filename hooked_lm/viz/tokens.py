@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.viz.plots import SEQUENTIAL, heatmap, token_label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+else:
+    go = later("plotly.graph_objects", "viz")
 
 WARM, COLD = (200, 105, 76), (91, 143, 194)  # background colours of positive and negative numbers
 
@@ -23,7 +28,7 @@ def token_grid(
     y_title: str = "",
     value_name: str = "",
     limit: float | None = None,
-) -> go.Figure:
+) -> "go.Figure":
     """A grid of tokens, coloured by their numbers; row 0 is at the top, NaN is empty.
 
     Colours are those of `heatmap`, or without negative numbers they go from white at zero to dark at `limit` (the largest

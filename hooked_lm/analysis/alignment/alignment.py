@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,11 +16,16 @@ from torch.nn.utils.parametrizations import orthogonal
 
 from hooked_lm.analysis.alignment.interchange import Hooks, Location, Positions, Vectors, hooks_of, rewrite_of
 from hooked_lm.engine.edit import Rewrite
+from hooked_lm.extras import later
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.Alignment"
 EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # the alignment, and what it is compared with
@@ -111,14 +115,12 @@ class Alignment(nn.Module):
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """The history of training, a row for each step: `step`, `loss` (nats), and `size` of the boundless form."""
         return pd.DataFrame(self.history).rename_axis("step").reset_index()
 
     def plot(self) -> "go.Figure":
         """The loss by step."""
-        import plotly.graph_objects as go
-
         figure = go.Figure(go.Scatter(y=self.history.get("loss", []), mode="lines", name="loss"))
         return figure.update_layout(xaxis_title="step", yaxis_title="loss (nats)", title=repr(self))
 

@@ -1,14 +1,19 @@
 """The result of attribution: the estimated effects of many exchanges, and how well they agree with exact ones."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.extras import later
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 ROUNDING = 1e-5  # relative to the largest effect; smaller ones count as 0
 
@@ -40,7 +45,7 @@ class Attribution(SweepResult):
             )
 
     @property
-    def agreement(self) -> pd.DataFrame:
+    def agreement(self) -> "pd.DataFrame":
         """How well estimated and exact mean effects agree: a row for each metric and site.
 
         Columns: `cells` (the number measured exactly), `spearman` (rank correlation), `pearson`, `sign` (the share of cells
@@ -59,7 +64,7 @@ class Attribution(SweepResult):
             rows.append(dict(zip(by, key, strict=True)) | agreement(*ends))
         return pd.DataFrame(rows)
 
-    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> pd.DataFrame:
+    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
         """The table of a SweepResult; if exact patching was run, with a column `exact`, NaN for cells it did not include."""
         table = super().to_dataframe(per_prompt, level)
         if self.exact is None:
@@ -106,7 +111,7 @@ def agreement(estimated: Float[Tensor, " cell"], exact: Float[Tensor, " cell"]) 
     }
 
 
-def _correlation(one: pd.Series, other: pd.Series) -> float:
+def _correlation(one: "pd.Series", other: "pd.Series") -> float:
     one, other = one - one.mean(), other - other.mean()
     size = float((one**2).sum() * (other**2).sum()) ** 0.5
     return float((one * other).sum()) / size if size > 0 else float("nan")

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -14,11 +13,16 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths
+from hooked_lm.extras import later
 from hooked_lm.results import stored
 
 if TYPE_CHECKING:
     import networkx as nx  # type: ignore[import-untyped]
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.Circuit"
 
@@ -113,7 +117,7 @@ class Circuit:
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each edge, by descending absolute score: `writer`, `reader`, `score`, `on_path`."""
         places = self.edges.nonzero()
         named = pd.DataFrame(list(self.graph.named(self.edges)), columns=["writer", "reader"])
@@ -155,7 +159,7 @@ class Circuit:
         scores = None if table["score"].isna().any() else torch.tensor(table["score"].to_numpy(), dtype=torch.float32)
         return layered_graph(levels, edges, scores, title=title or repr(self))
 
-    def _drawn(self, table: pd.DataFrame) -> list[str]:
+    def _drawn(self, table: "pd.DataFrame") -> list[str]:
         """The node at which each edge ends; for heads that share keys and values, the first of them on a path."""
         drawn, inside = [], feeds(self.graph)
         for reader in table["reader"]:

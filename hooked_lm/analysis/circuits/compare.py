@@ -3,13 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from jaxtyping import Bool
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.paths import nodes_of, on_paths
+from hooked_lm.extras import later
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 SHARED, ONE, OTHER = "both", "one", "other"
 
@@ -53,7 +59,7 @@ class Comparison:
         """The Jaccard index of the edges, |intersection| / |union| (Jaccard 1912); NaN if both circuits are empty."""
         return _jaccard(self.edges)
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each edge and node of either circuit: `kind` ("edge", "node"), `name`, `where` ("both", "one", "other")."""
         rows = [("edge", " -> ".join(edge), where) for where, some in self.edges.items() for edge in some]
         rows += [("node", node, where) for where, some in self.nodes.items() for node in some]

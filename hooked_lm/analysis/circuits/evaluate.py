@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,11 +17,16 @@ from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 CIRCUIT, COMPLEMENT = "circuit", "complement"
@@ -101,7 +105,7 @@ class Evaluation(Scores):
         width = float(x[-1] - x[0])
         return float(torch.trapezoid(y, x)) / width if width > 0 else float("nan")
 
-    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> pd.DataFrame:
+    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
         """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with its interval
         (`low`, `high`), `completeness`.
 

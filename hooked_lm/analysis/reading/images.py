@@ -1,8 +1,8 @@
 """Readings of the tokens of images in a vision-language model: nearest words, attention to them, values over the picture."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,6 +11,7 @@ from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.image_cells import patch_labels
 from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
+from hooked_lm.extras import later
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
@@ -18,11 +19,16 @@ from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
 
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
+
 
 @torch.no_grad()
 def nearest_words(
     model: VisionLanguage, prompts: VisionInputs, *, layers: Which = "each", site: str = "resid_pre", k: int = 5
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """The words whose embeddings are nearest to the stream at the tokens of images, before each layer.
 
     A row for each prompt, layer, image token and rank, with the cosine of the angle between the stream and the embedding. Before

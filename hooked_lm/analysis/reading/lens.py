@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,6 +16,7 @@ from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
+from hooked_lm.extras import later
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
@@ -24,7 +24,11 @@ from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["Lens", "Translator", "decode", "logit_lens"]
 
@@ -70,7 +74,7 @@ class Lens:
         """The model, versions and settings."""
         return self.scores.about
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each layer, position, prompt and rank: `token`, `id`, `logit`, `probability`, `log_probability`."""
         numbered = {"prompt": range(self.tokens.shape[2]), "rank": range(self.tokens.shape[3])}
         table = pd.DataFrame(list(product(*self.axes.values(), *numbered.values())), columns=[*self.axes, *numbered])

@@ -6,7 +6,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -15,6 +14,7 @@ from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
+from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
@@ -23,7 +23,11 @@ from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["MaxActivating", "max_activating_examples"]
 
@@ -57,7 +61,7 @@ class MaxActivating:
     def __len__(self) -> int:
         return len(self.values)
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each example: `value`, `text`, `position`, `token`, and the `snippet` with the token in brackets."""
         found = Examples(self.values, self.texts, self.positions, self.tokens)
         return found.to_dataframe(self.words).drop(columns="rank")

@@ -7,9 +7,8 @@ of positions and earlier layers are not included.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -21,12 +20,18 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
+from hooked_lm.extras import later
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.results.scores import Scores, origin
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 Directions = Float[Tensor, "*some d_model"]
 Heads = int | str | Sequence[int | str]
@@ -37,7 +42,7 @@ NUMBERS = 1 << 24  # approximate limit of the numbers per chunk
 
 
 @torch.no_grad()
-def neuron_top_tokens(model: Decoder, layer: int, neurons: int | Sequence[int], k: int = 10) -> pd.DataFrame:
+def neuron_top_tokens(model: Decoder, layer: int, neurons: int | Sequence[int], k: int = 10) -> "pd.DataFrame":
     """The tokens whose logits neurons raise and lower most, and those whose embeddings excite and inhibit them most.
 
     A row for each neuron, weight, sign and rank. `weight` is "W_out" for the tokens that the neuron's output raises ("+") or
@@ -91,7 +96,7 @@ def head_top_tokens(
     heads: Heads,
     k: int = 10,
     sources: str | int | Sequence[str | int] | None = None,
-) -> pd.DataFrame:
+) -> "pd.DataFrame":
     """The largest entries of a head's OV circuit: pairs of a source token and a token whose logit attention to it raises.
 
     The OV circuit is `embedding W_V W_O unembedding`, [d_vocab, d_vocab] (Elhage et al. 2021, "A Mathematical Framework for
@@ -117,7 +122,7 @@ def head_top_tokens(
     return pd.concat([_top_pairs(model, layer, head, k, some) for head in chosen], ignore_index=True)
 
 
-def _top_pairs(model: Decoder, layer: int, head: int, k: int, sources: list[int] | None) -> pd.DataFrame:
+def _top_pairs(model: Decoder, layer: int, head: int, k: int, sources: list[int] | None) -> "pd.DataFrame":
     circuit = _circuit(model, layer, head)
     if sources is None:  # the k largest entries are in the rows with the k largest maxima
         chosen = torch.cat([part.amax(1) for part in circuit(range(model.cfg.d_vocab))]).topk(k).indices.tolist()

@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -15,13 +14,18 @@ from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.both_stacks import refuse_two_stacks, stack_of
 from hooked_lm.engine.image_cells import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
+from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["IDENTITY_PROMPT", "Patchscope", "patchscope"]
 
@@ -47,7 +51,7 @@ class Patchscope:
     words: dict[int, str]
     about: dict[str, Any]
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self) -> "pd.DataFrame":
         """A row for each pair of layers: `source_layer`, `target_layer`, `text`, `tokens` (the new tokens), `first` (the first of
         them) and `changed` (whether they differ from the continuation without patching)."""
         rows = []

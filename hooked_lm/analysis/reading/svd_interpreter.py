@@ -1,9 +1,8 @@
 """The singular vectors of weight matrices in terms of tokens (Millidge and Black 2022, "The singular value
 decompositions of transformer weight matrices are highly interpretable")."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,9 +18,15 @@ from hooked_lm.analysis.reading.neurons import (
     written,
 )
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.extras import later
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:
+    pd = later("pandas", "viz")
 
 VECTOR_TYPES = ("OV", "w_in", "w_gate", "w_out")
 
@@ -60,7 +65,7 @@ class SVDInterpreter:
     @torch.no_grad()
     def top_tokens(
         self, vector_type: str, layer_index: int, num_vectors: int = 10, head_index: int | None = None, k: int = 10
-    ) -> pd.DataFrame:
+    ) -> "pd.DataFrame":
         """The tokens with the largest and smallest logits of the first singular vectors: a row for each vector, sign and rank.
 
         Columns: vector, singular value, sign, rank, token, value (of the logit).

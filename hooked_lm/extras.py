@@ -1,0 +1,49 @@
+"""Optional packages: imported when they are first used, with an error that says how to install what is missing."""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+__all__ = ["later", "need"]
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """The module, which the extra `extra` of this package installs.
+
+    Raises ImportError with the line for pip if it is not installed.
+
+    >>> need("json", "viz").dumps(1)
+    '1'
+    >>> need("no_such_package.part", "viz")
+    Traceback (most recent call last):
+    ImportError: this needs the package no_such_package: pip install 'hooked-lm[viz]'
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ImportError(f"this needs the package {package}: pip install 'hooked-lm[{extra}]'", name=package) from None
+
+
+class _Later(ModuleType):
+    """A module that is imported when one of its names is first used."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(module)
+        self.__dict__["_extra"] = extra
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(need(self.__name__, self._extra), name)
+
+
+def later(module: str, extra: str) -> Any:
+    """A stand-in for `import module`, which imports it when one of its names is first used; raises as `need`.
+
+    >>> later("json", "viz").dumps(1)
+    '1'
+    """
+    return _Later(module, extra)

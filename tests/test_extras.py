@@ -1,0 +1,56 @@
+"""The package works without pandas and plotly, and what needs them says how to install them."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hooked_lm.extras import later, need
+
+WITHOUT_THEM = """
+import pkgutil, sys
+from importlib import import_module
+
+sys.modules["pandas"] = sys.modules["plotly"] = None  # as if they were not installed
+
+import torch
+import hooked_lm
+from hooked_lm import HookedTransformer, viz
+from hooked_lm.results import Scores
+
+for module in pkgutil.walk_packages(hooked_lm.__path__, "hooked_lm."):
+    if "shim" not in module.name and not module.name.startswith(("hooked_lm.cli", "hooked_lm.__main__")):
+        import_module(module.name)
+
+assert torch.is_tensor(HookedTransformer.from_pretrained("demo")("Hello"))
+scores = Scores(torch.rand(2, 3), {"layer": [0, 1]})
+assert repr(scores).startswith("Scores(layer 2")
+for needing in (scores.to_dataframe, scores.plot, lambda: viz.heatmap(torch.eye(2)), lambda: viz.report("T", [], "page.html")):
+    try:
+        needing()
+    except ImportError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_without_pandas_and_plotly():
+    run = subprocess.run([sys.executable, "-c", WITHOUT_THEM], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    pandas, *plotly = run.stdout.splitlines()
+    assert pandas == "this needs the package pandas: pip install 'hooked-lm[viz]'"
+    assert plotly == ["this needs the package plotly: pip install 'hooked-lm[viz]'"] * 3
+
+
+def test_a_module_that_fails_by_itself_says_why(tmp_path, monkeypatch):
+    (tmp_path / "needs_another.py").write_text("import no_such_package")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
+        need("needs_another", "viz")
+
+
+def test_a_module_is_imported_when_it_is_used():
+    module = later("no_such_package", "viz")
+    assert not hasattr(module, "__wrapped__")
+    with pytest.raises(ImportError, match=r"no_such_package: pip install 'hooked-lm\[viz\]'"):
+        _ = module.name
