@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from rich import print as rich_print
-from rich.markup import escape
 from torch import Tensor
 
 from hooked_lm.components.activations import gelu_tanh, solu
@@ -275,5 +273,12 @@ def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -
 
 
 def _print_line(title: str, value: object, bold: bool = False) -> None:
-    line = f"{escape(title)} {escape(str(value))}"
-    rich_print(f"[b]{line}[/b]" if bold else line)
+    """In bold where rich is installed, as plain text elsewhere."""
+    try:
+        from rich import print as rich_print
+        from rich.markup import escape
+    except ImportError:
+        print(title, value)
+    else:
+        line = f"{escape(title)} {escape(str(value))}"
+        rich_print(f"[b]{line}[/b]" if bold else line)
