@@ -1,7 +1,7 @@
 """Plotly figures from tensors and strings, and self-contained HTML pages of figures.
 
 `heatmap`, `bars`, `attention_patterns` and `image_heat_map` return figures; `report` writes a page of `Section`s, whose parts
-are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts` and `TokenStrip`s.
+are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s.
 """
 
 from hooked_lm.viz.graphs import curves, layered_graph
@@ -10,12 +10,14 @@ from hooked_lm.viz.maps import feature_maps
 from hooked_lm.viz.page import Section, check_writable, report
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
 from hooked_lm.viz.plots import attention_patterns, bars, heatmap, token_label, visible
+from hooked_lm.viz.view import View
 
 __all__ = [
     "Facts",
     "Plate",
     "Section",
     "TokenStrip",
+    "View",
     "attention_patterns",
     "bars",
     "check_writable",

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import DIVERGING, DOWN, FAINT, FONT, GRID, INK, UP
+from hooked_lm.viz.theme import DIVERGING, DOWN, FAINT, FONT, GRID, INK, UP
 
 if TYPE_CHECKING:
     import plotly.colors as colors

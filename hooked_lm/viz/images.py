@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import DOWN, FAINT, UP, colour_bar, style
+from hooked_lm.viz.plots import colour_bar, style
+from hooked_lm.viz.theme import DOWN, FAINT, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

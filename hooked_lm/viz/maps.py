@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import DIVERGING, FONT, INK
+from hooked_lm.viz.theme import DIVERGING, FONT, INK
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,15 +1,17 @@
 """Reports: self-contained HTML files that need no network."""
 
-import html
 import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from hooked_lm.extras import need
+from hooked_lm.files import replacing
 from hooked_lm.viz.parts import Part, part_html, text_html
-from hooked_lm.viz.plots import FAINT, FONT, GRID, INK
+from hooked_lm.viz.theme import dark_colours
+from hooked_lm.viz.view import UNPACK, as_json, document, packed
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Section:
 def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str], lead: str = "") -> Path:
     """Writes a page of sections to `path` and returns the path. `lead` is the text below the title.
 
-    Text is escaped, with `code` between backticks. The page loads nothing; its content security policy forbids it.
+    Text is escaped, with `code` between backticks. The page loads nothing; its content security policy forbids it. It is light or
+    dark, as its reader prefers, and holds plotly.js compressed (about 2 MB) if it has figures.
     Raises OSError if the file cannot be written, TypeError for an unknown part.
 
     >>> import tempfile, torch
@@ -37,18 +40,14 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     ...     "Ten by ten." in report("Noise", [section], f"{folder}/noise.html").read_text(encoding="utf-8")
     True
     """
-    body = "".join(_section(number, section) for number, section in enumerate(sections, 1))
-    page = PAGE.format(
-        title=html.escape(title),
-        heading=text_html(title),
-        lead=f'<p class="lead">{text_html(lead)}</p>' if lead else "",
-        body=body,
-        style=STYLE,
-        plotly=need("plotly.offline", "viz").get_plotlyjs(),
-    )
-    target = Path(path)
-    target.write_text(page, encoding="utf-8")
-    return target
+    parts = "".join(_section(number, section) for number, section in enumerate(sections, 1))
+    below = f'<p class="lead">{text_html(lead)}</p>' if lead else ""
+    body = f"<main>\n<header><h1>{text_html(title)}</h1>{below}</header>\n{parts}{FOOTER}</main>{_plotly(parts)}"
+    script = UNPACK + Path(__file__).with_name("figures.js").read_text(encoding="utf-8")
+    page = document(title, body, STYLE, f"{script}drawAll({as_json(dark_colours())});")
+    with replacing(path) as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+    return Path(path)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
@@ -76,60 +75,50 @@ def _section(number: int, section: Section) -> str:
     return f"<section><h2>{text_html(section.title)}</h2>{''.join(parts)}</section>\n"
 
 
-STYLE = f"""
-:root {{ --ink: {INK}; --faint: {FAINT}; --line: {GRID}; --sans: {FONT};
-  --serif: Charter, 'Bitstream Charter', 'Sitka Text', Cambria, 'Noto Serif', Georgia, serif;
-  --mono: ui-monospace, 'SF Mono', 'Cascadia Code', 'Source Code Pro', Menlo, Consolas, monospace; }}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0; background: #fff; color: var(--ink); font: 18px/1.6 var(--serif);
-  text-rendering: optimizeLegibility; -webkit-font-smoothing: antialiased; }}
-main {{ max-width: 1040px; margin: 0 auto; padding: 64px 32px 40px; }}
-h1 {{ font: 700 38px/1.2 var(--serif); letter-spacing: -.01em; margin: 0 0 16px; max-width: 24em; text-wrap: balance; }}
-h2 {{ font: 600 22px/1.3 var(--sans); letter-spacing: -.01em; margin: 60px 0 12px; padding-top: 20px;
-  border-top: 1px solid var(--line); }}
-p {{ margin: 0 0 16px; max-width: 43em; }}
-p.lead {{ font-size: 20px; color: #475067; margin-bottom: 0; }}
-code {{ font: .84em var(--mono); background: #f3f5f8; border-radius: 4px; padding: .12em .35em; }}
-figure {{ margin: 24px 0 32px; }}
-figcaption {{ font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; margin-top: 4px; }}
-.facts {{ display: flex; flex-wrap: wrap; gap: 20px 56px; margin: 28px 0; }}
-.facts dt {{ font: 13px/1.4 var(--sans); color: var(--faint); }}
-.facts dd {{ margin: 0; font: 600 28px/1.3 var(--sans); font-variant-numeric: tabular-nums; letter-spacing: -.02em; }}
-.facts dd.note {{ font: 13px/1.4 var(--sans); color: var(--faint); letter-spacing: 0; }}
-.strip {{ display: flex; align-items: baseline; margin: 0 0 8px; font: 14px/1.5 var(--sans); }}
-.strip b {{ flex: 0 0 88px; font-weight: 400; color: var(--faint); }}
-.tokens {{ display: flex; flex-wrap: wrap; gap: 4px; }}
-.token {{ font: 13px/1.4 var(--mono); background: #f3f5f8; border-radius: 4px; padding: 2px 6px; white-space: pre; }}
-.token.marked {{ background: #fde6b8; box-shadow: inset 0 -2px #e0a021; }}
-.strip + p, .strip + figure, .strip + .table {{ margin-top: 20px; }}
-.table {{ overflow-x: auto; margin: 20px 0 28px; }}
-table {{ border-collapse: collapse; font: 14px/1.5 var(--sans); font-variant-numeric: tabular-nums; }}
-th {{ text-align: left; font-weight: 600; color: var(--faint); border-bottom: 1px solid #c9cfda; }}
-th, td {{ padding: 6px 28px 6px 0; white-space: nowrap; }}
-td {{ border-bottom: 1px solid var(--line); }}
-.number {{ text-align: right; }}
-footer {{ margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
-  font: 13px/1.5 var(--sans); color: var(--faint); }}
-@media (max-width: 640px) {{ main {{ padding: 32px 16px; }} h1 {{ font-size: 30px; }} .strip {{ display: block; }} }}
-@media print {{ main {{ padding: 0; }} section {{ break-inside: avoid-page; }} }}
-"""
+def _plotly(parts: str) -> str:
+    """The library that draws the figures, compressed; nothing if there are none."""
+    if "data-figure=" not in parts:
+        return ""
+    return f'<script type="text/plain" id="plotly">{_packed_plotly()}</script>'
 
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
-style-src 'unsafe-inline'; img-src data: blob:; font-src data:">
-<title>{title}</title>
-<style>{style}</style>
-<script>{plotly}</script>
-</head>
-<body>
-<main>
-<header><h1>{heading}</h1>{lead}</header>
-{body}<footer>Written by hooked_lm. This file is complete: it needs no network.</footer>
-</main>
-</body>
-</html>
+
+@cache
+def _packed_plotly() -> str:
+    return packed(need("plotly.offline", "viz").get_plotlyjs())
+
+
+FOOTER = "<footer>Written by hooked_lm. This file is complete: it needs no network.</footer>\n"
+
+STYLE = """
+body { font: 18px/1.6 var(--serif); text-rendering: optimizeLegibility; }
+main { max-width: 1040px; margin: 0 auto; padding: 64px 32px 40px; }
+h1 { font: 700 38px/1.2 var(--serif); letter-spacing: -.01em; margin: 0 0 16px; max-width: 24em; text-wrap: balance; }
+h2 { font: 600 22px/1.3 var(--sans); letter-spacing: -.01em; margin: 60px 0 12px; padding-top: 20px;
+  border-top: 1px solid var(--line); }
+p { margin: 0 0 16px; max-width: 43em; }
+p.lead { font-size: 20px; color: var(--soft); margin-bottom: 0; }
+code { font: .84em var(--mono); background: var(--panel); border-radius: 4px; padding: .12em .35em; }
+figure { margin: 24px 0 32px; overflow-x: auto; }
+.drawing { font: 14px/1.5 var(--sans); color: var(--faint); }
+figcaption { font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; margin-top: 4px; }
+.facts { display: flex; flex-wrap: wrap; gap: 20px 56px; margin: 28px 0; }
+.facts dt { font: 13px/1.4 var(--sans); color: var(--faint); }
+.facts dd { margin: 0; font: 600 28px/1.3 var(--sans); font-variant-numeric: tabular-nums; letter-spacing: -.02em; }
+.facts dd.note { font: 13px/1.4 var(--sans); color: var(--faint); letter-spacing: 0; }
+.strip { display: flex; align-items: baseline; margin: 0 0 8px; font: 14px/1.5 var(--sans); }
+.strip b { flex: 0 0 88px; font-weight: 400; color: var(--faint); }
+.tokens { display: flex; flex-wrap: wrap; gap: 4px; }
+.token { font: 13px/1.4 var(--mono); background: var(--panel); border-radius: 4px; padding: 2px 6px; white-space: pre; }
+.token.marked { background: var(--marked); box-shadow: inset 0 -2px var(--marker); }
+.strip + p, .strip + figure, .strip + .table { margin-top: 20px; }
+.table { overflow-x: auto; margin: 20px 0 28px; }
+table { border-collapse: collapse; font: 14px/1.5 var(--sans); font-variant-numeric: tabular-nums; }
+th { text-align: left; font-weight: 600; color: var(--faint); border-bottom: 1px solid var(--strong); }
+th, td { padding: 6px 28px 6px 0; white-space: nowrap; }
+td { border-bottom: 1px solid var(--line); }
+.number { text-align: right; }
+footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
+  font: 13px/1.5 var(--sans); color: var(--faint); }
+@media (max-width: 640px) { main { padding: 32px 16px; } h1 { font-size: 30px; } .strip { display: block; } }
+@media print { main { padding: 0; } section { break-inside: avoid-page; } }
 """

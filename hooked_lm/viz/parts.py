@@ -18,8 +18,7 @@ else:
 
 
 from hooked_lm.viz.plots import token_label
-
-PLOT_OPTIONS = {"displaylogo": False, "displayModeBar": False, "responsive": True}
+from hooked_lm.viz.view import View
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,13 @@ class TokenStrip:
     marked: Iterable[int] = ()
 
 
-Part: TypeAlias = "str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip"
+Part: TypeAlias = "str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip | View"
 
 
 def part_html(part: object, figure_id: str) -> str:
     """The HTML of one part; `figure_id` names a figure on its page. Raises TypeError for an unknown part."""
+    if isinstance(part, View):
+        return f"<figure>{part.frame()}</figure>"
     if isinstance(part, str):
         return f"<p>{text_html(part)}</p>"
     if isinstance(part, pd.DataFrame):
@@ -65,7 +66,7 @@ def part_html(part: object, figure_id: str) -> str:
     if isinstance(part, TokenStrip):
         return _strip(part)
     raise TypeError(
-        "a page is made of text, tables (pandas), figures (plotly), Plate, Facts and TokenStrip; "
+        "a page is made of text, tables (pandas), figures (plotly), Plate, Facts, TokenStrip and View; "
         f"got {type(part).__name__}"
     )
 
@@ -85,11 +86,13 @@ def _fact(name: str, facts: Facts) -> str:
 
 
 def _plate(plate: Plate, figure_id: str) -> str:
-    drawn = plate.figure.to_html(
-        full_html=False, include_plotlyjs=False, include_mathjax=False, config=PLOT_OPTIONS, div_id=figure_id
-    )
+    """A place for the figure, and what is drawn there by a script of the page."""
+    drawn = str(plate.figure.to_json()).replace("<", "\\u003c")
+    height = int(plate.figure.layout.height or 450)
+    place = f'<div id="{figure_id}" class="drawing" data-figure="{figure_id}-data" style="min-height:{height}px"></div>'
+    data = f'<script type="application/json" id="{figure_id}-data">{drawn}</script>'
     caption = f"<figcaption>{text_html(plate.caption)}</figcaption>" if plate.caption else ""
-    return f"<figure>{drawn}{caption}</figure>"
+    return f"<figure>{place}{data}{caption}</figure>"
 
 
 def _table(table: "pd.DataFrame") -> str:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
+from hooked_lm.viz.theme import DIVERGING, DOWN, FAINT, FONT, GRID, INK, PAPER, SEQUENTIAL, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -19,18 +20,10 @@ else:
     go = later("plotly.graph_objects", "viz")
     subplots = later("plotly.subplots", "viz")
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
-INK, FAINT, GRID = "#1c2330", "#667085", "#e9ecf1"
-DIVERGING = [
-    (0.0, "#8f2d1c"), (0.2, "#c8694c"), (0.38, "#efc4b0"), (0.5, "#ffffff"),
-    (0.62, "#b9d2e8"), (0.8, "#5b8fc2"), (1.0, "#173f73"),
-]  # fmt: skip
-SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
 MINUS = "\N{MINUS SIGN}"
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
 Interval = tuple[Tensor, Tensor]  # lower and upper bounds, each of the shape of the values
 SPACES = re.compile("^ +| +$| {2,}")
-UP, DOWN = "#386fa8", "#c8694c"
 FROM_TO = "<br>%{customdata[0]:.3f} to %{customdata[1]:.3f}"
 
 
@@ -150,7 +143,7 @@ def bars(
     figure = go.Figure(trace)
     style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom})
     y_axis_title = {"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}}
-    figure.update_layout(plot_bgcolor="#ffffff")
+    figure.update_layout(plot_bgcolor=PAPER)
     figure.update_xaxes(x_axis)
     figure.update_yaxes(gridcolor=GRID, zerolinecolor=FAINT, tickfont={"size": 11}, title=y_axis_title)
     return figure
@@ -281,7 +274,7 @@ def style(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) 
         font={"family": FONT, "size": 12, "color": INK},
         height=height,
         margin={"l": 60, "r": 20, **margin},
-        paper_bgcolor="#ffffff",
+        paper_bgcolor=PAPER,
         plot_bgcolor=GRID,
         hoverlabel={"font": {"family": FONT}},
     )

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import SEQUENTIAL, heatmap, token_label
+from hooked_lm.viz.plots import heatmap, token_label
+from hooked_lm.viz.theme import SEQUENTIAL
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -1,5 +1,9 @@
 """A report is one file that loads nothing, and in which nothing that it shows is read as markup."""
 
+import base64
+import gzip
+import html
+import json
 import re
 import tempfile
 from html.parser import HTMLParser
@@ -63,9 +67,20 @@ def test_nothing_is_loaded(page: str):
     assert "@import" not in style
 
 
-def test_plotly_is_there_once(page: str):
-    assert len(re.findall(r"plotly\.js v\d", page)) == 1
-    assert page.count("Plotly.newPlot(") == 2 + page.split("</head>")[0].count("Plotly.newPlot(")
+def test_plotly_is_there_once_and_compressed(page: str):
+    [library] = re.findall(r'<script type="text/plain" id="plotly">([^<]*)</script>', page)
+    assert b"plotly.js v" in gzip.decompress(base64.b64decode(library))[:100]
+    assert len(page) < 3_000_000
+
+
+def test_a_page_without_figures_is_small(tmp_path: Path):
+    assert report("Text", [Section("Only text", "Few words.")], tmp_path / "page.html").stat().st_size < 20_000
+
+
+def test_figures_lie_in_the_page_as_data(page: str):
+    figures = re.findall(r'<script type="application/json" id="(figure-\d-\d)-data">([^<]*)</script>', page)
+    assert [name for name, _ in figures] == ["figure-1-2", "figure-2-1"]
+    assert json.loads(figures[1][1])["layout"]["title"]["text"] == html.escape(EVIL, quote=False)
 
 
 def test_figures_have_names_of_their_own(page: str):

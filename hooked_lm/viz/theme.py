@@ -1,0 +1,64 @@
+"""The colours of figures and pages, on light and on dark paper.
+
+Figures are drawn in the light colours. On a page, a script replaces each by its dark counterpart if the reader prefers dark
+pages, so a figure that takes its colours from here is legible in both. Outside of pages figures stay on white paper. Blue and
+orange-brown are told apart by people who are colour-blind.
+"""
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Noto Sans', Arial, sans-serif"
+SERIF = "Charter, 'Bitstream Charter', 'Sitka Text', Cambria, 'Noto Serif', Georgia, serif"
+MONO = "ui-monospace, 'SF Mono', 'Cascadia Code', 'Source Code Pro', Menlo, Consolas, monospace"
+
+# name -> the colour on light and on dark paper
+COLOURS = {
+    "paper": ("#ffffff", "#14181f"),
+    "ink": ("#1c2330", "#e4e8ef"),
+    "soft": ("#475067", "#b6bfce"),  # the text below a title
+    "faint": ("#667085", "#98a2b5"),  # captions, ticks, labels of axes
+    "line": ("#e9ecf1", "#2b323e"),  # rules, grids, the background of heat maps
+    "strong": ("#c9cfda", "#485263"),  # the line below the head of a table
+    "panel": ("#f3f5f8", "#202733"),  # the background of code and tokens
+    "marked": ("#fde6b8", "#5c4512"),
+    "marker": ("#e0a021", "#e0a021"),
+    "up": ("#386fa8", "#6aa5e0"),  # positive
+    "down": ("#c8694c", "#e58a6b"),  # negative
+    "focus": ("#1f5fbf", "#8ab8ff"),
+}
+PAPER, INK, FAINT, GRID = (COLOURS[name][0] for name in ("paper", "ink", "faint", "line"))
+UP, DOWN = COLOURS["up"][0], COLOURS["down"][0]
+MISSING = "#d5d9e0"  # cells without a value
+
+DIVERGING = [
+    (0.0, "#8f2d1c"), (0.2, "#c8694c"), (0.38, "#efc4b0"), (0.5, "#ffffff"),
+    (0.62, "#b9d2e8"), (0.8, "#5b8fc2"), (1.0, "#173f73"),
+]  # fmt: skip
+SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
+DARK_DIVERGING = ["#ffb59a", "#d9764f", "#7a3e2b", "#14181f", "#2a4d70", "#5593cf", "#b4d8ff"]
+DARK_SEQUENTIAL = ["#14181f", "#1d3148", "#2f5f8f", "#6aa5e0", "#cfe6ff"]
+
+
+def dark_colours() -> dict[str, str]:
+    """The dark counterpart of each light colour, and of the colours of plotly's own template.
+
+    A colour scale has counterparts of its own, because its middle is the colour of the paper: its stops are listed with their
+    places, as "0.5 #ffffff".
+
+    >>> dark_colours()["#1c2330"], dark_colours()["0.2 #c8694c"]
+    ('#e4e8ef', '#d9764f')
+    """
+    scales = [(DIVERGING, DARK_DIVERGING), (SEQUENTIAL, DARK_SEQUENTIAL)]
+    stops = {
+        f"{place:g} {light}": dark for scale, darks in scales for (place, light), dark in zip(scale, darks, strict=True)
+    }
+    ours = dict(COLOURS.values())
+    template = {"white": "paper", "#2a3f5f": "ink", "#e5ecf6": "line", "#ebf0f8": "line", "#c8d4e3": "strong"}
+    return stops | {light: COLOURS[name][1] for light, name in template.items()} | ours | {MISSING: "#3a4250"}
+
+
+def css() -> str:
+    """The colours and fonts as variables of CSS: `var(--ink)`, `var(--sans)`."""
+    light, dark = ("; ".join(f"--{name}: {pair[i]}" for name, pair in COLOURS.items()) for i in (0, 1))
+    return (
+        f":root {{ color-scheme: light dark; {light}; --sans: {FONT}; --serif: {SERIF}; --mono: {MONO}; }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {dark}; }} }}\n"
+    )
