@@ -7,6 +7,7 @@
 import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm import hub
-from hooked_lm.hub import datasets
+from hooked_lm.hub import datasets, own
 from hooked_lm.hub.device_map import placement
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
@@ -71,6 +72,46 @@ class PretrainedModel(BaseModel):
     def save_pretrained(self, path: str | os.PathLike[str]) -> None:
         """Writes this model to a directory in HF format; see `hooked_lm.hub.save_pretrained`."""
         hub.save_pretrained(self, path)  # type: ignore[arg-type]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes this model to a folder, in the format of this library; `load` makes the same model of it, bit for bit.
+
+        For any model: built from a config, trained, folded, of any dtype; with its tokenizer, without its hooks.
+        `save_pretrained` writes the format of transformers. See `hooked_lm.hub.own` for the files and the errors raised.
+
+        >>> import tempfile, torch
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/toy")
+        ...     again = HookedTransformer.load(f"{folder}/toy")
+        ...     torch.equal(again(torch.tensor([[5, 3]])), model(torch.tensor([[5, 3]])))
+        True
+        """
+        hub.save(self, path)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(
+        cls: type[Own],
+        path: str | os.PathLike[str],
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | str = "auto",
+        mmap: bool = False,
+    ) -> Own:
+        """The model that `save` wrote to a folder, with unchanged weights, in evaluation mode.
+
+        By default it is in the dtype that it was saved in, on the first GPU or else the CPU, and independent of the file; with
+        `mmap` weights on the CPU are views of the file. `from_pretrained` takes such a folder, too, and folds weights by default.
+
+        Raises ValueError if there is no such folder, if `save` did not write it, and for a model of another class.
+        """
+        folder = Path(path).expanduser()
+        if not (folder / own.CONFIG).is_file():
+            wrong = f"{own.CONFIG} is not in it: load it with from_pretrained" if folder.is_dir() else "no such folder"
+            raise ValueError(f"{str(path)!r} is no model that model.save wrote: {wrong}")
+        options = Options(device=one_device(device), dtype=dtype, mmap=mmap)
+        made: Own = hub.load(folder, options, lambda tree: class_of(tree, cls, path, "load")).eval()
+        return made
 
     def find_tokenizer(self, tokenizer: Any) -> Any:
         """Returns the given tokenizer, else the one that the config names, else None.
@@ -208,12 +249,17 @@ CLASSES: dict[type, Any] = {
 READ_IMAGES = (HookedVisionLanguage, HookedVisionEncoder, HookedDualEncoder)
 
 
-def class_of(tree: Tree, cls: type | None = None, model_name: str | os.PathLike[str] = "this checkpoint") -> Any:
+def class_of(
+    tree: Tree,
+    cls: type | None = None,
+    model_name: str | os.PathLike[str] = "this checkpoint",
+    loader: str = "from_pretrained",
+) -> Any:
     """The model class of a tree, or `cls` if it is a subclass of that class. Raises ValueError for any other `cls`."""
     known = CLASSES[type(tree)]
     if cls is None or issubclass(cls, known):
         return cls or known
-    raise ValueError(f"{model_name} is not a {cls.__name__}: load it with {known.__name__}.from_pretrained")
+    raise ValueError(f"{model_name} is not a {cls.__name__}: load it with {known.__name__}.{loader}")
 
 
 def from_pretrained(

@@ -1,6 +1,7 @@
 """Loads models from checkpoints and writes them. The only package that imports transformers, inside functions only.
 
-`load` reads a checkpoint in the format of transformers or TransformerLens, `save_pretrained` and `to_hf` write one. Only the
+`load` reads a checkpoint in the format of transformers, TransformerLens or this library; `save_pretrained` and `to_hf` write the
+first, `save` the last. Only the
 `model_type` of the config determines the family, so fine-tuned models load under any name. `hooked_lm.pretrained` has the
 user-facing classes.
 """
@@ -10,6 +11,7 @@ from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
 from hooked_lm.hub.load import load
 from hooked_lm.hub.names import short_names
+from hooked_lm.hub.own import save
 from hooked_lm.hub.source import named_tokenizer
 
-__all__ = ["load", "named_tokenizer", "save_pretrained", "short_names", "supported", "to_hf", "verify"]
+__all__ = ["load", "named_tokenizer", "save", "save_pretrained", "short_names", "supported", "to_hf", "verify"]

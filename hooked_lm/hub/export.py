@@ -64,7 +64,9 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
     unchanged. Raises ValueError as `to_hf` does, and OSError if the path is not writable.
     """
     config, tensors = exported(model)
-    with _moved_when_done(Path(path).expanduser().resolve()) as unfinished:
+    if (Path(path).expanduser() / "hooked_lm.json").is_file():
+        raise FileExistsError(f"{path} holds a model that model.save wrote (hooked_lm.json): choose another folder")
+    with moved_when_done(Path(path).expanduser().resolve()) as unfinished:
         write_safetensors(tensors, unfinished / "model.safetensors")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(unfinished)
@@ -72,8 +74,11 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 @contextmanager
-def _moved_when_done(folder: Path) -> Iterator[Path]:
-    """Yields a new directory next to `folder`; finally renames it to `folder`, or moves its files there if that exists."""
+def moved_when_done(folder: Path, last: str = "config.json") -> Iterator[Path]:
+    """Yields a new directory next to `folder`; finally renames it to `folder`, or moves its files there if that exists.
+
+    The file `last` is moved last.
+    """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"a model is written to a directory, and {folder} is a file")
     if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
@@ -86,7 +91,7 @@ def _moved_when_done(folder: Path) -> Iterator[Path]:
         if not folder.exists():
             unfinished.rename(folder)
         else:
-            _move_files(unfinished, folder)
+            _move_files(unfinished, folder, last)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         with suppress(OSError):  # another process wrote files into it
@@ -95,17 +100,17 @@ def _moved_when_done(folder: Path) -> Iterator[Path]:
         raise
 
 
-def _move_files(source: Path, target: Path) -> None:
-    """Moves all files of one directory into another, the config last; an interrupt takes effect after the move."""
+def _move_files(source: Path, target: Path, last: str) -> None:
+    """Moves all files of one directory into another, `last` as the last; an interrupt takes effect after the move."""
     try:
-        _move_all(source, target)
+        _move_all(source, target, last)
     except KeyboardInterrupt:
-        _move_all(source, target)
+        _move_all(source, target, last)
         raise
 
 
-def _move_all(source: Path, target: Path) -> None:
-    for file in sorted(source.iterdir(), key=lambda file: (file.name == "config.json", file.name)):
+def _move_all(source: Path, target: Path, last: str) -> None:
+    for file in sorted(source.iterdir(), key=lambda file: (file.name == last, file.name)):
         file.replace(target / file.name)  # never write into a file that may be memory-mapped
     source.rmdir()
 
@@ -114,13 +119,14 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     """Returns a model's HF config, and its weights by HF tensor name; tensors are computed on request."""
     if model.hf_config is None:
         raise ValueError(
-            "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture"
+            "this model was built from a config, not from a transformers checkpoint: it belongs to no HF architecture. "
+            "model.save(path) writes it, and the load of its class reads it"
         )
     refuse_quantized(model, "to_hf and save_pretrained", "write the model before quantize()")
     if processed := model.cfg.processed:
         raise ValueError(
             f"the weights of this model were rewritten ({', '.join(processed)}); load it with "
-            "from_pretrained_no_processing to write it back"
+            "from_pretrained_no_processing to write it back, or keep it as it is with model.save(path)"
         )
     if model.cfg.left_out is not None:
         raise ValueError(

@@ -31,7 +31,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     model_class = class_of(full)
     cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
     tokenizer = checkpoint.find_tokenizer() if options.tokenizer is None else options.tokenizer
-    model = _unfilled(model_class, cfg, tokenizer)
+    model = unfilled(model_class, cfg, tokenizer)
     one_device = Plan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
@@ -53,7 +53,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     return model
 
 
-def _unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
+def unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
     """Builds the model without values for its weights. Raises ValueError for sizes that cannot be allocated."""
     try:
         return model_class(replace(cfg, tokenizer_name=None) if tokenizer is None else cfg, tokenizer=tokenizer)
@@ -103,6 +103,14 @@ def fill(
         on_disk=plan.is_on_disk,
         own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != model.cfg.dtype],
     )
+    finish(model, plan)
+
+
+def finish(model: Model, plan: Plan) -> None:
+    """Makes a loaded model ready: attention weights as matrices in memory, everything on the devices of the plan.
+
+    Raises ValueError for weights without values.
+    """
     for path, component in model.named_modules():
         if isinstance(component, Attend):
             make_contiguous(component, in_file if plan.is_on_disk(path) else None)

@@ -1,0 +1,166 @@
+"""Models in the format of this library: a folder with `hooked_lm.json`, `model.safetensors`, and a tokenizer if there is one.
+
+`hooked_lm.json` holds the config (see `models.config.stored`); the weights have the names and shapes of the model's state dict.
+So a model of any architecture comes back as it was, also one that was built from a config, trained, or folded.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hooked_lm.hub.export import moved_when_done
+from hooked_lm.hub.hf_load import finish, unfilled
+from hooked_lm.hub.model_classes import Model, model_class
+from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub.source import Directory, Source, tokenizer_in
+from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.placement import Plan
+from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.weights.quantize import refuse_quantized
+from hooked_lm.weights import Row, load, open_checkpoint, slots, write_safetensors
+from hooked_lm.weights.mapped import in_file
+from hooked_lm.weights.write import Planned
+
+CONFIG, WEIGHTS = "hooked_lm.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class OwnCheckpoint:
+    """A folder that `save` wrote. `strides` has the order of the axes in memory of each weight that is not in C order."""
+
+    source: Directory
+    cfg: Any
+    hf_config: dict[str, Any] | None
+    strides: dict[str, list[int]]
+    options: Options
+
+
+def save(model: Model, path: str | os.PathLike[str]) -> None:
+    """Writes a model to a folder from which `load_own` makes the same one.
+
+    Files are first written to a temporary folder next to it and then moved: if writing fails, no new files remain. Hooks are
+    not saved. Raises ValueError for a model that could not be built again from its config, and names what differs: parts that
+    were replaced by other modules, quantised weights, components from outside of this package. Raises OSError if the path is not
+    writable, or holds a checkpoint in HF format.
+    """
+    refuse_quantized(model, "save", "save the model before quantize()")
+    described = model.cfg.to_json()
+    _check_modules(model)
+    folder = Path(path).expanduser().resolve()
+    if (folder / "config.json").is_file():
+        raise FileExistsError(f"{folder} holds a checkpoint in HF format (config.json): choose another folder")
+    weights = {name: slot.tensor for name, slot in slots(model).items()}
+    orders = {name: _order(weight) for name, weight in weights.items()}
+    written = {
+        "config": described,
+        "hf_config": model.hf_config,
+        "strides": {name: order for name, order in orders.items() if order != sorted(order)},
+    }
+    text = json.dumps(written, indent=1)
+    planned = {name: Planned(tuple(w.shape), w.dtype, w.detach) for name, w in weights.items()}
+    with moved_when_done(folder, last=CONFIG) as unfinished:
+        write_safetensors(planned, unfinished / WEIGHTS)
+        writer = getattr(model, "processor", None) or model.tokenizer
+        if writer is not None:
+            writer.save_pretrained(unfinished)
+        (unfinished / CONFIG).write_text(text, encoding="utf-8")
+
+
+def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
+    """The checkpoint of a local folder in the format of `save`; None for any other source."""
+    if not (isinstance(source, Directory) and (file := source.file(CONFIG)).is_file()):
+        return None
+    given = {"checkpoint_index": options.checkpoint_index, "checkpoint_value": options.checkpoint_value}
+    given |= options.overrides
+    if unknown := [name for name, value in given.items() if value is not None]:
+        raise ValueError(f"{', '.join(unknown)} cannot be given for {source.name!r}, which model.save wrote")
+    try:
+        written = json.loads(file.read_text(encoding="utf-8"))
+        cfg = FlatConfig.from_json(written["config"])
+        strides = dict(written["strides"])
+        hf_config = written["hf_config"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+    return OwnCheckpoint(source, cfg, hf_config, strides, options)
+
+
+def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+    """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
+    options, source = checkpoint.options, checkpoint.source
+    weights: Mapping[str, Tensor] = open_checkpoint(source.file(WEIGHTS), mmap=options.mmap)
+    cfg = _limited(checkpoint.cfg, options)
+    dtype = cfg.dtype if options.dtype == "auto" else real_dtype(options.dtype, weights)
+    cfg = replace(cfg, device="meta", dtype=dtype, init_weights=False, tokenizer_name=None)
+    given = tokenizer_in(source.path) if options.tokenizer is None else options.tokenizer
+    model = unfilled(class_of(cfg.tree), cfg, given)
+    plan = Plan({"": torch.device(options.device)})
+    plan = plan if options.placement is None else options.placement.plan(model)
+    parameters = slots(model)
+    beyond = range(cfg.n_layers, checkpoint.cfg.n_layers)
+    load(
+        model,
+        weights,
+        [Row(name, name) for name in parameters],
+        dtype=None if options.dtype == "auto" else dtype,
+        device=plan.device_of,
+        ignore=[f"blocks.{layer}.*" for layer in beyond],
+        copy=lambda name: plan.is_on_disk(name) and (options.rewritten or not options.mmap),
+        on_disk=plan.is_on_disk,
+        own_dtype=[name for name, slot in parameters.items() if slot.tensor.dtype != dtype],
+    )
+    for name, slot in slots(model).items():
+        if order := checkpoint.strides.get(name):
+            weight = slot.tensor.data.permute(order).contiguous()
+            inverse = sorted(range(len(order)), key=order.__getitem__)
+            slot.tensor.data = (in_file(weight) if plan.is_on_disk(name) else weight).permute(inverse)
+    finish(model, plan)
+    model.cfg.processed, model.cfg.tokenizer_name = checkpoint.cfg.processed, checkpoint.cfg.tokenizer_name
+    model.cfg.init_weights = checkpoint.cfg.init_weights
+    model.hf_config = checkpoint.hf_config
+    if isinstance(model, VisionLanguage):
+        model.processor, model.why_no_processor = processor_in(source.path)
+    return model
+
+
+def _limited(cfg: HookedTransformerConfig, options: Options) -> Any:
+    """The config with the limits and defaults of the options."""
+    prepend_bos, padding_side = options.default_prepend_bos, options.default_padding_side
+    changes = {"default_prepend_bos": prepend_bos, "default_padding_side": padding_side}
+    given: dict[str, Any] = {name: value for name, value in changes.items() if value is not None}
+    if options.first_n_layers is not None or options.n_ctx is not None:
+        assert cfg.tree is not None
+        given["tree"] = with_limits(cfg.tree, options)
+    return replace(cfg, **given)
+
+
+def _check_modules(model: Model) -> None:
+    """Raises ValueError unless a model built from the config has the same modules, and weights of the same shapes."""
+    cfg: Any = replace(model.cfg, device="meta", init_weights=False, tokenizer_name=None)
+    twin = model_class(cfg.tree)(cfg)
+    ours, theirs = ({path: type(m) for path, m in each.named_modules() if path} for each in (model, twin))
+    shapes, expected = ({name: tuple(s.tensor.shape) for name, s in slots(each).items()} for each in (model, twin))
+    differing = [
+        *(f"'{path}' is a {kind.__name__}" for path, kind in ours.items() if theirs.get(path) is not kind),
+        *(f"there is no '{path}'" for path in theirs.keys() - ours.keys()),
+        *(f"'{name}' is {shape}" for name, shape in shapes.items() if expected.get(name) != shape),
+        *(f"'{name}' is missing" for name in expected.keys() - shapes.keys()),
+    ]
+    if differing:
+        raise ValueError(
+            f"this model cannot be saved, because its config describes another: {'; '.join(differing[:5])}. Parts that were "
+            "replaced or added need the code that makes them: torch.save(model.state_dict(), path), and build it again there"
+        )
+
+
+def _order(weight: Tensor) -> list[int]:
+    """The axes of a weight from the slowest to the fastest in memory."""
+    strides = weight.stride()
+    return sorted(range(weight.dim()), key=lambda axis: (-strides[axis], axis))
