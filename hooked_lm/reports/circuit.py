@@ -1,14 +1,16 @@
 """Finds the circuit of a task, evaluates it against the full model, and writes a report."""
 
 import os
+import sys
 import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm import viz
@@ -17,24 +19,32 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
+from hooked_lm.analysis.circuits.circuit import EFFECTS, SHOWN
 from hooked_lm.analysis.circuits.discover import SOURCES
+from hooked_lm.engine.experiment import stacklevel_outside
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.viz.numbers import rounded
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = later("pandas", "viz")
 
-SHOWN_EDGES, SHOWN_NODES = 20, 12
+SHOWN_NODES = 12
 SHARE = 0.05  # the default share of edges to keep
 STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
+DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
 RANKS = ("pruning", "masks")  # methods whose scores rank all edges
+
+
+class TaskWarning(UserWarning):
+    """The model does not answer as a task says it does, so a circuit of the task may mean little."""
 
 
 @dataclass(frozen=True)
@@ -75,18 +85,63 @@ def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:
     return [right for right, _ in split], [wrong for _, wrong in split]
 
 
+@torch.no_grad()
+def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
+    """The mean logit difference of the answers in nats, on the "clean" and on the "corrupted" prompts.
+
+    Warns with `TaskWarning` if the right answer is not ahead on the clean prompts, or not less so on the corrupted ones: then the
+    answers are not those that the prompts ask for. If the model's first choice is the answer in another spelling, such as with a
+    leading space, the warning says so. Raises ValueError for answers of several tokens.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> text = "When Mary and John went to the store, {} gave a drink to"
+    >>> task = Task([text.format("John")], [text.format("Mary")], [" Mary"], [" John"])
+    >>> ahead = check_answers(model, task)
+    >>> ahead["clean"] > 0 > ahead["corrupted"]
+    True
+    """
+    difference, device = task.metric(model), next(model.parameters()).device
+    rows = {name: rows_of(model, getattr(task, name), name).to(device) for name in ("clean", "corrupted")}
+    logits = {name: model(tokens)[:, -1:] for name, tokens in rows.items()}
+    values = {name: difference(found) for name, found in logits.items()}
+    ahead = {name: float(found.mean()) for name, found in values.items()}
+    wrong = []
+    if not ahead["clean"] > 0:
+        n_behind, n = int((values["clean"] <= 0).sum()), len(values["clean"])
+        wrong.append(f"is not ahead on the clean prompts ({ahead['clean']:+.2f} nats, behind on {n_behind} of {n})")
+    if not ahead["corrupted"] < ahead["clean"]:
+        both = f"{ahead['corrupted']:+.2f} nats, against {ahead['clean']:+.2f} on the clean ones"
+        wrong.append(f"is not less ahead on the corrupted prompts ({both})")
+    if wrong:
+        says = f"the right answer {' and '.join(wrong)}{_first_choice(model, task, logits['clean'][:, -1])}"
+        warnings.warn(says, TaskWarning, stacklevel=stacklevel_outside(sys._getframe()))
+    return ahead
+
+
+def _first_choice(model: HookedTransformer, task: Task, logits: Float[Tensor, "prompt d_vocab"]) -> str:
+    """What the model says instead, and whether that is an answer in another spelling."""
+    first = str(model.to_single_str_token(int(logits[0].argmax())))
+    right = task.answers[0]
+    if first != right and first.strip() == right.strip():
+        return f": the model's first choice is {first!r}, not {right!r}; give {first!r}"
+    return f"; after the first prompt the model says {first!r}"
+
+
 @dataclass(frozen=True)
 class Study:
     """A circuit of a task, with the effects of edges and an evaluation.
 
-    `effects` are the estimated or exact effects of all edges; None if the method has none. `evaluation` has circuits of several
-    sizes, or only this one; `chosen` is the evaluation of this one, and `nodes` the contribution of each of its nodes. `ahead` is
-    the logit difference of the answers in nats, on the clean and on the corrupted prompts.
+    `drawn` is the circuit with the effect of each edge on the logit difference: exact, if the method has none. `effects` are the
+    estimated or exact effects of all edges; None if the method has none. `evaluation` has circuits of several sizes, or only
+    this one; `chosen` is the evaluation of this one, and `nodes` the contribution of each of its nodes. `ahead` is the logit
+    difference of the answers in nats, on the clean and on the corrupted prompts.
     """
 
     model: HookedTransformer
     task: Task
     circuit: circuits.Circuit
+    drawn: circuits.Circuit
     effects: SweepResult | None
     evaluation: circuits.Evaluation
     chosen: circuits.Evaluation
@@ -99,18 +154,21 @@ class Study:
         """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
         some = len(self.task.clean) > 1
-        interval = f" ({found['low']:.2f} to {found['high']:.2f})" if some else ""
+        interval = f" ({rounded(found['low'])} to {rounded(found['high'])})" if some else ""
         n_edges, n_all = self.circuit.n_edges, self.circuit.graph.n_edges
         empty = "" if n_edges else ": nothing is left; try a lower threshold, or more edges"
         facts = {
-            "right answer ahead": ", ".join(f"{nats:+.2f} nats on {name} prompts" for name, nats in self.ahead.items()),
+            "right answer ahead": ", ".join(
+                f"{rounded(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
+            ),
             "edges": f"{n_edges} of {n_all:,} ({n_edges / n_all:.1%}){empty}",
-            "faithfulness": f"{found['faithfulness']:.2f}{interval}",
-            "completeness": f"{found['completeness']:.2f}",
+            "faithfulness": f"{rounded(found['faithfulness'])}{interval}",
+            "completeness": rounded(found["completeness"]),
+            "measured by": str(self.chosen.about["metric"]),
         }
         if (agreement := self.agreement) is not None:
             facts["agreement with exact patching"] = (
-                f"{agreement['spearman']:.2f} (rank correlation, {int(agreement['cells'])} edges)"
+                f"{rounded(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
             )
         return facts
 
@@ -127,7 +185,7 @@ def find(
     task: Task,
     *,
     method: str = "pruning",
-    by: str = KL,
+    by: str = DEFAULT_METRIC,
     n_edges: int | None = None,
     threshold: float | None = None,
     ablation: str = "resample",
@@ -135,9 +193,10 @@ def find(
 ) -> Study:
     """Finds and evaluates a circuit; see `analysis.circuits.discover` for the methods and limits.
 
-    The metric of circuits (`by`) is "kl", the divergence of the next token from the full model's, or the "logit difference" of
-    the answers; effects of edges are always estimated for the latter. With neither `n_edges` nor `threshold` 5% of the edges
-    are kept. Raises the errors of `discover`, and ValueError for prompts of different lengths and answers of several tokens.
+    The metric of circuits (`by`) is the "logit difference" of the answers, or "kl", the divergence of the next token from the
+    full model's, which does not read the answers; effects of edges are always those on the former. With neither `n_edges` nor
+    `threshold` 5% of the edges are kept. Warns as `check_answers`. Raises the errors of `discover`, and ValueError for prompts
+    of different lengths and answers of several tokens.
     """
     started = time.perf_counter()
     if by not in (KL, DIFFERENCE):
@@ -152,9 +211,7 @@ def find(
             raise ValueError("method 'acdc' needs threshold: what an edge must change at least, in nats, such as 0.05")
         n_edges = max(1, round(SHARE * Graph.of(model).n_edges - 0.5))
     prompts = {"corrupted": corrupted, "clean": clean}
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        ahead = {name: float(difference(model(tokens.to(device))).mean()) for name, tokens in reversed(prompts.items())}
+    ahead = check_answers(model, task)
     common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "ablation": ablation}
     effects = _effects(model, prompts, difference, method, ablation, check)
     how = method if effects is None else effects
@@ -163,7 +220,17 @@ def find(
     by_size = effects if effects is not None else circuit if method in RANKS else None
     evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
     nodes = _nodes(model, circuit, common)
-    return Study(model, task, circuit, effects, evaluation, chosen, nodes, ahead, time.perf_counter() - started)
+    drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})
+    return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, time.perf_counter() - started)
+
+
+def _drawn(
+    model: HookedTransformer, circuit: circuits.Circuit, effects: SweepResult | None, common: dict[str, Any]
+) -> circuits.Circuit:
+    """The circuit with effects of edges on the logit difference: those of the method, or exact ones."""
+    if effects is None and circuit.n_edges:
+        return circuits.exact_effects(model, circuit, **common)
+    return replace(circuit, about={**circuit.about, "metric": common["metric"].name})
 
 
 def _effects(
@@ -257,13 +324,17 @@ ABLATED = {
 
 def _circuit_section(study: Study) -> viz.Section:
     method = str(study.circuit.about.get("method", ""))
-    drawn = viz.Plate(
-        study.circuit.plot(),
-        "From the embeddings below to the logits above. Point at an edge for what it joins and its score.",
+    n_edges, exact = study.circuit.n_edges, study.drawn.about.get("scores") == EFFECTS
+    how = "measured by patching it alone" if exact or method == "exact" else "estimated from gradients"
+    text = f"Found by `{method}`. The effect of an edge on the logit difference, in nats, is {how} in the full model."
+    title = f"{n_edges} of {study.circuit.graph.n_edges:,} edges, {len(study.circuit.nodes)} nodes"
+    plate = viz.Plate(
+        study.drawn.plot(title=title),
+        "From the embeddings below to the logits above. Point at the middle of an edge for its ends and its effect; the table "
+        "has the same numbers.",
     )
-    return viz.Section(
-        "The circuit", f"Found by `{method}`.", drawn, study.circuit.pruned().to_dataframe().head(SHOWN_EDGES)
-    )
+    table = study.drawn.pruned().to_dataframe().head(SHOWN).drop(columns="on_path").rename(columns={"score": "effect"})
+    return viz.Section("The circuit", text, plate, table)
 
 
 def _sizes_section(study: Study) -> viz.Section:

@@ -10,20 +10,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.theme import DIVERGING, DOWN, FAINT, FONT, GRID, INK, UP
+from hooked_lm.viz.theme import DOWN, FAINT, FONT, GRID, INK, UP
 
 if TYPE_CHECKING:
-    import plotly.colors as colors
     import plotly.graph_objects as go
 else:
     go = later("plotly.graph_objects", "viz")
-    colors = later("plotly.colors", "viz")
 
-THIN, THICK, STEPS = 0.7, 6.0, 12  # pixels of the weakest and strongest edge, and how many widths lie between
+THIN, THICK, STEPS = 0.8, 7.0, 12  # pixels of the weakest and strongest edge, and how many widths lie between
 STOPS = 24  # points of a curve
-PALE = 0.3  # how far from white the colour of the weakest edge is, of 1
-LEVEL = 74  # pixels from a level to the next
+PALE = 0.35  # opacity of the weakest edge
+LEVEL, ROW = 64, 30  # pixels from a level to the next, and from a row of nodes of one level to the next
+BESIDE = 6  # nodes of a level that are side by side; more of them are in several rows
+LETTER, PADDING, BOX = 7.2, 14, 22  # pixels: the width of a letter, the space beside a label, the height of its box
 LINES = [UP, DOWN, FAINT, INK]  # colours of curves, in turn
+MEANINGS = ("positive", "negative")
 
 
 def layered_graph(
@@ -32,16 +33,20 @@ def layered_graph(
     scores: Float[Tensor, " edge"] | None = None,
     title: str = "",
     value_name: str = "score",
+    subtitle: str = "",
+    meanings: tuple[str, str] = MEANINGS,
 ) -> "go.Figure":
-    """A graph with nodes on levels, the lowest at the bottom. Width and colour of edges show their scores: blue is positive,
-    red negative.
+    """A graph with nodes on levels, the lowest at the bottom. The width of an edge shows the size of its score, the colour its
+    sign: blue is positive, orange negative, and both are named in the legend.
 
     Args:
         levels: the level of each node; nodes of one level are side by side, in the given order.
         edges: the source, the target and the hover text of each edge.
         scores: one for each edge; all edges look the same if None.
+        value_name: what the scores are, in the legend.
+        meanings: what a positive and a negative score mean, in the legend.
 
-    Raises ValueError for an edge to or from a node without a level, and for a wrong number of scores.
+    Raises ValueError for an edge to or from a node without a level, for a wrong number of scores, and for scores that are NaN.
 
     >>> import torch
     >>> figure = layered_graph({"in": 0, "h0": 1, "out": 2}, [("in", "h0", "a"), ("h0", "out", "b")], torch.tensor([1.0, -2.0]))
@@ -52,32 +57,41 @@ def layered_graph(
         raise ValueError(f"{len(scores)} scores for {len(edges)} edges")
     if missing := [end for edge in edges for end in edge[:2] if end not in levels]:
         raise ValueError(f"an edge ends at {missing[0]!r}, which has no level")
-    at = _placed(levels)
+    if scores is not None and bool(scores.isnan().any()):
+        raise ValueError(f"{int(scores.isnan().sum())} of {len(edges)} scores are NaN: leave these edges out")
+    at, height = _placed(levels)
     numbers = torch.ones(len(edges)) if scores is None else scores.detach().float().cpu()
     limit = float(numbers.abs().max()) if len(edges) and float(numbers.abs().max()) > 0 else 1.0
     curves = [_curve(at[start], at[stop]) for start, stop, _ in edges]
     figure = go.Figure(_lines(curves, (numbers / limit).tolist(), scores is None))
-    figure.add_trace(_points(curves, [text for _, _, text in edges], numbers, limit, value_name, scores is None))
+    if scores is not None:
+        figure.add_traces(_legend(numbers, limit, value_name, meanings))
+    values = [""] * len(edges) if scores is None else [f"{value:.4g}" for value in numbers.tolist()]
+    figure.add_trace(_points(curves, [text for _, _, text in edges], values))
     figure.add_trace(_nodes(at))
-    _style(figure, title, len(set(levels.values())))
+    _style(figure, title, subtitle, height)
+    figure.update_layout(shapes=[_box(name, place) for name, place in at.items()])
     return figure
 
 
-def _placed(levels: Mapping[str, int]) -> dict[str, tuple[float, float]]:
-    """The coordinates of each node: levels in ascending order, the nodes of a level spread around the middle."""
-    rows = {level: [name for name in levels if levels[name] == level] for level in sorted(set(levels.values()))}
-    return {
-        name: ((i + 0.5) / len(names) - 0.5, float(height))
-        for height, names in enumerate(rows.values())
-        for i, name in enumerate(names)
-    }
+def _placed(levels: Mapping[str, int]) -> tuple[dict[str, tuple[float, float]], float]:
+    """The coordinates of each node, y in pixels, and the height of all: levels in ascending order, the nodes of a level spread
+    around the middle, in several rows if there are many."""
+    at, base = {}, 0.0
+    for level in sorted(set(levels.values())):
+        names = [name for name in levels if levels[name] == level]
+        n_rows = -(-len(names) // BESIDE)
+        for i, name in enumerate(names):
+            at[name] = (i + 0.5) / len(names) - 0.5, base + ROW * (i % n_rows)
+        base += LEVEL + ROW * (n_rows - 1)
+    return at, base - LEVEL if levels else 0.0
 
 
 def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.ndarray, "2 stop"]:
     """A curve between two points, vertical at both ends; one that passes levels in between bends to the side."""
     t = np.linspace(0, 1, STOPS)
     smooth = t * t * (3 - 2 * t)
-    passed = max(0.0, stop[1] - start[1] - 1)
+    passed = max(0.0, (stop[1] - start[1]) / LEVEL - 1)
     side = 1.0 if start[0] + stop[0] >= 0 else -1.0
     aside = side * 0.035 * min(passed, 6) * np.sin(np.pi * t)
     points: np.ndarray = np.stack(
@@ -94,58 +108,87 @@ def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) ->
         some = [curve for curve, own in zip(curves, steps, strict=True) if own == step]
         xs, ys = (np.concatenate([np.append(curve[axis], np.nan) for curve in some]) for axis in (0, 1))
         share = abs(step) / STEPS
-        line = (
-            {"color": FAINT, "width": 1.5}
-            if alike
-            else {"color": _colour(step), "width": THIN + share * (THICK - THIN)}
+        line, opacity = {"color": FAINT, "width": 1.5}, 1.0
+        if not alike:
+            line = {"color": UP if step > 0 else DOWN, "width": THIN + share * (THICK - THIN)}
+            opacity = PALE + share * (1 - PALE)
+        traces.append(
+            go.Scatter(x=xs, y=ys, mode="lines", line=line, opacity=opacity, hoverinfo="skip", showlegend=False)
         )
-        traces.append(go.Scatter(x=xs, y=ys, mode="lines", line=line, hoverinfo="skip", showlegend=False))
     return traces
 
 
-def _colour(step: int) -> str:
-    share = step / STEPS
-    place = 0.5 + 0.5 * (PALE + (1 - PALE) * abs(share)) * (1 if share >= 0 else -1)
-    [colour] = colors.sample_colorscale([list(stop) for stop in DIVERGING], [place])
-    return str(colour)
+def _legend(numbers: Tensor, limit: float, value_name: str, meanings: tuple[str, str]) -> "list[go.Scatter]":
+    """Entries of the legend for the colours that occur, and for the width."""
+    found = [
+        (colour, 4.0, meaning)
+        for colour, meaning, there in (
+            (UP, meanings[0], bool((numbers > 0).any())),
+            (DOWN, meanings[1], bool((numbers < 0).any())),
+        )
+        if there
+    ]
+    found.append((FAINT, THICK, f"width: {value_name}, up to {limit:.3g}"))
+    return [
+        go.Scatter(
+            x=[None],
+            y=[None],
+            mode="lines",
+            line={"color": colour, "width": width},
+            name=html.escape(name, quote=False),
+            hoverinfo="skip",
+        )
+        for colour, width, name in found
+    ]
 
 
-def _points(
-    curves: Sequence[np.ndarray], texts: Sequence[str], numbers: Tensor, limit: float, value_name: str, alike: bool
-) -> "go.Scatter":
-    """Invisible points with the hover texts in the middle of the edges, and the colour bar."""
+def _points(curves: Sequence[np.ndarray], texts: Sequence[str], values: Sequence[str]) -> "go.Scatter":
+    """Invisible points with the hover texts in the middle of the edges."""
     middle = [curve[:, STOPS // 2] for curve in curves]
-    marker: dict[str, Any] = {"size": 9, "opacity": 0, "color": numbers.tolist(), "cmin": -limit, "cmax": limit}
-    bar = {"title": {"text": html.escape(value_name, quote=False)}, "thickness": 10, "outlinewidth": 0, "nticks": 4}
-    marker |= {
-        "colorscale": [list(stop) for stop in DIVERGING],
-        "showscale": not alike and bool(curves),
-        "colorbar": bar,
-    }
-    value = "" if alike else "<br><b>%{marker.color:.4g}</b>"
     return go.Scatter(
         x=[float(point[0]) for point in middle],
         y=[float(point[1]) for point in middle],
         mode="markers",
-        marker=marker,
+        marker={"size": 11, "opacity": 0},
         text=[html.escape(text, quote=False) for text in texts],
-        hovertemplate=f"%{{text}}{value}<extra></extra>",
+        customdata=list(values),
+        hovertemplate="%{text}<br><b>%{customdata}</b><extra></extra>",
         showlegend=False,
     )
 
 
 def _nodes(at: Mapping[str, tuple[float, float]]) -> "go.Scatter":
+    """Invisible points at the nodes, with their names."""
     return go.Scatter(
         x=[x for x, _ in at.values()],
         y=[y for _, y in at.values()],
-        mode="markers+text",
+        mode="markers",
+        marker={"size": BOX, "opacity": 0},
         text=[html.escape(name, quote=False) for name in at],
-        textfont={"size": 11, "color": INK},
-        marker={"symbol": "square", "size": 30, "color": "#ffffff", "line": {"color": FAINT, "width": 1}},
-        hoverinfo="skip",
+        hovertemplate="<b>%{text}</b><extra></extra>",
         cliponaxis=False,
         showlegend=False,
     )
+
+
+def _box(name: str, place: tuple[float, float]) -> dict[str, Any]:
+    """A box as wide as its label, above the edges; its own light colour suits light and dark pages."""
+    half = (LETTER * len(name) + PADDING) / 2
+    return {
+        "type": "rect",
+        "xsizemode": "pixel",
+        "ysizemode": "pixel",
+        "xanchor": place[0],
+        "yanchor": place[1],
+        "x0": -half,
+        "x1": half,
+        "y0": -BOX / 2,
+        "y1": BOX / 2,
+        "fillcolor": GRID,
+        "line": {"color": FAINT, "width": 1},
+        "label": {"text": html.escape(name, quote=False), "font": {"size": 11, "color": INK}},
+        "layer": "above",
+    }
 
 
 def _look(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) -> None:
@@ -160,26 +203,15 @@ def _look(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) 
     )
 
 
-def _style(figure: "go.Figure", title: str, n_levels: int) -> None:
-    top = 56 if title else 16
-    _look(figure, title, max(160, LEVEL * n_levels) + top, {"l": 40, "r": 20, "t": top, "b": 20})
-    figure.update_xaxes(visible=False, range=[-0.58, 0.58])
-    figure.update_yaxes(visible=False, range=[-0.6, n_levels - 0.4])
-    figure.update_layout(shapes=[_band(level) for level in range(0, n_levels, 2)])
-
-
-def _band(level: int) -> dict[str, Any]:
-    """A faint stripe behind every other level."""
-    ends = {"x0": 0, "x1": 1, "y0": level - 0.5, "y1": level + 0.5}
-    return {
-        "type": "rect",
-        "xref": "paper",
-        **ends,
-        "fillcolor": GRID,
-        "opacity": 0.35,
-        "line_width": 0,
-        "layer": "below",
-    }
+def _style(figure: "go.Figure", title: str, subtitle: str, height: float) -> None:
+    top, bottom = 16 + 32 * bool(title) + 22 * bool(subtitle), 64
+    _look(figure, title, int(height) + 2 * BOX + top + bottom, {"l": 8, "r": 8, "t": top, "b": bottom})
+    if subtitle:
+        small = {"text": html.escape(subtitle, quote=False), "font": {"size": 12, "color": FAINT}}
+        figure.update_layout(title={"subtitle": small, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}})
+    figure.update_xaxes(visible=False, range=[-0.56, 0.56], fixedrange=True)
+    figure.update_yaxes(visible=False, range=[-BOX, height + BOX], fixedrange=True)
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"})
 
 
 def curves(

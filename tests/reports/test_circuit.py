@@ -1,17 +1,18 @@
 """The report on a circuit: what is found, in figures and on the page, and what is refused."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from hooked_lm import HookedTransformer, HookedVisionLanguage
-from hooked_lm.analysis import Attribution
+from hooked_lm.analysis import Attribution, circuits
 from hooked_lm.analysis.circuits import Circuit, evaluate
 from hooked_lm.cli import app
 from hooked_lm.demo import experiment
 from hooked_lm.demo.shapes import Picture, pixels
-from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.engine.prompts import rows_of, tokens_of
 from hooked_lm.reports import circuit
 from tests.close import assert_close
 
@@ -51,11 +52,20 @@ def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> 
     task = circuit.Task(
         *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     )
-    study = circuit.find(model, task)
+    study = circuit.find(model, task, by="kl")
     assert study.circuit.n_edges <= 0.05 * study.circuit.graph.n_edges
     assert study.chosen.faithfulness.item() >= 0.9
     assert study.chosen.completeness.item() < 0.1
     assert study.nodes["node"].iloc[0] == "input"
+    by_answers = circuits.evaluate(
+        model,
+        study.circuit,
+        *(rows_of(model, prompts) for prompts in (task.corrupted, task.clean)),
+        metric=task.metric(model),
+    )
+    assert by_answers.faithfulness.item() < 0.7, "the pages say that faithfulness depends on the measure: 0.61 here"
+    effects = study.drawn.to_dataframe()["score"]
+    assert effects.nunique() > 0.9 * len(effects), "pruning scores are all 1"
 
 
 def test_estimates_are_checked_and_make_the_circuit(
@@ -135,10 +145,39 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_whether_the_model_prefers_the_right_answer_is_told(model: HookedTransformer, tmp_path: Path) -> None:
     for right, wrong, lead in ((" Mary", " John", "Why does the model say"), (" John", " Mary", "does not prefer")):
-        study = circuit.find(model, circuit.Task([CLEAN], [CORRUPTED], [right], [wrong]), method="eap", check=10)
+        warned = pytest.warns(circuit.TaskWarning, match="not ahead") if right == " John" else nullcontext()
+        with warned:
+            study = circuit.find(model, circuit.Task([CLEAN], [CORRUPTED], [right], [wrong]), method="eap", check=10)
         assert (study.ahead["clean"] > 0) == (right == " Mary")
         assert f"{study.ahead['clean']:+.2f} nats on clean prompts" in study.facts["right answer ahead"]
         assert lead in circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("corrupted", "answers", "says"),
+    [
+        (
+            CORRUPTED,
+            [" John", " Mary"],
+            "not ahead on the clean prompts .*behind on 1 of 1.* is not less ahead .*says ' Mary'",
+        ),
+        (CLEAN, [" Mary", " John"], "not less ahead on the corrupted prompts"),
+    ],
+)
+def test_answers_that_the_model_does_not_give_are_warned_of(
+    model: HookedTransformer, corrupted: str, answers: list[str], says: str
+) -> None:
+    with pytest.warns(circuit.TaskWarning, match=says):
+        circuit.check_answers(model, circuit.Task([CLEAN], [corrupted], [answers[0]], [answers[1]]))
+
+
+def test_an_answer_in_another_spelling_is_suggested(model: HookedTransformer) -> None:
+    task = circuit.Task([CLEAN], [CORRUPTED], [" Mary"], [" John"])
+    logits = model(CLEAN)[:, -1]
+    object.__setattr__(task, "answers", ["Mary"])
+    assert "give ' Mary'" in circuit._first_choice(model, task, logits)
+    with pytest.raises(ValueError, match="give ' Mary'"):
+        circuit.check_answers(model, task)
 
 
 def test_an_empty_circuit_says_so(model: HookedTransformer, task: circuit.Task) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hooked_lm.viz.graphs import curves, layered_graph
+from hooked_lm.viz.graphs import BESIDE, LEVEL, curves, layered_graph
 
 LEVELS = {"in": -1, "a0": 0, "<b>": 0, "m0": 1, "out": 8}
 EDGES = [
@@ -20,14 +20,28 @@ def test_nodes_stand_on_levels_in_their_order():
     figure = layered_graph(LEVELS, EDGES, SCORES, title="<T>")
     nodes = figure.data[-1]
     at = dict(zip(nodes.text, zip(nodes.x, nodes.y, strict=True), strict=True))
-    assert [at[name][1] for name in ("in", "a0", "&lt;b&gt;", "m0", "out")] == [0, 1, 1, 2, 3]
+    assert [at[name][1] / LEVEL for name in ("in", "a0", "&lt;b&gt;", "m0", "out")] == [0, 1, 1, 2, 3]
     assert at["a0"][0] < at["&lt;b&gt;"][0]
     assert figure.layout.title.text == "&lt;T&gt;"
 
 
+def test_many_nodes_of_a_level_are_in_several_rows_and_every_label_fits_its_box():
+    names = {f"L10H{head}": 3 for head in range(2 * BESIDE)}
+    figure = layered_graph({"in": 0, **names, "a_very_long_name": 4}, [])
+    heights = [y for name, y in zip(figure.data[-1].text, figure.data[-1].y, strict=True) if name in names]
+    assert len(set(heights)) == 2
+    assert heights[0] != heights[1]
+    assert min(heights) == LEVEL
+    for box in figure.layout.shapes:
+        assert box.x1 - box.x0 >= 6.5 * len(box.label.text)  # pixels of the widest letters of this size
+        assert box.layer == "above"
+
+
 def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
-    figure = layered_graph(LEVELS, EDGES, SCORES)
+    figure = layered_graph(LEVELS, EDGES, SCORES, meanings=("raises <it>", "lowers it"))
     *lines, points, nodes = figure.data
+    named = [line for line in lines if line.name]
+    lines = [line for line in lines if not line.name]
     at = {name: (x, y) for name, x, y in zip(nodes.text, nodes.x, nodes.y, strict=True)}
     ends = set()
     for line in lines:
@@ -41,24 +55,30 @@ def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
     names = {"<b>": "&lt;b&gt;"}
     expected = {tuple(tuple(round(part, 4) for part in at[names.get(n, n)]) for n in edge[:2]) for edge in EDGES}
     assert ends == expected
-    widths = [line.line.width for line in lines]
-    assert widths == sorted(widths)  # the strongest lie above
-    assert len({line.line.color for line in lines}) == 5
-    assert points.marker.color == tuple(SCORES.tolist())
+    widths, opacities = [line.line.width for line in lines], [line.opacity for line in lines]
+    assert (widths, opacities) == (sorted(widths), sorted(opacities))  # the strongest lie above
+    assert lines[-1].line.width > 5 * lines[0].line.width
+    assert len({line.line.color for line in lines if line.line.width > 1}) == 2
+    assert [line.name for line in named] == ["raises &lt;it&gt;", "lowers it", "width: score, up to 4"]
+    assert points.customdata == ("1", "-4", "0", "2", "4")
     assert points.text == ("in → a0", "in → b", "one", "far", "up")
 
 
 def test_edges_without_scores_are_alike():
-    figure = layered_graph(LEVELS, EDGES)
+    figure = layered_graph(LEVELS, EDGES, subtitle="all <5> edges")
     [line, points, _] = figure.data
     assert line.line.width > 0
-    assert not points.marker.showscale
+    assert not line.showlegend
+    assert set(points.customdata) == {""}
+    assert figure.layout.title.subtitle.text == "all &lt;5&gt; edges"
     assert len(layered_graph({}, []).data) == 2
 
 
 def test_what_does_not_go_together_is_refused():
     with pytest.raises(ValueError, match="2 scores for 5 edges"):
         layered_graph(LEVELS, EDGES, torch.ones(2))
+    with pytest.raises(ValueError, match="1 of 5 scores are NaN"):
+        layered_graph(LEVELS, EDGES, torch.tensor([1.0, 2.0, torch.nan, 0.0, 0.0]))
     with pytest.raises(ValueError, match="ends at 'nowhere', which has no level"):
         layered_graph(LEVELS, [("in", "nowhere", "")])
     with pytest.raises(ValueError, match="'a' has 3 points, and there are 2"):

@@ -4,8 +4,10 @@ from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.discover import discover
+from hooked_lm.analysis.circuits.effects import exact_effects
 from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate, minimality
 from hooked_lm.analysis.circuits.masks import train_masks
+from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
 from hooked_lm.analysis.circuits.prune import prune
 from hooked_lm.analysis.circuits.run import Runner
 
@@ -18,7 +20,10 @@ __all__ = [
     "acdc",
     "discover",
     "evaluate",
+    "exact_effects",
+    "from_neuronpedia",
     "minimality",
     "prune",
+    "to_neuronpedia",
     "train_masks",
 ]

@@ -1,6 +1,6 @@
 """Circuit: a subset of the edges of a model with their scores; plots, graphs, files and comparisons."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +25,8 @@ else:
     go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.Circuit"
+EFFECTS = "exact effects"  # what scores are, in `about`
+SHOWN = 60  # edges of a figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -144,25 +146,47 @@ class Circuit:
                 found.add_edge(*ends, kind="inside")
         return found
 
-    def plot(self, title: str = "") -> "go.Figure":
+    def plot(self, title: str = "", n_edges: int = SHOWN) -> "go.Figure":
         """Plot the edges on paths, layer by layer from the input at the bottom to the logits at the top.
 
-        Edge width shows the score. Queries, keys and values of a head are drawn as one node and named on hover.
+        Width shows the size of an edge's score, colour its sign; the legend says what they mean. Of more than `n_edges` edges
+        only those with the largest scores are drawn, and the subtitle says so. Queries, keys and values of a head are drawn as
+        one node and named on hover. If all edges have the same score, as after pruning, they are drawn alike: see
+        `circuits.exact_effects`. Raises ValueError if n_edges is less than 1.
         """
         from hooked_lm.viz.graphs import layered_graph
 
+        if n_edges < 1:
+            raise ValueError(f"n_edges must be at least 1, got {n_edges}")
         table = self.pruned().to_dataframe()
-        levels: dict[str, int] = {node.name: node.rank for node in self.graph.writers if node.name in self.nodes}
+        n_all, is_ranked = len(table), table["score"].notna().all() and table["score"].nunique() > 1
+        if is_ranked:
+            table = table.head(n_edges)
+        ends = {*table["writer"], *(drawn := self.targets(table["reader"])), LOGITS}
+        levels = {node.name: node.rank for node in self.graph.writers if node.name in ends}
         levels[LOGITS] = self.graph.readers[-1].rank
         labels = [f"{writer} → {reader}" for writer, reader in zip(table["writer"], table["reader"], strict=True)]
-        edges = list(zip(table["writer"], self._drawn(table), labels, strict=True))
-        scores = None if table["score"].isna().any() else torch.tensor(table["score"].to_numpy(), dtype=torch.float32)
-        return layered_graph(levels, edges, scores, title=title or repr(self))
+        edges = list(zip(table["writer"], drawn, labels, strict=True))
+        scores = torch.tensor(table["score"].to_numpy(), dtype=torch.float32) if is_ranked else None
+        shown = f"the {len(table)} strongest of {n_all:,} edges" if len(table) < n_all else f"all {n_all:,} edges"
+        subtitle = shown if is_ranked or not n_all else f"{shown}; width does not rank them"
+        name, meanings = self._measured
+        return layered_graph(levels, edges, scores, title or repr(self), name, subtitle, meanings)
 
-    def _drawn(self, table: "pd.DataFrame") -> list[str]:
-        """The node at which each edge ends; for heads that share keys and values, the first of them on a path."""
+    @property
+    def _measured(self) -> tuple[str, tuple[str, str]]:
+        """What the scores are, and what a positive and a negative one mean."""
+        method, metric = str(self.about.get("method", "")), self.about.get("metric", "the metric")
+        if self.about.get("scores") != EFFECTS and method in ("", "pruning", "masks"):
+            return "score", ("positive score", "negative score")
+        verb = "ablating" if self.about.get("scores") == EFFECTS else "patching"
+        return "effect", (f"{verb} the edge raises {metric}", f"{verb} the edge lowers {metric}")
+
+    def targets(self, readers: Iterable[str]) -> list[str]:
+        """The component of each reader: the head of a query, key or value. Of heads that share keys and values, the first on a
+        path."""
         drawn, inside = [], feeds(self.graph)
-        for reader in table["reader"]:
+        for reader in readers:
             fed = [self.graph.writers[i].name for i in inside[self.graph.reader(reader)].nonzero()[:, 0].tolist()]
             there = [name for name in fed if name in self.nodes]
             drawn.append(there[0] if there else reader)
