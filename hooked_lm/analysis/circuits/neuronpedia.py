@@ -169,7 +169,8 @@ def _entry(
 
 def _links(circuit: Circuit, ids: Mapping[str, str]) -> list[dict[str, Any]]:
     """A link for each pair of components, with the scores of the edges between them."""
-    table, found = circuit.to_dataframe(), {}
+    table = circuit.to_dataframe()
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for writer, reader, target, score in zip(
         table["writer"], table["reader"], circuit.targets(table["reader"]), table["score"], strict=True
     ):
