@@ -1,9 +1,13 @@
 """The command `hooked-lm`, also as `python -m hooked_lm`."""
 
+import os
 import sys
 
 
 def main() -> None:
+    """Runs the command line; progress bars are for terminals."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
     try:
         from hooked_lm.cli import app
     except ModuleNotFoundError as error:

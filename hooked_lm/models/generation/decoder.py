@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter

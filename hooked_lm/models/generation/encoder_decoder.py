@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks.generation_step import run_generation

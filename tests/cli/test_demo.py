@@ -1,10 +1,8 @@
-"""The commands, on the bundled model and on small checkpoints made here."""
+"""`hooked-lm demo` and the experiment that it runs."""
 
 import base64
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +10,12 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner, Result
 
-import hooked_lm
-from hooked_lm import HookedTransformer, families, hub, pretrained
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
 from hooked_lm.hooks.head_labels import parse_head_label
-from hooked_lm.hub.missing import REASONS, missing
-from hooked_lm.models.decoder import Decoder
 from tests.close import assert_close, assert_near
 
 FIGURES = re.compile(r'Plotly\.newPlot\(\s*"(figure-[^"]+)",\s*(\[.*?\]),\s*\{"', re.DOTALL)
@@ -254,116 +248,3 @@ def test_the_report_opens_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert opened == []
     assert call("demo", "--output", tmp_path / "a.html", "--open").exit_code == 0
     assert opened == [(tmp_path / "a.html").as_uri()]
-
-
-# ---- verify and the rest ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 50}
-    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path)
-    return tmp_path
-
-
-def test_verify_a_checkpoint(checkpoint: Path):
-    shown = call("verify", checkpoint)
-    assert shown.exit_code == 0, shown.output
-    assert "logits as in transformers" in shown.output
-    assert "FAILED" not in shown.output
-
-
-def test_verify_finds_a_mismatch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
-    def badly(*args: object, **kwargs: object) -> Decoder:
-        model = hub.load(*args, **kwargs)
-        with torch.no_grad():
-            model.blocks[0].mlp.b_out[0] += 10
-        return model
-
-    monkeypatch.setattr("hooked_lm.hub.compare.load", badly)
-    shown = call("verify", checkpoint)
-    assert shown.exit_code == 1
-    assert re.search(r"logits as in transformers.*FAILED", shown.output)
-
-
-def test_verify_nothing(tmp_path: Path):
-    shown = call("verify", tmp_path / "nowhere")
-    assert shown.exit_code == 2
-    assert shown.output.startswith("error: ")
-    assert "Traceback" not in shown.output
-
-
-def test_models():
-    shown = call("models")
-    assert shown.exit_code == 0
-    head, *rows = re.findall(r"(\w[\w-]*)\W+(\w+)\W*$", shown.output, re.MULTILINE)
-    assert head == ("model_type", "class")
-    assert [model_type for model_type, _ in rows] == sorted(hub.supported(*families.CLASSES.values()))
-    assert dict(rows)["gpt2"] == "HookedTransformer"
-    assert dict(rows)["llava"] == "HookedVisionLanguage"
-    assert dict(rows)["vit"] == "HookedVisionEncoder"
-
-
-def test_missing_models():
-    """With each its reason; no reason names a model that there is, or that transformers has not."""
-    shown = call("models", "--missing")
-    assert shown.exit_code == 0
-    found = missing()
-    assert {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line} - {""} == set(found)
-    named = [model_type for model_types in REASONS.values() for model_type in model_types]
-    assert len(named) == len(set(named))
-    assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/missing.py"
-    assert set(named) <= set(found), "no such type in transformers"
-    assert found["xlnet"].startswith("its text model in transformers is not causal")
-
-
-def test_version():
-    shown = call("--version")
-    assert (shown.exit_code, shown.output.strip()) == (0, f"hooked-lm {hooked_lm.__version__}")
-
-
-def test_an_error_of_the_library_is_one_message(monkeypatch: pytest.MonkeyPatch):
-    def unknown(*classes: str) -> list[str]:
-        raise KeyError("no [such] thing")
-
-    monkeypatch.setattr(families, "supported", unknown)
-    shown = call("models")
-    assert (shown.exit_code, shown.output) == (2, "error: no [such] thing\n")
-
-
-@pytest.mark.parametrize("work", ["harvest", "studies"])
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str):
-    def interrupted(*given: object, **options: object) -> None:
-        raise KeyboardInterrupt
-
-    name = {"harvest": "harvest", "studies": "study_pairs"}[work]
-    monkeypatch.setattr(f"hooked_lm.{work}.{name}", interrupted)
-    harvest = ["harvest", "demo", "corpus.jsonl", tmp_path, "--site", "resid_post1"]
-    shown = call(*(harvest if work == "harvest" else ["patch", "demo", "--pairs", "x.jsonl", "--output", tmp_path]))
-    assert (shown.exit_code, shown.output) == (130, "interrupted: complete shards are kept, the same command resumes\n")
-
-
-def test_the_package_is_the_command():
-    shown = subprocess.run([sys.executable, "-m", "hooked_lm", "--version"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("hooked-lm ")
-
-
-def test_help_does_not_wait_for_torch():
-    assert_light("--help", ("demo", "verify", "models"))
-
-
-def test_the_list_of_models_does_not_wait_for_torch():
-    assert_light("models", ("gpt2", "llama", "HookedTransformer"))
-
-
-def assert_light(argument: str, expected: tuple[str, ...]) -> None:
-    script = (
-        "import sys\n"
-        "from hooked_lm.cli import app\n"
-        f"app([{argument!r}], standalone_mode=False)\n"
-        "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'plotly', 'pandas')))"
-    )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert shown.returncode == 0, shown.stderr
-    for word in expected:
-        assert word in shown.stdout

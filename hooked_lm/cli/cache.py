@@ -1,0 +1,51 @@
+"""`cache`: activations of a prompt, in a file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from hooked_lm.cli.shared import (
+    ModelArgument,
+    PromptArgument,
+    Result,
+    check_prompt,
+    check_writable,
+    command,
+    load,
+    say,
+    show_table,
+)
+
+
+@command("hooked-lm cache demo 'Mary and John left' --sites '*hook_resid_post' --out hooked_lm_cache.safetensors")
+def cache(
+    model: ModelArgument,
+    prompt: PromptArgument,
+    sites: Annotated[list[str], typer.Option(help="A site or a glob of sites; may be repeated.")],
+    out: Annotated[Path, typer.Option("--out", "--output", help="The path of the file.")] = Path(
+        "hooked_lm_cache.safetensors"
+    ),
+) -> Result:
+    """Save the activations of some sites.
+
+    ActivationCache.load(FILE, model) reads the safetensors file.
+    """
+    check_writable(out)
+    loaded = load(model)
+    words = check_prompt(loaded, prompt)
+    _, found = loaded.run_with_cache(prompt, names_filter=sites, return_type=None)
+    found.save(out)
+    rows: list[dict[str, object]] = [
+        {
+            "site": name,
+            "shape": list(value.shape),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "bytes": value.nbytes,
+        }
+        for name, value in found.items()
+    ]
+    show_table(rows, {"bytes": ",d"})
+    say(f"{len(words)} tokens, {found.nbytes:,} bytes in [bold]{escape(str(out.resolve()))}[/]")
+    return {"model": model, "prompt": prompt, "tokens": words, "sites": rows, "file": out.resolve()}

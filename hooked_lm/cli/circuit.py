@@ -1,0 +1,91 @@
+"""`circuit`: the edges that a task needs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from hooked_lm.cli.shared import (
+    AnswersOption,
+    CleanOption,
+    CorruptedOption,
+    ModelArgument,
+    Result,
+    answers_of,
+    check_writable,
+    command,
+    decoder,
+    records,
+    say,
+    show_table,
+    shown,
+)
+
+
+@command(
+    "hooked-lm circuit demo --method eap \\\n"
+    "  --clean 'When Mary and John went to the store, John gave a drink to' \\\n"
+    "  --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\\n"
+    "  --answers ' Mary, John'"
+)
+def circuit(
+    model: ModelArgument,
+    clean: CleanOption,
+    corrupted: CorruptedOption,
+    answers: AnswersOption,
+    method: Annotated[
+        str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning or masks.")
+    ] = "pruning",
+    by: Annotated[
+        str, typer.Option(help="The metric of circuits: kl (to the full model) or 'logit difference'.")
+    ] = "kl",
+    n_edges: Annotated[int | None, typer.Option(help="The number of edges to keep; 5% of all by default.")] = None,
+    threshold: Annotated[
+        float | None, typer.Option(help="Or: the smallest effect of an edge, in nats (acdc needs it).")
+    ] = None,
+    ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
+    check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
+    output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = Path(
+        "hooked_lm_circuit.html"
+    ),
+    save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
+) -> Result:
+    """Find the edges that a task needs.
+
+    They are between heads and MLPs. The circuit is evaluated against the whole model; the report is an HTML page.
+    """
+    check_writable(output, save)
+    from hooked_lm.reports import circuit as report
+
+    task = report.Task(clean, corrupted, *answers_of(answers))
+    study = report.find(
+        decoder(model, "circuit"),
+        task,
+        method=method,
+        by=by,
+        n_edges=n_edges,
+        threshold=threshold,
+        ablation=ablation,
+        check=check,
+    )
+    for name, value in study.facts.items():
+        shown(name, value)
+    nodes = records(study.nodes)
+    say(f"\n{escape(str(study.chosen.about['metric']))} of the circuit, less that without each node, in nats:")
+    show_table(nodes, {"value": "+.2f", "low": "+.2f", "high": "+.2f"})
+    if save is not None:
+        study.circuit.save(save)
+    path = report.write_report(study, output).resolve()
+    say(f"report: [bold]{escape(str(path))}[/]  ({study.seconds:.1f} s)")
+    return {
+        "model": model,
+        "ahead": study.ahead,
+        "n_edges": study.circuit.n_edges,
+        "of": study.circuit.graph.n_edges,
+        "evaluation": records(study.chosen.to_dataframe()),
+        "nodes": nodes,
+        "report": path,
+        "circuit": save and save.resolve(),
+        "seconds": study.seconds,
+    }

@@ -1,0 +1,79 @@
+"""`harvest`: the activations of a corpus."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from hooked_lm.cli.choices import integers
+from hooked_lm.cli.shared import (
+    EngineOption,
+    ModelArgument,
+    Result,
+    ShardOption,
+    ThreadsOption,
+    WorkersOption,
+    command,
+    load,
+    say,
+)
+
+
+@command("hooked-lm harvest demo corpus.jsonl hooked_lm_harvest --site resid_post1", interrupt="resumes")
+def harvest(
+    model: ModelArgument,
+    documents: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
+    ],
+    output: Annotated[Path, typer.Argument(help="The directory; the harvest is a folder in it.")],
+    site: Annotated[list[str], typer.Option(help="A site, or a glob of sites; may be repeated.")],
+    positions: Annotated[str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1.")] = "all",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
+    reduce: Annotated[str | None, typer.Option(help="mean, max or last of each row.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens in a row, at most; the model's context by default.")
+    ] = None,
+    long: Annotated[str, typer.Option(help="Longer documents: truncate, split or error.")] = "truncate",
+    column: Annotated[str | None, typer.Option(help="The column of the documents.")] = None,
+    max_documents: Annotated[int | None, typer.Option(help="How many documents are read.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a random order of the documents.")] = None,
+    batch_size: Annotated[int, typer.Option(help="How many rows run together.")] = 32,
+    shard_size: Annotated[str, typer.Option(help="The size of a file, about.")] = "512MB",
+    documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
+    shard: ShardOption = None,
+    workers: WorkersOption = 1,
+    engine: EngineOption = "processes",
+    threads: ThreadsOption = None,
+) -> Result:
+    """Write the activations of a corpus to disk.
+
+    The same command resumes, also under torchrun --no-python.
+    """
+    from hooked_lm.harvest import harvest as run
+    from hooked_lm.shards import part_of
+
+    store = run(
+        load(model),
+        documents,
+        site,
+        output,
+        positions=positions if positions in ("all", "text") else integers("positions", positions),
+        dtype=dtype,
+        reduce=reduce,
+        context=context,
+        long=long,
+        column=column,
+        max_documents=max_documents,
+        seed=seed,
+        batch_size=batch_size,
+        shard_size=shard_size,
+        documents_per_shard=documents_per_shard,
+        part=part_of(shard, "shard"),
+        n_workers=workers,
+        engine=engine,
+        threads=threads,
+    )
+    say(escape(str(store)))
+    return {"model": model, "store": str(store), "directory": output.resolve()}

@@ -1,0 +1,30 @@
+"""`models`: the architectures that load."""
+
+from typing import Annotated
+
+import typer
+
+from hooked_lm.cli.shared import Result, command, show_table
+
+
+@command("hooked-lm models --missing")
+def models(
+    missing: Annotated[
+        bool, typer.Option("--missing", help="List those of transformers that do not load, and why.")
+    ] = False,
+) -> Result:
+    """List the architectures that load.
+
+    By the model_type of their config, with the class of their models.
+    """
+    if missing:
+        from hooked_lm.hub.missing import missing as reasons_of_missing
+
+        reasons = reasons_of_missing()
+        show_table([{"model_type": name, "why not": why} for name, why in reasons.items()])
+        return {"missing": reasons}
+    from hooked_lm.families import model_classes
+
+    classes = model_classes()
+    show_table([{"model_type": name, "class": " or ".join(found)} for name, found in classes.items()])
+    return {"models": classes}

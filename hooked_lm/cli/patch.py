@@ -1,0 +1,187 @@
+"""`patch`: a sweep of one pair of prompts, or an experiment on a file of pairs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from hooked_lm.cli.choices import named, which
+from hooked_lm.cli.shared import (
+    EngineOption,
+    ModelArgument,
+    Result,
+    ShardOption,
+    ThreadsOption,
+    WorkersOption,
+    answers_of,
+    check_prompt,
+    check_writable,
+    command,
+    decoder,
+    load,
+    records,
+    say,
+    show_table,
+)
+
+if TYPE_CHECKING:
+    from hooked_lm.studies import PairTable
+
+NUMBERS = dict.fromkeys(("value", "effect", "low", "high"), "+.3f")
+
+
+@command(
+    "hooked-lm patch demo --site resid_pre --html hooked_lm_patch.html \\\n"
+    "  --clean 'When Mary and John went to the store, John gave a drink to' \\\n"
+    "  --corrupted 'When Mary and John went to the store, Mary gave a drink to' \\\n"
+    "  --answers ' Mary, John'",
+    interrupt="resumes",
+)
+def patch(
+    model: ModelArgument,
+    clean: Annotated[list[str] | None, typer.Option(help="A prompt that the model answers; may be repeated.")] = None,
+    corrupted: Annotated[list[str] | None, typer.Option(help="The same with a change that reverses it.")] = None,
+    answers: Annotated[
+        list[str] | None, typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
+    ] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(help="Instead: a file, folder or pattern of jsonl, parquet or csv with pairs; or a data set."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the figure to this page.")] = None,
+    experiment: Annotated[str, typer.Option(help="With --pairs: sweep, attribute, ablate, or steer.")] = "sweep",
+    site: Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")] = None,
+    layers: Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")] = None,
+    positions: Annotated[str | None, typer.Option(help="each, together, or indices.")] = None,
+    heads: Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="A further argument: components=mlps, vectors=FILE, coefficients=[-1,1]; may be repeated."),
+    ] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(help="With --pairs: logit_difference (the default), logit, probability, ...")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Another name of a column, e.g. clean=prompt.")] = None,
+    max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
+    batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
+    pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
+    shard: ShardOption = None,
+    workers: WorkersOption = 1,
+    engine: EngineOption = "processes",
+    threads: ThreadsOption = None,
+) -> Result:
+    """Patch clean activations into a corrupted run.
+
+    With --pairs over a file of pairs: a study, which the same command resumes, also under torchrun --no-python.
+    """
+    options: dict[str, Any] = {} if not site else {"sites": site[0] if len(site) == 1 else site}
+    given = {"layers": layers, "positions": positions, "heads": heads}
+    options |= {name: which(name, text) for name, text in given.items() if text is not None}
+    options |= {name: _value(name, text) for name, text in named("option", option).items()}
+    check_writable(html)
+    if pairs is None:
+        if not (clean and corrupted and answers):
+            raise ValueError(
+                "give --clean, --corrupted and --answers for a pair of prompts, or --pairs for a file of them"
+            )
+        if output is not None or metric or experiment != "sweep":
+            raise ValueError(
+                "--output, --metric and --experiment are of a study of --pairs; a page is written with --html"
+            )
+        return _sweep(model, clean, corrupted, answers, options, html)
+    if clean or corrupted or answers:
+        raise ValueError("--pairs replaces --clean, --corrupted and --answers: give one or the other")
+    if output is None:
+        raise ValueError("--pairs needs --output, the directory of the study")
+    from hooked_lm.shards import part_of
+    from hooked_lm.studies import study_pairs
+
+    table = study_pairs(
+        load(model),
+        pairs,
+        experiment,
+        output,
+        options=options,
+        metric=metric or "logit_difference",
+        columns=named("column", column),
+        max_pairs=max_pairs,
+        batch_size=batch_size,
+        pairs_per_shard=pairs_per_shard,
+        part=part_of(shard, "shard"),
+        n_workers=workers,
+        engine=engine,
+        threads=threads,
+    )
+    return _show_study(table, html)
+
+
+def _sweep(
+    model: str, clean: list[str], corrupted: list[str], answers: list[str], options: dict[str, Any], html: Path | None
+) -> Result:
+    """Patches one cell after the other of the pairs that were typed."""
+    import torch
+
+    from hooked_lm import patching
+    from hooked_lm.analysis import metrics
+
+    if not len(clean) == len(corrupted) == len(answers):
+        raise ValueError(
+            f"give as many --clean, --corrupted and --answers; got {len(clean)}, {len(corrupted)} and {len(answers)}"
+        )
+    right, wrong = answers_of(answers)
+    loaded = decoder(model, "patch")
+    for prompt in (*clean, *corrupted):
+        check_prompt(loaded, prompt)
+    if "heads" not in options and options.get("sites") == "z":
+        options = {"heads": "each", "positions": None, **options}
+    metric = metrics.logit_difference(right, wrong, model=loaded)
+    result = patching.sweep(loaded, corrupted, clean, metric=metric, **options)
+    with torch.no_grad():
+        baselines = {
+            name: float(metric(loaded(texts)).mean()) for name, texts in (("clean", clean), ("corrupted", corrupted))
+        }
+    say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
+    say("\nThe cells that move it most, and the logit difference with each:")
+    some = ["low", "high"] if len(clean) == 1 else []  # intervals need several pairs
+    show_table(records(result.top(10).drop(columns=some, errors="ignore")), NUMBERS)
+    if html is not None:
+        result.plot().write_html(html)
+        say(f"page: [bold]{escape(str(html.resolve()))}[/]")
+    return {
+        "model": model,
+        "logit_difference": baselines,
+        "cells": records(result.to_dataframe()),
+        "html": html and html.resolve(),
+    }
+
+
+def _show_study(study: "PairTable", html: Path | None) -> Result:
+    """The cells with the largest effects; positions from the end if the pairs differ in length."""
+    say(escape(str(study)))
+    if not study.is_complete:
+        return {"study": str(study), "complete": False}
+    scores = study.scores(align=None if study.has_one_length else "end")
+    effects = records(scores.top(10))
+    say("\nThe largest effects, means over the pairs with 95% intervals:")
+    show_table(effects, NUMBERS)
+    if html is not None:
+        scores.plot().write_html(html)
+        say(f"page: [bold]{escape(str(html.resolve()))}[/]")
+    return {"study": str(study), "complete": True, "effects": effects, "html": html and html.resolve()}
+
+
+def _value(name: str, text: str) -> object:
+    """A number, list or word of JSON; the steering vectors of a file; anything else is a string."""
+    if name == "vectors":
+        from hooked_lm.interventions.steering import SteeringVectors
+
+        return SteeringVectors.load(text)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

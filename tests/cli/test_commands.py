@@ -1,0 +1,414 @@
+"""Each command on the bundled model and on small checkpoints made here: output, JSON, exit codes, and the examples of the help."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from typer.testing import CliRunner, Result
+
+import hooked_lm
+from hooked_lm import ActivationCache, HookedTransformer, families, hub
+from hooked_lm.cli import EXAMPLES, app
+from hooked_lm.cli.doctor import EXTRAS
+from hooked_lm.hub.missing import REASONS, missing
+from hooked_lm.interventions import steering_vectors
+from hooked_lm.models.decoder import Decoder
+from tests.close import assert_close
+
+ROOT = Path(__file__).parents[2]
+STORE = "When Mary and John went to the store, {} gave a drink to"
+PAIR = ("--clean", STORE.format("John"), "--corrupted", STORE.format("Mary"), "--answers", " Mary, John")
+FAST = {
+    "demo",
+    "models",
+    "sites",
+    "generate",
+    "cache",
+    "lens",
+    "attention",
+    "patch",
+}  # those whose example takes no time
+
+
+def call(*arguments: object, **env: str) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200", **env})
+
+
+def from_json(*arguments: object) -> dict:
+    """What a command prints with --json; nothing else is on stdout."""
+    shown = call(*arguments, "--json")
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# ---- what holds of every command -------------------------------------------------------------------------------------
+
+
+def test_each_command_has_an_example_and_the_options_of_all() -> None:
+    assert set(EXAMPLES) == {command.name or command.callback.__name__ for command in app.registered_commands}
+    for name, example in EXAMPLES.items():
+        shown = call(name, "--help")
+        assert shown.exit_code == 0
+        for line in ("Example:", "--json", "--debug", *example.splitlines()):
+            assert line in shown.output
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(EXAMPLES)]
+)
+def test_the_example_runs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "Mary and John went to the store."}\n' * 3)
+    program, *arguments = shlex.split(EXAMPLES[name].replace("\\\n", ""))
+    assert program == "hooked-lm"
+    shown = call(*arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "warning" not in shown.output
+    found = from_json(*[each for each in arguments if each != "--json"])
+    assert found.get("ok", True)
+    written = {path.name for path in tmp_path.iterdir()} - {"corpus.jsonl"}
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert all(name.startswith("hooked_lm_") for name in written)
+    assert "hooked_lm_*" in ignored
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sites", "demo", "--match", "nothing*"], "demo has no site that matches 'nothing*'"),
+        (["sites", ""], "the name of the model is empty"),
+        (["sites", "./nowhere"], "./nowhere"),
+        (["cache", "demo", "Mary", "--sites", "hook_nothing"], "no hook point 'hook_nothing'"),
+        (["cache", "demo", "Mary", "--sites", "*", "--out", "no/such/file"], "there is no folder"),
+        (["generate", "demo", ""], "the prompt has no tokens"),
+        (["generate", "demo", "Mary", "--steer", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["lens", "demo", ""], "the prompt has no tokens"),
+        (["lens", "demo", "Mary", "--position", "9"], "position 9 is out of range"),
+        (["lens", "demo", "Mary", "--html", "/"], "it is a folder"),
+        (["attention", "demo", "Mary", "--layer", "9"], "no attention in a layer 9"),
+        (["patch", "demo"], "give --clean, --corrupted and --answers"),
+        (["patch", "demo", *PAIR, "--pairs", "x.jsonl"], "one or the other"),
+        (["patch", "demo", *PAIR, "--clean", "Mary"], "got 2, 1 and 1"),
+        (["patch", "demo", *PAIR, "--output", "x"], "are of a study of --pairs"),
+        (["patch", "demo", "--pairs", "x.jsonl"], "--pairs needs --output"),
+        (["patch", "demo", *PAIR, "--site", "nothing"], "nothing"),
+        (["patch", "demo", *PAIR, "--option", "nothing"], "option must be name=value, got 'nothing'"),
+        (["circuit", "demo", *PAIR[:4], "--answers", "Mary John"], "with a comma between"),
+        (["circuit", "demo", *PAIR, "--save", "no/such/file"], "there is no folder"),
+        (["harvest", "demo", "nowhere.jsonl", "out", "--site", "resid_post1"], "no file of"),
+        (["verify", "nowhere/at/all/x"], "nowhere/at/all/x"),
+    ],
+)
+def test_bad_input_is_one_message(tmp_path: Path, arguments: list[str], message: str) -> None:
+    shown = call(*arguments)
+    assert shown.exit_code == 2, shown.output
+    assert shown.stderr.startswith("error: ")
+    assert message in shown.stderr
+    assert "Traceback" not in shown.output
+    assert not list(tmp_path.iterdir())
+    error = json.loads(call(*arguments, "--json").stdout)
+    assert error["ok"] is False
+    assert message in error["error"]["message"]
+
+
+def test_an_unknown_option_is_bad_input() -> None:
+    assert call("lens", "demo", "Mary", "--nothing").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyError("no [such] thing"), 2, "error: no [such] thing\n"),
+        (ImportError("this needs the package ray"), 2, "error: this needs the package ray\n"),
+        (FloatingPointError("blocks.0 has NaN"), 1, "failed: blocks.0 has NaN\n"),
+        (RuntimeError("a worker died"), 1, "failed: a worker died\n"),
+        (AssertionError("3 rows"), 1, "failed: AssertionError: 3 rows (--debug shows where)\n"),
+        (MemoryError(), 1, "failed: MemoryError:  (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_an_error_of_the_library_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
+    def fails(*classes: str) -> list[str]:
+        raise error
+
+    monkeypatch.setattr(families, "supported", fails)
+    shown = call("models")
+    assert (shown.exit_code, shown.output) == (code, line)
+    shown = call("models", "--debug")
+    assert shown.exit_code == code
+    assert "Traceback" in shown.output
+    shown = call("models", "--json")
+    assert (shown.exit_code, json.loads(shown.stdout)["error"]["type"]) == (code, type(error).__name__)
+
+
+@pytest.mark.parametrize("work", ["harvest", "studies"])
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str) -> None:
+    def interrupted(*given: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    name = {"harvest": "harvest", "studies": "study_pairs"}[work]
+    monkeypatch.setattr(f"hooked_lm.{work}.{name}", interrupted)
+    harvest = ["harvest", "demo", "corpus.jsonl", tmp_path, "--site", "resid_post1"]
+    shown = call(*(harvest if work == "harvest" else ["patch", "demo", "--pairs", "x.jsonl", "--output", tmp_path]))
+    assert (shown.exit_code, shown.output) == (130, "interrupted: complete shards are kept, the same command resumes\n")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_is_a_line_and_in_the_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warns(*classes: str) -> dict[str, list[str]]:
+        import warnings
+
+        warnings.warn("the answers lack their spaces", stacklevel=1)
+        return {}
+
+    monkeypatch.setattr(families, "model_classes", warns)
+    shown = call("models")
+    assert shown.stderr == "warning: the answers lack their spaces\n"
+    assert from_json("models")["warnings"] == ["the answers lack their spaces"]
+
+
+def test_a_narrow_terminal_without_colour_cuts_nothing_off() -> None:
+    shown = call("sites", "demo", "--match", "*hook_pattern", COLUMNS="40", NO_COLOR="1", TERM="dumb")
+    assert shown.exit_code == 0
+    assert "\x1b" not in shown.output
+    cells = [line.split("│")[1].strip() for line in shown.output.splitlines() if line.startswith("│")]
+    assert "".join(cells) == "blocks.{0-3}.attn.hook_pattern"
+    assert all(len(line) <= 40 for line in shown.output.splitlines() if "│" in line)
+
+
+def test_a_terminal_of_ascii_shows_question_marks() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "hooked_lm", "lens", "demo", "The capital", "--k", "1"],
+        env={"PYTHONIOENCODING": "ascii", "PATH": "", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.isascii()
+    assert b"layer" in shown.stdout
+
+
+# ---- single commands -------------------------------------------------------------------------------------------------
+
+
+def test_sites(model: HookedTransformer) -> None:
+    found = from_json("sites", "demo")["sites"]
+    assert [each["site"] for each in found] == list(model.hook_dict)
+    axes = {each["site"]: each["axes"] for each in found}
+    assert axes["blocks.1.attn.hook_pattern"] == ["batch", "head", "query_pos", "key_pos"]
+    assert {each["site"] for each in found if each["on_demand"]} >= {"blocks.0.attn.hook_result"}
+    shown = call("sites", "demo").output
+    assert re.search(r"blocks\.\{0-3\}\.attn\.hook_result +│ batch pos head d_model +│ on demand", shown)
+    assert f"{len(found)} sites" in shown
+
+
+def test_cache(tmp_path: Path, model: HookedTransformer) -> None:
+    path = tmp_path / "a.safetensors"
+    found = from_json("cache", "demo", "Mary and John", "--sites", "*hook_z", "--sites", "hook_embed", "--out", path)
+    kept = ActivationCache.load(path, model)
+    _, expected = model.run_with_cache("Mary and John", names_filter=["*hook_z", "hook_embed"])
+    assert [each["site"] for each in found["sites"]] == list(kept) == list(expected)
+    for name, value in expected.items():
+        assert_close(kept[name], value)
+
+
+def test_generate_streams_the_text_of_the_library(model: HookedTransformer) -> None:
+    options = ("--max-new-tokens", 8, "--seed", 3)
+    expected = model.generate("Mary went to", max_new_tokens=8, seed=3, verbose=False)
+    assert call("generate", "demo", "Mary went to", *options).output == expected + "\n"
+    assert from_json("generate", "demo", "Mary went to", *options)["text"] == expected
+
+
+def test_generate_steers(tmp_path: Path, model: HookedTransformer) -> None:
+    women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+    steering_vectors(model, women, men, layers=[1, 2]).save(tmp_path / "v.safetensors")
+    arguments = ("generate", "demo", "Lucy went home because", "--greedy", "--max-new-tokens", 1)
+    steered = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -2, "--layer", 1)
+    assert steered.output == "Lucy went home because he\n"
+    assert call(*arguments).output == "Lucy went home because she\n"
+
+
+def test_lens(tmp_path: Path) -> None:
+    page = tmp_path / "lens.html"
+    found = from_json("lens", "demo", "The capital of France is", "--k", 1, "--html", page)
+    assert [row["layer"] for row in found["rows"]] == [0, 1, 2, 3]
+    assert found["rows"][-1]["token"] == " Paris"
+    assert "Plotly" in page.read_text(encoding="utf-8")
+    shown = call("lens", "demo", "The capital of France is", "--k", 1).output
+    layers = re.findall(r"│ +(\d) │ (\S+) \d\.\d\d", shown)
+    assert [layer for layer, _ in layers] == ["3", "2", "1", "0"]
+    assert layers[0][1] == "·Paris"
+
+
+def test_attention(tmp_path: Path, model: HookedTransformer) -> None:
+    found = from_json("attention", "demo", "Mary and John", "--layer", -1, "--out", tmp_path / "a.html")
+    assert (found["layers"], found["n_heads"]) == ([model.cfg.n_layers - 1], model.cfg.n_heads)
+    assert "John" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_patch_a_pair(tmp_path: Path, model: HookedTransformer) -> None:
+    found = from_json("patch", "demo", *PAIR, "--site", "resid_pre", "--html", tmp_path / "a.html")
+    assert found["logit_difference"]["clean"] > 1
+    assert found["logit_difference"]["corrupted"] < -1
+    tokens = model.to_str_tokens(STORE.format("John"))
+    assert len(found["cells"]) == model.cfg.n_layers * len(tokens)
+    assert_close(found["cells"][-1]["value"], max(cell["value"] for cell in found["cells"] if cell["layer"] == 3))
+    assert "Plotly" in (tmp_path / "a.html").read_text(encoding="utf-8")
+
+
+def test_patch_heads_by_their_labels() -> None:
+    options = ("--site", "z", "--layers", "together", "--positions", "together", "--heads", "L0H0,L2H1")
+    cells = from_json("patch", "demo", *PAIR, *options)["cells"]
+    assert [cell["head"] for cell in cells] == ["L0H0", "L2H1"]
+
+
+def test_answers_without_their_space_are_refused() -> None:
+    shown = call("patch", "demo", *PAIR[:4], "--answers", "Mary,John")
+    assert shown.exit_code == 2
+    assert "' Mary'" in shown.stderr
+
+
+@pytest.mark.slow
+def test_circuit(tmp_path: Path) -> None:
+    output = ("--output", tmp_path / "c.html", "--save", tmp_path / "c.safetensors")
+    found = from_json("circuit", "demo", *PAIR, "--method", "eap", "--n-edges", 20, *output)
+    assert found["n_edges"] == 20
+    assert found["ahead"]["clean"] > 1
+    assert {path.name for path in tmp_path.iterdir()} == {"c.html", "c.safetensors"}
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = from_json("doctor")
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["missing_extras"] == []
+    monkeypatch.setitem(EXTRAS, "viz", ("plotly", "not-installed"))
+    assert "pip install 'hooked-lm[viz]'" in call("doctor").output
+    monkeypatch.setattr(HookedTransformer, "generate", lambda *args, **options: "nothing")
+    shown = call("doctor")
+    assert (shown.exit_code, "answers 'nothing', which is wrong" in shown.output) == (1, True)
+
+
+def test_the_extras_of_the_doctor_are_those_of_the_project() -> None:
+    listed = (
+        (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]")[1].split("[project.scripts]")[0]
+    )
+    extras = {
+        name: re.findall(r'"([\w-]+)[\[>"]', line) for name, line in re.findall(r"^(\w+) = \[(.*)\]", listed, re.M)
+    }
+    extras = {name: tuple(part for part in parts if part != "hooked-lm") for name, parts in extras.items()}
+    assert {name: parts for name, parts in extras.items() if name != "all"} == EXTRAS
+
+
+# ---- verify and models -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "vocab_size": 50}
+    GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_verify_a_checkpoint(checkpoint: Path) -> None:
+    shown = call("verify", checkpoint)
+    assert shown.exit_code == 0, shown.output
+    assert "logits as in transformers" in shown.output
+    assert "FAILED" not in shown.output
+
+
+def test_verify_finds_a_mismatch(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def badly(*args: object, **kwargs: object) -> Decoder:
+        model = hub.load(*args, **kwargs)
+        with torch.no_grad():
+            model.blocks[0].mlp.b_out[0] += 10
+        return model
+
+    monkeypatch.setattr("hooked_lm.hub.compare.load", badly)
+    shown = call("verify", checkpoint)
+    assert shown.exit_code == 1
+    assert re.search(r"logits as in transformers.*FAILED", shown.output)
+    shown = call("verify", checkpoint, "--json")
+    assert (shown.exit_code, json.loads(shown.stdout)["ok"]) == (1, False)
+
+
+def test_models() -> None:
+    shown = call("models")
+    assert shown.exit_code == 0
+    head, *rows = re.findall(r"(\w[\w-]*)\W+(\w+)\W*$", shown.output, re.MULTILINE)
+    assert head == ("model_type", "class")
+    assert [model_type for model_type, _ in rows] == sorted(hub.supported(*families.CLASSES.values()))
+    assert dict(rows)["gpt2"] == "HookedTransformer"
+    assert dict(rows)["llava"] == "HookedVisionLanguage"
+    assert dict(rows)["vit"] == "HookedVisionEncoder"
+    assert from_json("models")["models"]["gpt2"] == ["HookedTransformer"]
+
+
+def test_missing_models() -> None:
+    """With each its reason; no reason names a model that there is, or that transformers has not."""
+    shown = call("models", "--missing")
+    assert shown.exit_code == 0
+    found = missing()
+    assert {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line} - {""} == set(found)
+    named = [model_type for model_types in REASONS.values() for model_type in model_types]
+    assert len(named) == len(set(named))
+    assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/missing.py"
+    assert set(named) <= set(found), "no such type in transformers"
+    assert found["xlnet"].startswith("its text model in transformers is not causal")
+
+
+# ---- the program -----------------------------------------------------------------------------------------------------
+
+
+def test_version() -> None:
+    shown = call("--version")
+    assert (shown.exit_code, shown.output.strip()) == (0, f"hooked-lm {hooked_lm.__version__}")
+
+
+def test_the_package_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "hooked_lm", "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("hooked-lm ")
+
+
+def test_without_typer_the_command_says_what_to_install() -> None:
+    script = "import sys; sys.modules['typer'] = None; from hooked_lm.__main__ import main; main()"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert shown.returncode == 2
+    assert shown.stderr == "error: this needs the package typer: pip install 'hooked-lm[cli]'\n"
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    assert_light("--help", ("demo", "verify", "models"))
+
+
+def test_the_list_of_models_does_not_wait_for_torch() -> None:
+    assert_light("models", ("gpt2", "llama", "HookedTransformer"))
+
+
+def assert_light(argument: str, expected: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "from hooked_lm.cli import app\n"
+        f"app([{argument!r}], standalone_mode=False)\n"
+        "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'plotly', 'pandas')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    for word in expected:
+        assert word in shown.stdout
