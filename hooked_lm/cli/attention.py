@@ -29,7 +29,7 @@ def attention(
 ) -> Result:
     """Write a page of attention patterns.
 
-    Heads and tokens can be chosen on it. It loads nothing from the network.
+    It has the heads of each layer side by side, and loads nothing from the network.
     """
     from hooked_lm import viz
 
@@ -45,7 +45,14 @@ def attention(
     names = {each: every[each] for each in sorted({each % n_layers for each in layer or every})}
     _, cache = loaded.run_with_cache(prompt, names_filter=list(names.values()), return_type=None)
     patterns = {each: cache[name][0] for each, name in names.items()}
-    viz.attention(patterns, words, title=f"Attention of {model}").write_html(out)
+    sections = [
+        viz.Section(
+            f"Layer {each}",
+            viz.attention_patterns(pattern, words, [f"L{each}H{head}" for head in range(len(pattern))]),
+        )
+        for each, pattern in patterns.items()
+    ]
+    viz.report(f"Attention of {model}", sections, out)
     n_heads = sum(len(pattern) for pattern in patterns.values())
     say(f"{n_heads} heads of {len(names)} layers: [bold]{escape(str(out.resolve()))}[/]")
     return {"model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "html": out.resolve()}

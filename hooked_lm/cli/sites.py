@@ -20,7 +20,7 @@ def sites(
 
     Those on demand are computed only when they are named.
     """
-    points = {name: point for name, point in load(model).hook_dict.items() if fnmatchcase(name, match)}
+    points = {name: point for name, point in load(model).all_points().items() if fnmatchcase(name, match)}
     if not points:
         raise ValueError(f"{model} has no site that matches {match!r}; without --match all are listed")
     found = [{"site": name, "axes": list(point.dims), "on_demand": point.on_demand} for name, point in points.items()]
