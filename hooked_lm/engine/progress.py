@@ -15,5 +15,5 @@ def progress_bar(
     [0, 1]
     """
     delay = 1.0 if progress is None else 0.0
-    never = {"disable": True} if progress is False else {}  # else the environment decides: TQDM_DISABLE
+    never: dict[str, Any] = {"disable": True} if progress is False else {}  # else the environment decides: TQDM_DISABLE
     return tqdm(steps, total=total, desc=title, unit=unit, delay=delay, **never)
