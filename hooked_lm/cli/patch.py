@@ -32,6 +32,32 @@ if TYPE_CHECKING:
 NUMBERS = dict.fromkeys(("value", "effect", "low", "high"), "+.3f")
 
 
+PairClean = Annotated[list[str] | None, typer.Option(help="A prompt that the model answers; may be repeated.")]
+PairCorrupted = Annotated[list[str] | None, typer.Option(help="The same with a change that reverses it.")]
+PairAnswers = Annotated[list[str] | None, typer.Option(help="The right and a wrong next token, spaced: ' Mary, John'.")]
+PairsOption = Annotated[
+    str | None,
+    typer.Option(help="Instead: a file, folder or pattern of jsonl, parquet or csv with pairs; or a data set."),
+]
+DirectoryOption = Annotated[
+    Path | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
+]
+HtmlOption = Annotated[Path | None, typer.Option(help="Also write the figure to this page.")]
+ExperimentOption = Annotated[str, typer.Option(help="With --pairs: sweep, attribute, ablate, or steer.")]
+SiteOption = Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")]
+LayersOption = Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")]
+PositionsOption = Annotated[str | None, typer.Option(help="each, together, or indices.")]
+HeadsOption = Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")]
+FurtherOption = Annotated[
+    list[str] | None,
+    typer.Option(help="A further argument: components=mlps, vectors=FILE, coefficients=[-1,1]; may be repeated."),
+]
+MetricOption = Annotated[
+    list[str] | None, typer.Option(help="With --pairs: logit_difference (the default), logit, probability, ...")
+]
+ColumnOption = Annotated[list[str] | None, typer.Option(help="Another name of a column, e.g. clean=prompt.")]
+
+
 @command(
     "hooked-lm patch demo --site resid_pre --html hooked_lm_patch.html \\\n"
     "  --clean 'When Mary and John went to the store, John gave a drink to' \\\n"
@@ -41,32 +67,20 @@ NUMBERS = dict.fromkeys(("value", "effect", "low", "high"), "+.3f")
 )
 def patch(
     model: ModelArgument,
-    clean: Annotated[list[str] | None, typer.Option(help="A prompt that the model answers; may be repeated.")] = None,
-    corrupted: Annotated[list[str] | None, typer.Option(help="The same with a change that reverses it.")] = None,
-    answers: Annotated[
-        list[str] | None, typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
-    ] = None,
-    pairs: Annotated[
-        str | None,
-        typer.Option(help="Instead: a file, folder or pattern of jsonl, parquet or csv with pairs; or a data set."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write the figure to this page.")] = None,
-    experiment: Annotated[str, typer.Option(help="With --pairs: sweep, attribute, ablate, or steer.")] = "sweep",
-    site: Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")] = None,
-    layers: Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")] = None,
-    positions: Annotated[str | None, typer.Option(help="each, together, or indices.")] = None,
-    heads: Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="A further argument: components=mlps, vectors=FILE, coefficients=[-1,1]; may be repeated."),
-    ] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option(help="With --pairs: logit_difference (the default), logit, probability, ...")
-    ] = None,
-    column: Annotated[list[str] | None, typer.Option(help="Another name of a column, e.g. clean=prompt.")] = None,
+    clean: PairClean = None,
+    corrupted: PairCorrupted = None,
+    answers: PairAnswers = None,
+    pairs: PairsOption = None,
+    output: DirectoryOption = None,
+    html: HtmlOption = None,
+    experiment: ExperimentOption = "sweep",
+    site: SiteOption = None,
+    layers: LayersOption = None,
+    positions: PositionsOption = None,
+    heads: HeadsOption = None,
+    option: FurtherOption = None,
+    metric: MetricOption = None,
+    column: ColumnOption = None,
     max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
     batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
     pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
@@ -79,10 +93,7 @@ def patch(
 
     With --pairs over a file of pairs: a study, which the same command resumes, also under torchrun --no-python.
     """
-    options: dict[str, Any] = {} if not site else {"sites": site[0] if len(site) == 1 else site}
-    given = {"layers": layers, "positions": positions, "heads": heads}
-    options |= {name: which(name, text) for name, text in given.items() if text is not None}
-    options |= {name: _value(name, text) for name, text in named("option", option).items()}
+    options = _options(site, option, layers=layers, positions=positions, heads=heads)
     check_writable(html)
     if pairs is None:
         if not (clean and corrupted and answers):
@@ -101,23 +112,22 @@ def patch(
     from hooked_lm.shards import part_of
     from hooked_lm.studies import study_pairs
 
-    table = study_pairs(
-        load(model),
-        pairs,
-        experiment,
-        output,
-        options=options,
-        metric=metric or "logit_difference",
-        columns=named("column", column),
-        max_pairs=max_pairs,
-        batch_size=batch_size,
-        pairs_per_shard=pairs_per_shard,
-        part=part_of(shard, "shard"),
-        n_workers=workers,
-        engine=engine,
-        threads=threads,
-    )
-    return _show_study(table, html)
+    of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}
+    of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
+    settings: dict[str, Any] = {
+        "metric": metric or "logit_difference",
+        "batch_size": batch_size,
+        **of_pairs,
+        **of_shards,
+    }
+    return _show_study(study_pairs(load(model), pairs, experiment, output, options=options, **settings), html)
+
+
+def _options(site: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
+    """The arguments of the experiment, as the library takes them."""
+    sites = {} if not site else {"sites": site[0] if len(site) == 1 else site}
+    which_ones = {name: which(name, text) for name, text in chosen.items() if text is not None}
+    return {**sites, **which_ones, **{name: _value(name, text) for name, text in named("option", further).items()}}
 
 
 def _sweep(
