@@ -41,7 +41,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
     [
         ("patching.md", 20),
         ("attribution.md", 6),
-        ("reading.md", 6),
+        ("reading.md", 7),
         ("interventions.md", 7),
         ("vision.md", 8),
         ("scale.md", 2),

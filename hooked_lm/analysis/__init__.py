@@ -10,6 +10,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
+from hooked_lm.analysis.probes import Probes, train_probe
 from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
 from hooked_lm.analysis.reading.head_detector import detect_head
@@ -32,6 +33,7 @@ __all__ = [
     "Location",
     "MaxActivating",
     "Patchscope",
+    "Probes",
     "SVDInterpreter",
     "TunedLens",
     "attention_statistics",
@@ -60,5 +62,6 @@ __all__ = [
     "source_attribution",
     "sweep_alignments",
     "train_alignment",
+    "train_probe",
     "train_tuned_lens",
 ]

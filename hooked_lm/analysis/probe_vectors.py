@@ -1,0 +1,95 @@
+"""The vectors that probes read: one for each prompt and layer."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.models.caches.activation_cache import ActivationCache
+from hooked_lm.models.decoder import Decoder
+
+
+def vectors_of(
+    source: Decoder | ActivationCache | Mapping[int, Tensor],
+    prompts: Sequence[str] | Tensor | None,
+    site: str,
+    layers: Sequence[int] | None,
+    position: int,
+    batch_size: int,
+) -> tuple[dict[int, Tensor], str]:
+    """The vectors [prompt, ...] by layer, and the name of what they are.
+
+    Raises ValueError for arguments that do not go together.
+    """
+    if isinstance(source, Decoder):
+        if prompts is None:
+            raise ValueError(
+                "a model needs prompts=...; give a cache, or vectors by layer, to probe values that are there"
+            )
+        return _of_model(source, prompts, site, layers, position, batch_size), site
+    if prompts is not None:
+        raise ValueError("prompts are for a model: a cache, or vectors by layer, have their values already")
+    if isinstance(source, ActivationCache):
+        chosen = range(source.model.cfg.n_layers) if layers is None else layers
+        values = {layer: source[site, layer] for layer in chosen}
+        n_pos = {layer: value.shape[1] for layer, value in values.items()}
+        for layer, n in n_pos.items():
+            if not -n <= position < n:
+                raise ValueError(f"position {position} is out of range: the cache of layer {layer} has {n}")
+        return {layer: value[:, position].detach().cpu() for layer, value in values.items()}, site
+    chosen = list(source) if layers is None else list(layers)
+    return {layer: source[layer].detach().cpu() for layer in chosen}, "vectors"
+
+
+def checked_vectors(vectors: Float[Tensor, "prompt *d"], n_labels: int, layer: int) -> Float[Tensor, "prompt *d"]:
+    """The vectors, checked: as many as labels, and finite."""
+    if vectors.ndim < 2 or len(vectors) != n_labels:
+        raise ValueError(
+            f"layer {layer} has vectors {list(vectors.shape)}, and there are {n_labels} labels, one for each prompt"
+        )
+    if not bool(vectors.isfinite().all()):
+        rows = (~vectors.flatten(1).isfinite().all(1)).nonzero()[:, 0].tolist()
+        raise ValueError(
+            f"the vectors of layer {layer} are NaN or infinite for {len(rows)} prompts, the first is {rows[0]}"
+        )
+    return vectors
+
+
+@torch.no_grad()
+def _of_model(
+    model: Decoder, prompts: Sequence[str] | Tensor, site: str, layers: Sequence[int] | None, position: int, size: int
+) -> dict[int, Tensor]:
+    chosen = list(range(model.cfg.n_layers) if layers is None else layers)
+    if size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {size}")
+    if not len(prompts) or not chosen:
+        raise ValueError("there is nothing to probe: give at least one prompt and one layer")
+    names = {layer: _site(model, site, layer) for layer in chosen}
+    found: dict[int, list[Tensor]] = {layer: [] for layer in chosen}
+    for start in range(0, len(prompts), size):
+        some = prompts[start : start + size]
+        if isinstance(some, Tensor):
+            tokens, mask = some, torch.ones_like(some)
+        else:
+            tokens, mask = model.tokens.encode(list(some), padding_side="right", truncate=True)
+        lengths = mask.sum(1).cpu()
+        if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
+            raise ValueError(f"position {position} is out of range: a prompt has {short} tokens, with its BOS")
+        at = torch.full_like(lengths, position) if position >= 0 else lengths + position
+        run = {"return_type": None, "attention_mask": mask.to(model.device)}
+        _, cache = model.run_with_cache(tokens.to(model.device), names_filter=list(names.values()), **run)
+        for layer, name in names.items():
+            found[layer].append(cache[name][torch.arange(len(at)), at.to(cache[name].device)].float().cpu())
+    return {layer: torch.cat(parts) for layer, parts in found.items()}
+
+
+def _site(model: Decoder, site: str, layer: int) -> str:
+    """The full name; raises ValueError for a site without a vector at each position, or of several names."""
+    names = model.names((site, layer))
+    if len(names) != 1:
+        raise ValueError(f"{(site, layer)!r} means {len(names)} sites: give one, such as {names[0]!r}")
+    dims = model.hook_dict[names[0]].dims
+    if dims[:2] != ("batch", "pos") or "query_pos" in dims or "key_pos" in dims:
+        raise ValueError(f"'{names[0]}' [{', '.join(dims)}] has no vector at each position")
+    return names[0]

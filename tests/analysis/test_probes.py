@@ -1,0 +1,162 @@
+"""Probes recover what was planted, their controls are near chance, and what does not fit is refused."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from hooked_lm import HookedTransformer
+from hooked_lm.analysis import Probes, train_probe
+from hooked_lm.interventions.controllers import AddDirection
+from tests.close import assert_close, assert_equal
+
+WIDTH, N = 12, 80
+
+
+def planted(strength: float = 6.0, seed: int = 0) -> tuple[dict[int, Tensor], list[str], Tensor]:
+    """Noise in layer 0; in layer 1 noise with the label along a direction, at another scale in each entry."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.randn(WIDTH, generator=generator)
+    direction /= direction.norm()
+    labels = ["yes" if i % 2 else "no" for i in range(N)]
+    signs = torch.tensor([1.0 if label == "yes" else -1.0 for label in labels])
+    noise = torch.randn(2, N, WIDTH, generator=generator)
+    return {0: noise[0], 1: noise[1] + strength / 2 * signs[:, None] * direction}, labels, direction
+
+
+def test_a_planted_direction_is_found_and_noise_is_not() -> None:
+    vectors, labels, direction = planted()
+    probes = train_probe(vectors, labels)
+    assert probes.accuracy[1] > 0.95
+    assert 0.3 < probes.accuracy[0] < 0.7
+    assert (probes.mean[1] - 0.5).abs().max() < 0.15, "the control is near chance"
+    assert probes.selectivity[1] > 0.35
+    assert probes.majority == 0.5
+    assert float(probes.direction(1) @ direction) > 0.9
+    assert_equal(probes.direction(1, "no"), -probes.direction(1))
+    low, high = probes.interval()
+    assert low[0, 1] <= probes.accuracy[1] <= high[0, 1]
+    assert list(probes.to_dataframe().columns) == [
+        "layer",
+        "accuracy",
+        "low",
+        "high",
+        "control",
+        "selectivity",
+        "majority",
+    ]
+    assert "best layer 1" in repr(probes)
+    scores = vectors[1] @ probes.weights[1, 0] + probes.biases[1, 0]
+    assert ((scores > 0) == torch.tensor([label == "yes" for label in labels])).float().mean() > 0.95
+
+
+def test_the_seed_decides_and_files_give_everything_back(tmp_path: Path) -> None:
+    vectors, labels, _ = planted(2.0)
+    one, same, other = (train_probe(vectors, labels, seed=seed) for seed in (1, 1, 2))
+    assert_equal(one.values, same.values)
+    assert not torch.equal(one.values, other.values)
+    one.save(tmp_path / "probes")
+    found = Probes.load(tmp_path / "probes")
+    assert_equal(found.values, one.values)
+    assert_equal(found.weights, one.weights)
+    assert (found.about, found.classes, found.counts, found.axes) == (one.about, one.classes, one.counts, one.axes)
+    assert_equal(found.select(layer=[1]).direction(1), one.direction(1))
+    with pytest.raises(ValueError, match="keep their axes"):
+        one.select(of="probe")
+
+
+def test_several_classes_have_a_direction_each() -> None:
+    generator = torch.Generator().manual_seed(3)
+    centres = 4 * torch.eye(WIDTH)[:3]
+    labels = [i % 3 for i in range(60)]
+    vectors = {5: centres[labels] + torch.randn(60, WIDTH, generator=generator)}
+    probes = train_probe(vectors, labels, n_folds=3)
+    assert probes.accuracy[0] > 0.9
+    assert probes.majority == pytest.approx(1 / 3)
+    for label in range(3):
+        assert (centres / 4 @ probes.direction(5, label)).argmax() == label
+    with pytest.raises(ValueError, match=r"one of the classes \[0, 1, 2\], got None"):
+        probes.direction(5)
+
+
+def test_groups_are_held_out_together() -> None:
+    """Vectors that name their group: without groups a probe knows the label from others of the group."""
+    generator = torch.Generator().manual_seed(0)
+    groups = [i // 8 for i in range(N)]
+    labels = [group % 2 for group in groups]
+    names = torch.randn(max(groups) + 1, WIDTH, generator=generator) * 10
+    vectors = {0: names[groups] + torch.randn(N, WIDTH, generator=generator)}
+    alone, together = train_probe(vectors, labels), train_probe(vectors, labels, groups=groups)
+    assert alone.accuracy[0] == 1.0
+    assert together.accuracy[0] < 0.9
+    assert (together.n_prompts, together.about["groups"]) == (10, 10)
+
+
+def test_a_model_and_its_cache_give_the_same_probes_and_directions_steer() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    names = ["Mary", "Alice", "Sarah", "Laura", "John", "Tom", "Peter", "David"]
+    prompts = [f"When {name} went to the {place}," for place in ("store", "park") for name in names]
+    labels = [i % 8 < 4 for i in range(16)]
+    options = {"layers": [0, 2], "n_folds": 2, "positions": 2}
+    probes = train_probe(model, labels, prompts=prompts, batch_size=5, **options)
+    _, cache = model.run_with_cache(prompts)
+    cached = train_probe(cache, labels, **options)
+    assert_equal(probes.values, cached.values)
+    assert_close(probes.weights, cached.weights, depth=3)
+    heads = train_probe(model, labels, prompts=prompts, site="z", layers=[1], n_folds=2)
+    assert heads.direction(1).shape == cache["z", 1].shape[2:]
+    steer = AddDirection("resid_post", 2, vector=probes.direction(2), coefficient=4.0)
+    assert not torch.equal(model.run_with_hooks(prompts[0], fwd_hooks=[steer]), model(prompts[0]))
+    with pytest.raises(ValueError, match="position 40 is out of range: a prompt has"):
+        train_probe(model, labels, prompts=prompts, positions=40)
+    with pytest.raises(ValueError, match="no vector at each position"):
+        train_probe(model, labels, prompts=prompts, site="pattern")
+    with pytest.raises(ValueError, match="a model needs prompts"):
+        train_probe(model, labels)
+
+
+def test_prompts_of_different_lengths_are_read_at_their_own_end() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    prompts = ["When Mary left", "The capital of France is", "When John went to the store", "Tom"] * 2
+    probes = [
+        train_probe(model, [0, 1] * 4, prompts=prompts, layers=[1], n_folds=2, batch_size=size) for size in (1, 8)
+    ]
+    assert_close(probes[0].weights, probes[1].weights, depth=3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "says"),
+    [
+        (["yes"] * N, {}, "all 80 labels are 'yes'"),
+        (["yes", *["no"] * (N - 1)], {}, "class 'yes' has 1 prompts, and 5 folds need 5"),
+        (["yes", "no"], {}, "there are 2 labels"),
+        (None, {"groups": [0, 1]}, "2 groups for 80 labels"),
+        (None, {"groups": [i % 2 for i in range(N)]}, "class 'no' has 1 groups"),
+        (None, {"n_folds": 1}, "n_folds must be at least 2"),
+        (None, {"regularisation": 0.0}, "regularisation must be positive"),
+        (None, {"prompts": ["a"]}, "prompts are for a model"),
+    ],
+)
+def test_what_does_not_fit_is_refused(labels: list[str] | None, options: dict, says: str) -> None:
+    vectors, known, _ = planted()
+    with pytest.raises(ValueError, match=says):
+        train_probe(vectors, known if labels is None else labels, **options)
+
+
+def test_nan_is_refused_with_its_place() -> None:
+    vectors, labels, _ = planted()
+    vectors[1][7, 3] = torch.nan
+    with pytest.raises(ValueError, match="vectors of layer 1 are NaN or infinite for 1 prompts, the first is 7"):
+        train_probe(vectors, labels)
+
+
+def test_the_figure_has_the_probe_the_control_and_the_largest_class() -> None:
+    vectors, labels, _ = planted()
+    figure = train_probe(vectors, labels, n_shuffles=1).plot()
+    assert [trace.name for trace in figure.data if trace.name] == [
+        "probe",
+        "control (shuffled labels)",
+        "largest class",
+    ]
+    assert figure.layout.xaxis.title.text == "layer"
