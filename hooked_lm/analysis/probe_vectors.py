@@ -1,6 +1,7 @@
 """The vectors that probes read: one for each prompt and layer."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -77,7 +78,7 @@ def _of_model(
         if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
             raise ValueError(f"position {position} is out of range: a prompt has {short} tokens, with its BOS")
         at = torch.full_like(lengths, position) if position >= 0 else lengths + position
-        run = {"return_type": None, "attention_mask": mask.to(model.device)}
+        run: dict[str, Any] = {"return_type": None, "attention_mask": mask.to(model.device)}
         _, cache = model.run_with_cache(tokens.to(model.device), names_filter=list(names.values()), **run)
         for layer, name in names.items():
             found[layer].append(cache[name][torch.arange(len(at)), at.to(cache[name].device)].float().cpu())

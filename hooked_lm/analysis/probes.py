@@ -50,7 +50,8 @@ class Probes(Scores):
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
 
-    `mean` and `interval` are those of the accuracies: bootstrap over prompts, or over groups.
+    `mean` and `interval` are those of the accuracies: bootstrap over prompts, or over groups. If all predictions are right, nothing
+    varies, and the interval is a point.
     """
 
     weights: Float[Tensor, "..."]
@@ -95,13 +96,14 @@ class Probes(Scores):
         places = list(self.axes[list(self.axes)[1]])
         if layer not in places:
             raise ValueError(f"there is no probe of {layer!r}; there are {', '.join(map(str, places))}")
-        if (label is not None and label not in self.classes) or (label is None and len(self.classes) > 2):
+        known: list[Label | None] = list(self.classes)
+        if label not in (known if len(known) > 2 else [*known, None]):
             raise ValueError(f"label must be one of the classes {list(self.classes)}, got {label!r}")
         rows = self.weights[places.index(layer)]
         if len(self.classes) == 2:
             found = rows[0] * (-1 if label is not None and label == self.classes[0] else 1)
         else:
-            found = rows[list(self.classes).index(label)] - rows.mean(0)
+            found = rows[known.index(label)] - rows.mean(0)
         return (found / found.norm()).reshape(tuple(self.shape))
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def train_probe(
     codes = torch.tensor([known.index(label) for label in classes])
     shuffled = [codes[torch.randperm(len(codes), generator=generator)] for _ in range(n_shuffles)]
     right, weights, biases = [], [], []
-    for value in progress_bar("probes", len(data), progress, steps=list(data.values())):
+    for value in progress_bar("probes", len(data), progress, unit="layers", steps=list(data.values())):
         x = value.flatten(1).double().numpy()
         chance = torch.stack([_held_out(x, labeling, folds, regularisation) for labeling in shuffled])
         right.append(torch.stack([_held_out(x, codes, folds, regularisation), chance.mean(0)]))
@@ -218,7 +220,7 @@ def train_probe(
         about["groups"] = values.shape[-1]
     shape = list(next(iter(data.values())).shape[1:])
     counts = [classes.count(label) for label in known]
-    axes = {"of": [PROBE, CONTROL], "layer": list(data)}
+    axes: dict[str, Sequence[Label]] = {"of": [PROBE, CONTROL], "layer": list(data)}
     return Probes(values, axes, torch.stack(weights), torch.stack(biases), known, counts, shape, about=about)
 
 
