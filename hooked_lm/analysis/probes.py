@@ -50,8 +50,8 @@ class Probes(Scores):
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
 
-    `mean` and `interval` are those of the accuracies: bootstrap over prompts, or over groups. If all predictions are right, nothing
-    varies, and the interval is a point.
+    `mean` and `interval` are those of the accuracies: bootstrap over prompts, or over groups. If all predictions are right,
+    nothing varies, and the interval is a point.
     """
 
     weights: Float[Tensor, "..."]
