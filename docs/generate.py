@@ -1,5 +1,5 @@
-"""Writes docs/sites.md, docs/models.md and docs/config.md: the hook points and the families, collected from models, and the
-fields of configs.
+"""Writes docs/sites.md, docs/models.md, docs/fidelity.md, docs/config.md and docs/images/block.svg: the hook points and the
+families, collected from models, and the fields of configs.
 
 `make docs` runs it, and tests check that the pages are up to date. `python -m tests.families.measure` measures the differences
 between the families' logits and those of transformers.
@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the table of architectures in tests/
+sys.path.append(str(Path(__file__).parent))
+
+from drawing import block_drawing
 
 from hooked_lm import HookedTransformer
 from hooked_lm.families import CLASSES, OF_TEXT, model_class, supported
@@ -554,7 +557,45 @@ def config_page() -> str:
     return CONFIG_HEAD + "\n".join(of_tree) + "\n" + FACTS_HEAD + "\n".join(facts) + "\n"
 
 
+# ---- differences from transformers --------------------------------------------------------------------------------------
+
+FIDELITY_HEAD = """# Fidelity
+
+The largest difference between the logits of each family here and in transformers: tiny random models in float32, logits of
+order one, over all tested configs of the family..
+
+`python -m tests.families.measure` measures them again and writes `docs/parity.json`. `hooked-lm verify PATH_OR_NAME`
+compares a checkpoint of your own, and checks the [identities](glossary.md) between its sites. The same configs are tested for
+gradients, bfloat16 (no further from float64 than transformers), padding, generation and export
+([what a row tests](new-architecture.md#the-test)).
+
+"""
+
+
+def fidelity_page() -> str:
+    """The content of docs/fidelity.md."""
+    parity = json.loads(Path(__file__).with_name("parity.json").read_text())
+    largest = max(found["largest"] for found in parity.values())
+    n_configs = sum(found["configs"] for found in parity.values())
+    said = f"**{len(parity)} families, {n_configs} configs, largest difference {largest:.1e}.**\n\n"
+    lines = [f"| `{name}` | {found['largest']:.1e} | {found['configs']} |" for name, found in sorted(parity.items())]
+    return (
+        FIDELITY_HEAD
+        + said
+        + "| model_type | largest difference | configs |\n|---|---|---|\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+
+
+def drawing_of_a_block() -> str:
+    """The content of docs/images/block.svg."""
+    return block_drawing(HookedTransformer.from_pretrained("demo"))
+
+
 if __name__ == "__main__":
+    Path(__file__).with_name("fidelity.md").write_text(fidelity_page())
+    Path(__file__).with_name("images").joinpath("block.svg").write_text(drawing_of_a_block())
     Path(__file__).with_name("sites.md").write_text(page())
     Path(__file__).with_name("models.md").write_text(models_page())
     Path(__file__).with_name("config.md").write_text(config_page())

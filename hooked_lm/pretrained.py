@@ -228,6 +228,7 @@ class HookedVisionLanguage(HookedTransformer, VisionLanguage):
 
 
 HookedVLM = HookedVisionLanguage
+"""A short name of `HookedVisionLanguage`."""
 
 
 class HookedDualEncoder(PretrainedModel, DualEncoder):

@@ -24,11 +24,13 @@ __all__ = [
     "repeat_along_head_dimension", "sample_logits", "solu", "test_prompt", "to_numpy", "tokenize_and_concatenate",
 ]  # fmt: skip
 
-USE_DEFAULT_VALUE = None  # an argument with this value uses the model's default
+USE_DEFAULT_VALUE = None
+"""An argument with this value uses the model's default."""
 
-# GPT-2's tanh approximation of GELU; "fast" evaluates the same formula in another order.
 gelu_new: Callable[[Tensor], Tensor] = gelu_tanh
+"""GPT-2's tanh approximation of GELU."""
 gelu_fast: Callable[[Tensor], Tensor] = gelu_tanh
+"""The same function as `gelu_new`: a name of the HookedTransformer interface."""
 
 
 # ---- numbers and shapes --------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
-"""Generated pages are as the code would write them now."""
+"""Generated pages are as the code would write them now, every public name is documented, and the site builds."""
 
 import json
 import re
 import runpy
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ from hooked_lm.families import CLASSES, supported
 from tests.families import CASES, VISION_CASES
 
 DOCS = Path(__file__).parents[1] / "docs"
+sys.path.append(str(DOCS))
+
+import api  # noqa: E402
+import snippets  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +49,59 @@ def test_every_family_was_measured():
     configs = {name: rows[name] for name in sorted(supported(*CLASSES.values())) if name in rows or name in supported()}
     assert {name: found["configs"] for name, found in parity.items()} == configs, "run `make docs`"
     assert [name for name, found in parity.items() if not found["largest"] <= 1e-4] == []
+
+
+def test_the_page_of_fidelity_is_fresh(generate: dict[str, Any]):
+    assert (DOCS / "fidelity.md").read_text() == generate["fidelity_page"](), "run `make docs`"
+
+
+def test_the_drawing_of_a_block_is_fresh_and_has_every_site_of_it(generate: dict[str, Any]):
+    drawing = (DOCS / "images" / "block.svg").read_text()
+    assert drawing == generate["drawing_of_a_block"](), "run `make docs`"
+    names = [name for name in generate["HookedTransformer"].from_pretrained("demo").all_points() if "blocks.0." in name]
+    assert drawing.count('class="point') == len(names) + 2  # and two in the legend
+    assert [name for name in names if f">{name.rpartition('.')[2]}</text>" not in drawing] == []
+
+
+@pytest.mark.slow
+def test_every_public_name_has_a_docstring_and_a_page():
+    assert api.undocumented() == []
+    text = "".join(api.page(module) for module in api.MODULES)
+    absent = [f"{module}.{name}" for module in api.MODULES for name in api.public_names(module) if name not in text]
+    assert absent == []
+
+
+def test_public_packages_are_in_the_reference():
+    """Those with an `__all__`, but for the ones that a user has no reason to import."""
+    inside = {"hooked_lm.components", "hooked_lm.models", "hooked_lm.families", "hooked_lm.engine"}
+    root = DOCS.parent / "hooked_lm"
+    packages = {f"hooked_lm.{file.parent.name}" for file in root.glob("*/__init__.py") if "__all__" in file.read_text()}
+    assert sorted(packages - inside - set(api.MODULES)) == []
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    assert [module for module in api.MODULES if f"api/{module}.md" not in navigation] == []
+
+
+def test_a_snippet_shows_what_it_prints_and_its_value():
+    page = "```python\nprint('<b>')\nx = 1\n```\n\n```python\nx + 1\n```\n\n```python\nfigure = None\nx\n```\n"
+    shown = snippets.run_page(page, "a page")
+    assert [output.printed for output in shown] == ["<b>\n", "", ""]
+    assert "&lt;b&gt;" in shown[0].to_html()
+    assert ">2<" in shown[1].value
+    with pytest.raises(snippets.SnippetError, match="a page, snippet 2: ZeroDivisionError"):
+        snippets.run_page("```python\nx = 1\n```\n\n```python\nx / 0\n```\n", "a page")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path):
+    """With the outputs of snippets, valid links and anchors, and a page for each module; about a minute."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in ("getting-started", "reading", "patching", "attribution", "vision"):
+        html = (tmp_path / "site" / f"{page}.html").read_text()
+        assert 'class="plotly-figure"' in html or "<iframe" in html, f"{page} has no picture"
+        assert "https://cdn" not in html
+        assert "fonts.g" not in html
+    reference = (tmp_path / "site" / "api" / "hooked_lm.patching.html").read_text()
+    assert 'id="hooked_lm.patching.ablate"' in reference
+    assert 'data-output="' not in "".join(file.read_text() for file in (tmp_path / "site").glob("*.html"))

@@ -15,7 +15,9 @@ from hooked_lm.models.config import defaults
 __all__ = ["NAME", "SHIM", "install", "uninstall"]
 
 NAME = "transformer_lens"
+"""The name under which the shim can be imported."""
 SHIM = Path(__file__).parent / "shim"
+"""The folder that `install` puts on the import path."""
 
 
 def install(*, shadow: bool = False) -> None:

@@ -220,4 +220,5 @@ class KeyValueCache:
         return len(self.entries)
 
 
-HookedTransformerKeyValueCache = KeyValueCache  # its name in the HookedTransformer interface
+HookedTransformerKeyValueCache = KeyValueCache
+"""The name of `KeyValueCache` in the HookedTransformer interface: the keys and values of tokens that were read before."""

@@ -2,9 +2,9 @@
 
 from hooked_lm.hooks.cache import Cache
 from hooked_lm.hooks.hook import Hook, HookFunction
-from hooked_lm.hooks.module import HookedRootModule, NamesFilter
+from hooked_lm.hooks.module import HookedRootModule
 from hooked_lm.hooks.point import HookPoint, hook_if_listening, is_listening
-from hooked_lm.hooks.select import UnknownSite, site_glob
+from hooked_lm.hooks.select import NamesFilter, UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.wrap import WrappedModule, wrap
 

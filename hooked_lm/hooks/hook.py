@@ -8,6 +8,7 @@ from hooked_lm.hooks import scope
 from hooked_lm.hooks.values import spec_of, takes_hook_keyword, wrong_return
 
 HookFunction = Callable[..., Any]
+"""A hook: `function(value, hook)` that returns the new value, or None to keep the value or what it wrote into it."""
 _clock = itertools.count(1)
 
 

@@ -18,11 +18,10 @@ from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
 from hooked_lm.hooks.properties import Properties
 from hooked_lm.hooks.replaced_points import SiteMetadata, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
-from hooked_lm.hooks.select import PointDict, Site, UnknownSite, select
+from hooked_lm.hooks.select import NamesFilter, PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.values import backward_from
 
-NamesFilter = Site | None
 _ids = itertools.count(1)
 
 

@@ -8,6 +8,8 @@ from typing import Any, SupportsIndex, TypeVar
 
 Point = TypeVar("Point")
 Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
+NamesFilter = Site | None
+"""What `names_filter` takes: a name, a glob, a short name with a layer, a list of these, or a predicate; None: all sites."""
 
 
 class UnknownSite(KeyError):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 SliceInput = SupportsIndex | tuple[int | None, ...] | list[int] | Tensor | np.ndarray | slice | None
+"""What `Slice` takes: an index, which drops the axis; a tuple, which is a range; a list or array of indices; None: everything."""
 
 
 class Slice:

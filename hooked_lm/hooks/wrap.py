@@ -6,11 +6,11 @@ from typing import Any
 from torch import nn
 
 from hooked_lm.hooks.hook_spec import HookList, hook_list, parse_hook
-from hooked_lm.hooks.module import HookedRootModule, NamesFilter
+from hooked_lm.hooks.module import HookedRootModule
 from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, format_path, split_path
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
-from hooked_lm.hooks.select import Site, UnknownSite, select
+from hooked_lm.hooks.select import NamesFilter, Site, UnknownSite, select
 
 
 class WrappedModule(HookedRootModule):

@@ -10,6 +10,7 @@ from hooked_lm.shards.records import remove_leftovers
 from hooked_lm.shards.workers import ENGINES
 
 Part = tuple[int, int]
+"""Every n-th shard from the i-th on: (i, n)."""
 
 
 def carry_out(job: Job, part: Part, n_workers: int, engine: str, progress: bool | None) -> None:

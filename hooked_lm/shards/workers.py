@@ -21,7 +21,8 @@ NOT_STARTED = (
     "from: the call must stand under `if __name__ == '__main__':` there. Or compute in this process, with n_workers=1"
 )
 
-Part = list[int] | tuple[int, int]  # shards, or the first of a stream and the step to the next
+Part = list[int] | tuple[int, int]
+"""The shards of one process: their numbers, or of a stream the first one and the step to the next."""
 
 _work: tuple[Job, Event] | None = None  # of a worker process; the event is set after an error in any of them
 

@@ -29,6 +29,7 @@ else:
     go = later("plotly.graph_objects", "viz")
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
 CIRCUIT, COMPLEMENT = "circuit", "complement"
 Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 

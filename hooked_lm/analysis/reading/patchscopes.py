@@ -39,8 +39,9 @@ Mapping = Callable[[Float[Tensor, "layer d_source"]], Float[Tensor, "layer d_tar
 class Patchscope:
     """The continuations generated with the state of each source layer patched into each target layer.
 
-    `tokens` [source, target, new] are ids, `texts` [source][target] their strings (None without a tokenizer). `unpatched` are
-    the ids of the continuation without patching. If `target_layers` is None, each state was patched into its source layer.
+    `tokens` [source, target, new] are ids. `texts` are their strings, a list for each source layer (None without a tokenizer).
+    `unpatched` are the ids of the continuation without patching. If `target_layers` is None, each state was patched into its
+    source layer.
     """
 
     tokens: Int[Tensor, "source target new"]

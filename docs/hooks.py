@@ -1,0 +1,65 @@
+"""What mkdocs does besides rendering pages: it runs their snippets, puts the outputs below them, and adds the API reference."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import log
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+import api  # noqa: E402
+import snippets  # noqa: E402
+
+OUTPUTS: dict[str, list[str]] = {}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages of the API reference, and plotly's script, which comes with the package plotly."""
+    from plotly.offline import get_plotlyjs
+
+    missing = api.undocumented()
+    if missing:
+        raise PluginError(f"public names without a docstring: {', '.join(missing)}")
+    for module in api.MODULES:
+        files.append(File.generated(config, f"api/{module}.md", content=api.page(module)))
+    files.append(File.generated(config, "assets/plotly.min.js", content=get_plotlyjs()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Runs the snippets of a page and leaves a mark below each one that shows something."""
+    if not snippets.snippets(markdown):
+        return markdown
+    started = time.perf_counter()
+    try:
+        shown = [output.to_html() for output in snippets.run_page(markdown, page.file.src_uri)]
+    except snippets.SnippetError as error:
+        raise PluginError(str(error)) from error
+    log.info(f"ran the {len(shown)} snippets of {page.file.src_uri} in {time.perf_counter() - started:.1f} s")
+    OUTPUTS[page.file.src_uri] = shown
+    numbers = iter(range(len(shown)))
+    return snippets.BLOCK.sub(lambda block: f"{block.group()}\n{mark(next(numbers))}\n\n", markdown)
+
+
+def mark(number: int) -> str:
+    """The place of an output in a page."""
+    return f'<div data-output="{number}"></div>'
+
+
+def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
+    """Puts the outputs into the rendered page, and plotly's script on a page with figures."""
+    shown = OUTPUTS.get(page.file.src_uri, [])
+    for number, output in enumerate(shown):
+        if mark(number) not in html:
+            raise PluginError(f"{page.file.src_uri}: the output of snippet {number + 1} has no place in the page")
+        html = html.replace(mark(number), output)
+    if any("plotly-figure" in output for output in shown):
+        root = "../" * page.url.count("/")
+        html += f'<script src="{root}assets/plotly.min.js"></script>\n<script src="{root}assets/figures.js"></script>'
+    return html
