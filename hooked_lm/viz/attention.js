@@ -1,0 +1,407 @@
+// The attention view: a head picker, a heat map of one head, and the text with where a token looks. No library.
+(() => {
+  const THUMB = 32, LARGEST_CELL = 34, TALLEST = 600, TOP = 8;
+  const MINUS = "\u2212";
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+
+  document.querySelectorAll(".attention:not([data-open])").forEach((root) => {
+    root.dataset.open = "";
+    open(root).catch((error) => {
+      root.querySelector(".opening").textContent = `This view cannot be drawn: ${error.message}`;
+    });
+  });
+
+  async function open(root) {
+    const meta = JSON.parse(root.querySelector(".meta").textContent);
+    const buffer = await unpacked(root.querySelector(".data").textContent.trim());
+    draw(root, meta, meta.bits === 16 ? new Uint16Array(buffer) : new Uint8Array(buffer));
+  }
+
+  // 256 colours between stops [place, "#rrggbb"], as [r, g, b]
+  function palette(stops) {
+    const parts = stops.map(([place, hex]) => [place, [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16))]);
+    return Array.from({ length: 256 }, (_, i) => {
+      const at = i / 255, next = Math.max(1, parts.findIndex(([place]) => place >= at));
+      const [from, first] = parts[next - 1], [to, last] = parts[next];
+      return first.map((c, j) => Math.round(c + ((last[j] - c) * (at - from)) / (to - from)));
+    });
+  }
+
+  function element(name, attributes = {}, ...children) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  }
+
+  function draw(root, meta, data) {
+    const $ = (css) => root.querySelector(css);
+    const { queries, heads, causal, low, step } = meta;
+    const crossed = meta.keys !== null, keys = crossed ? meta.keys : queries;
+    const nq = queries.length, nk = keys.length, missing = 2 ** meta.bits - 1, signed = low < 0;
+    const size = causal ? (nq * (nq + 1)) / 2 : nq * nk;
+    const decimals = meta.bits === 16 ? 3 : 2;
+    const state = { head: 0, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0 };
+    let colours, geometry = null;
+
+    const code = (h, q, k) => (causal ? data[h * size + (q * (q + 1)) / 2 + k] : data[h * size + q * nk + k]);
+    // NaN: missing. Cells above the diagonal of a causal head are zero.
+    function value(h, q, k) {
+      if (causal && k > q) return 0;
+      const c = code(h, q, k);
+      return c === missing ? NaN : low + c * step;
+    }
+    const shown = (h, q, k) => (state.hide && k === 0 ? 0 : value(h, q, k));
+    const number = (v) => (Number.isNaN(v) ? "no value" : v.toFixed(decimals).replace(/^-(0\.?0*)$/, "$1").replace("-", MINUS));
+    const named = (tokens, i) => `${tokens[i]} (${i})`;
+
+    function limit() {
+      if (!state.stretch) return Math.max(low + step * (missing - 1), -low);
+      let most = 0;
+      for (let q = 0; q < nq; q++) for (let k = state.hide ? 1 : 0; k < (causal ? q + 1 : nk); k++) {
+        const v = Math.abs(value(state.head, q, k));
+        if (v > most) most = v;
+      }
+      return most || 1;
+    }
+    function shade(v, most) {
+      const t = signed ? (v / most + 1) / 2 : v / most;
+      return colours[Math.max(0, Math.min(255, Math.round(255 * t)))];
+    }
+    const css = (rgb) => `rgb(${rgb.join(",")})`;
+    const ink = (rgb) => (rgb[0] * 0.3 + rgb[1] * 0.59 + rgb[2] * 0.11 > 140 ? "#10151d" : "#ffffff");
+
+    // ---- the head picker ----
+    const radios = [];
+    function buildPicker() {
+      const rows = new Map();
+      heads.forEach((head, h) => {
+        if (!rows.has(head.layer)) rows.set(head.layer, []);
+        rows.get(head.layer).push(h);
+      });
+      const layers = [...rows.keys()].sort((a, b) => b - a);
+      state.rows = layers.map((layer) => rows.get(layer).sort((a, b) => heads[a].head - heads[b].head));
+      state.rows.forEach((row, i) => {
+        const line = element("div", { class: "layer" });
+        if (layers[i] !== null) line.append(element("span", { class: "layer-name" }, `L${layers[i]}`));
+        for (const h of row) {
+          const canvas = element("canvas", { "aria-hidden": "true" });
+          const radio = element("button", { type: "button", role: "radio", "aria-label": heads[h].label, title: heads[h].label });
+          radio.append(canvas, element("span", {}, `H${heads[h].head}`));
+          radio.addEventListener("click", () => pick(h));
+          radios[h] = radio;
+          line.append(radio);
+        }
+        $(".heads").append(line);
+      });
+      $(".heads").addEventListener("keydown", (event) => {
+        const row = state.rows.findIndex((some) => some.includes(state.head)), column = state.rows[row].indexOf(state.head);
+        const moves = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+        const move = moves[event.key];
+        if (!move) return;
+        event.preventDefault();
+        const next = state.rows[Math.max(0, Math.min(state.rows.length - 1, row + move[0]))];
+        pick(next[Math.max(0, Math.min(next.length - 1, column + move[1]))], true);
+      });
+    }
+    function thumbnail(h) {
+      const canvas = radios[h].firstChild, wide = Math.min(nk, THUMB), tall = Math.min(nq, THUMB);
+      const most = new Float32Array(wide * tall);
+      for (let q = 0; q < nq; q++) {
+        const line = Math.floor((q * tall) / nq) * wide;
+        for (let k = state.hide ? 1 : 0; k < (causal ? q + 1 : nk); k++) {
+          const v = value(h, q, k), at = line + Math.floor((k * wide) / nk);
+          if (Math.abs(v) > Math.abs(most[at])) most[at] = v;
+        }
+      }
+      canvas.width = wide;
+      canvas.height = tall;
+      paint(canvas.getContext("2d"), wide, tall, (q, k) => most[q * wide + k], Math.max(low + step * (missing - 1), -low));
+    }
+    let round = 0;
+    function thumbnails() {
+      const mine = ++round;
+      (function some(from) {
+        if (mine !== round) return;
+        const until = Math.min(heads.length, from + Math.max(1, Math.floor(2e6 / size)));
+        for (let h = from; h < until; h++) thumbnail(h);
+        if (until < heads.length) requestAnimationFrame(() => some(until));
+        else root.dataset.thumbnails = "done";
+      })(0);
+    }
+    function pick(h, focus = false) {
+      state.head = h;
+      radios.forEach((radio, i) => {
+        radio.setAttribute("aria-checked", i === h);
+        radio.tabIndex = i === h ? 0 : -1;
+      });
+      const box = $(".heads"), row = radios[h].parentElement;
+      if (row.offsetTop < box.scrollTop) box.scrollTop = row.offsetTop;
+      if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight)
+        box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;
+      if (focus) radios[h].focus({ preventScroll: true });
+      $(".name").textContent = heads[h].label;
+      drawMap();
+      drawText();
+    }
+
+    // ---- the heat map ----
+    function paint(context, wide, tall, of, most) {
+      const image = context.createImageData(wide, tall);
+      for (let q = 0, at = 0; q < tall; q++) for (let k = 0; k < wide; k++, at += 4) {
+        const v = of(q, k), rgb = Number.isNaN(v) ? ((q + k) % 2 ? [128, 128, 128] : [170, 170, 170]) : shade(v, most);
+        image.data[at] = rgb[0]; image.data[at + 1] = rgb[1]; image.data[at + 2] = rgb[2]; image.data[at + 3] = 255;
+      }
+      context.putImageData(image, 0, 0);
+    }
+    function drawMap() {
+      const canvas = $("canvas[role=application]"), context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+      const style = getComputedStyle(root), width = Math.floor($(".frame").clientWidth);
+      context.font = `12px ${style.fontFamily}`;
+      const longest = (tokens) => Math.min(width < 480 ? 72 : 110, Math.max(...tokens.map((t) => context.measureText(t).width)));
+      const left = Math.ceil(longest(queries)) + 10, top = Math.ceil(longest(keys) * 0.87) + 16;
+      const right = Math.ceil(longest(keys.slice(-4)) * 0.5) + 4;
+      let across = Math.min(LARGEST_CELL, (width - left - right) / nk), down = Math.min(LARGEST_CELL, TALLEST / nq);
+      if (!crossed) across = down = Math.min(across, down);
+      geometry = { left, top, across, down };
+      const height = Math.ceil(top + down * nq + 2);
+      canvas.width = width * ratio;
+      canvas.height = height * ratio;
+      canvas.style.height = `${height}px`;
+      context.scale(ratio, ratio);
+      const most = limit(), h = state.head;
+      const small = element("canvas");
+      small.width = nk;
+      small.height = nq;
+      paint(small.getContext("2d"), nk, nq, (q, k) => shown(h, q, k), most);
+      context.imageSmoothingEnabled = false;
+      context.drawImage(small, left, top, across * nk, down * nq);
+      if (Math.min(across, down) > 8) hatchAndGrid(context, style, h);
+      context.strokeStyle = style.getPropertyValue("--line");
+      context.strokeRect(left - 0.5, top - 0.5, across * nk + 1, down * nq + 1);
+      labels(context, style);
+      $(".low").textContent = signed ? number(-most) : number(0);
+      $(".high").textContent = number(most);
+      $(".ramp").style.background = `linear-gradient(to right, ${[0, 64, 128, 191, 255].map((i) => css(colours[i])).join(",")})`;
+      mark(context, style);
+      read();
+    }
+    function hatchAndGrid(context, style, h) {
+      const { left, top, across, down } = geometry;
+      context.strokeStyle = style.getPropertyValue("--line");
+      context.lineWidth = 1;
+      context.beginPath();
+      for (let k = 1; k < nk; k++) { context.moveTo(left + k * across, top); context.lineTo(left + k * across, top + nq * down); }
+      for (let q = 1; q < nq; q++) { context.moveTo(left, top + q * down); context.lineTo(left + nk * across, top + q * down); }
+      context.stroke();
+      context.strokeStyle = "#404040";
+      for (let q = 0; q < nq; q++) for (let k = 0; k < nk; k++) if (Number.isNaN(shown(h, q, k))) {
+        context.beginPath();
+        context.moveTo(left + k * across, top + (q + 1) * down);
+        context.lineTo(left + (k + 1) * across, top + q * down);
+        context.stroke();
+      }
+    }
+    function labels(context, style) {
+      const { left, top, across, down } = geometry;
+      const cut = (text, most) => {
+        if (context.measureText(text).width <= most) return text;
+        let some = text;
+        while (some && context.measureText(`${some}\u2026`).width > most) some = some.slice(0, -1);
+        return `${some}\u2026`;
+      };
+      context.font = `12px ${style.fontFamily}`;
+      context.textBaseline = "middle";
+      const every = (cell) => Math.ceil(13 / cell);
+      const row = state.q, column = state.k;
+      context.textAlign = "right";
+      for (let q = 0; q < nq; q += every(down)) {
+        context.fillStyle = style.getPropertyValue(q === row ? "--ink" : "--faint");
+        context.fillText(cut(queries[q], left - 8), left - 6, top + (q + 0.5) * down);
+      }
+      context.textAlign = "left";
+      for (let k = 0; k < nk; k += every(across)) {
+        context.save();
+        context.translate(left + (k + 0.5) * across, top - 6);
+        context.rotate(-Math.PI / 3);
+        context.fillStyle = style.getPropertyValue(k === column ? "--ink" : "--faint");
+        context.fillText(cut(keys[k], (top - 12) / 0.87), 0, 0);
+        context.restore();
+      }
+    }
+    function mark(context, style) {
+      const { left, top, across, down } = geometry;
+      context.strokeStyle = style.getPropertyValue("--marker");
+      context.lineWidth = 2;
+      context.strokeRect(left + state.k * across, top + state.q * down, Math.max(3, across), Math.max(3, down));
+    }
+    function sentence(q, k) {
+      const v = value(state.head, q, k), hidden = state.hide && k === 0 ? " (hidden)" : "";
+      const out = meta.kept !== null && v === 0 && !(causal && k > q) ? " or left out" : "";
+      return `${named(queries, q)} \u2192 ${named(keys, k)}: ${number(v)}${out}${hidden}`;
+    }
+    function read() {
+      $(".reading").textContent = `${heads[state.head].label}: ${sentence(state.q, state.k)}`;
+    }
+    function cellAt(event) {
+      const box = $("canvas[role=application]").getBoundingClientRect(), { left, top, across, down } = geometry;
+      const k = Math.floor((event.clientX - box.left - left) / across), q = Math.floor((event.clientY - box.top - top) / down);
+      return q >= 0 && q < nq && k >= 0 && k < nk ? [q, k] : null;
+    }
+    function listenToMap() {
+      const canvas = $("canvas[role=application]"), tip = $(".tip");
+      canvas.addEventListener("pointermove", (event) => {
+        const cell = cellAt(event);
+        tip.hidden = cell === null;
+        if (cell === null) return;
+        [state.q, state.k] = cell;
+        tip.textContent = sentence(...cell);
+        const box = $(".frame").getBoundingClientRect();
+        const x = Math.min(event.clientX - box.left + 14, box.width - tip.offsetWidth - 4);
+        tip.style.transform = `translate(${Math.max(0, x)}px, ${event.clientY - box.top + 16}px)`;
+        drawMap();
+      });
+      canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+      canvas.addEventListener("click", (event) => {
+        const cell = cellAt(event);
+        if (cell) { state.held = true; select("query", cell[0]); }
+      });
+      canvas.addEventListener("keydown", (event) => {
+        const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
+        if (!move) return;
+        event.preventDefault();
+        state.q = Math.max(0, Math.min(nq - 1, state.q + move[0]));
+        state.k = Math.max(0, Math.min(nk - 1, state.k + move[1]));
+        drawMap();
+      });
+    }
+
+    // ---- the text ----
+    const spans = { query: [], key: [] };
+    function buildText() {
+      const sides = crossed ? [["query", queries, "Queries"], ["key", keys, "Keys"]] : [["query", queries, "Text"]];
+      for (const [side, tokens, title] of sides) {
+        const box = element("div", { class: "text", role: "listbox", "aria-label": `${title}: choose a token` });
+        tokens.forEach((token, i) => {
+          const span = element("span", { role: "option", "data-i": i }, token);
+          span.addEventListener("pointerenter", () => { if (!state.held) select(side, i); });
+          span.addEventListener("click", () => { state.held = !(state.held && state.token === i && state.side === side); select(side, i); });
+          span.addEventListener("focus", () => { if (state.token !== i || state.side !== side) select(side, i); });
+          spans[side].push(span);
+          box.append(span);
+          if (token.endsWith("\u21b5")) box.append(element("br"));
+        });
+        box.addEventListener("keydown", (event) => {
+          const move = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -tokens.length, End: tokens.length }[event.key];
+          if (event.key === "Escape") { state.held = false; drawText(); }
+          if (!move) return;
+          event.preventDefault();
+          const from = state.side === side ? state.token : 0;
+          spans[side][Math.max(0, Math.min(tokens.length - 1, from + move))].focus();
+        });
+        $(".texts").append(element("h2", {}, title), box);
+      }
+      if (!crossed) spans.key = spans.query;
+    }
+    function select(side, i) {
+      state.side = side;
+      state.token = i;
+      if (side === "query" || !crossed) state.q = i;
+      else state.k = i;
+      drawText();
+      drawMap();
+    }
+    function drawText() {
+      const { head: h, token: i, side } = state, most = limit(), plain = css(colours[signed ? 128 : 0]);
+      const all = new Set([...spans.query, ...spans.key]);
+      for (const span of all) {
+        span.style.background = "";
+        span.style.color = "";
+        span.style.boxShadow = "";
+        span.tabIndex = -1;
+        span.setAttribute("aria-selected", "false");
+        span.classList.remove("held");
+      }
+      const looks = !crossed || side === "query", seen = !crossed || side === "key";
+      if (looks) for (let k = 0; k < nk; k++) {
+        const v = shown(h, i, k), rgb = Number.isNaN(v) ? [150, 150, 150] : shade(v, most);
+        if (Number.isNaN(v) || Math.abs(v) > most * 0.01) {
+          spans.key[k].style.background = css(rgb);
+          spans.key[k].style.color = ink(rgb);
+        }
+      }
+      if (seen) for (let q = 0; q < nq; q++) {
+        const v = Math.abs(shown(h, q, i));
+        if (v > most * 0.01) spans.query[q].style.boxShadow = `inset 0 -${Math.round(1 + 4 * Math.min(1, v / most))}px var(--down)`;
+      }
+      const own = spans[side][i];
+      own.setAttribute("aria-selected", "true");
+      own.classList.toggle("held", state.held);
+      own.tabIndex = 0;
+      if (crossed) spans[side === "query" ? "key" : "query"][0].tabIndex = 0;
+      const tokens = side === "query" ? queries : keys;
+      $(".looks").textContent = looks ? `${named(tokens, i)} looks at` : "";
+      $(".seen").textContent = seen ? `${named(tokens, i)} is looked at by` : "";
+      list($(".forward"), looks, keys, nk, (k) => shown(h, i, k), most);
+      list($(".backward"), seen, queries, nq, (q) => shown(h, q, i), most);
+    }
+    function list(box, wanted, tokens, n, of, most) {
+      box.replaceChildren();
+      box.parentElement.hidden = !wanted;
+      if (!wanted) return;
+      const found = [];
+      let absent = 0;
+      for (let i = 0; i < n; i++) {
+        const v = of(i);
+        if (Number.isNaN(v)) absent++;
+        else if (Math.abs(v) >= step / 2) found.push([Math.abs(v), i, v]);
+      }
+      found.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+      for (const [strength, i, v] of found.slice(0, TOP)) {
+        const bar = element("span", { class: "bar" });
+        bar.style.width = `${Math.min(100, (100 * strength) / most)}%`;
+        const label = element("span", { class: "token" }, tokens[i], element("small", {}, ` ${i}`));
+        box.append(element("li", {}, label, element("span", { class: "track" }, bar), element("b", {}, number(v))));
+      }
+      if (!found.length) box.append(element("li", { class: "none" }, "nothing above zero"));
+      const more = found.length - TOP;
+      if (more > 0) box.append(element("li", { class: "none" }, `and ${more} more`));
+      if (absent) box.append(element("li", { class: "none" }, `${absent} without a value`));
+    }
+
+    // ---- all together ----
+    function recolour() {
+      colours = palette(meta.scales[dark.matches ? "dark" : "light"]);
+      drawMap();
+      drawText();
+      thumbnails();
+    }
+    $(".opening").remove();
+    root.querySelectorAll("[hidden]:not(.tip)").forEach((part) => { part.hidden = false; });
+    root.classList.toggle("single", heads.length === 1);
+    $(".first").textContent = keys[0];
+    $(".stretch").checked = state.stretch;
+    $(".stretch").addEventListener("change", (event) => { state.stretch = event.target.checked; drawMap(); drawText(); });
+    $(".hide-first").addEventListener("change", (event) => { state.hide = event.target.checked; recolour(); });
+    const gaps = countMissing();
+    const notes = [...meta.notes, ...(gaps ? [`${gaps} cells have no value (NaN or infinite); they are grey.`] : [])];
+    $(".notes").textContent = ["Rows are queries, columns keys.", ...notes].join(" ");
+    function countMissing() {
+      let n = 0;
+      for (let i = 0; i < data.length; i++) if (data[i] === missing) n++;
+      return n;
+    }
+    colours = palette(meta.scales[dark.matches ? "dark" : "light"]);
+    buildPicker();
+    buildText();
+    listenToMap();
+    pick(0);
+    thumbnails();
+    dark.addEventListener("change", recolour);
+    let width = $(".frame").clientWidth;
+    new ResizeObserver(() => {
+      if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; drawMap(); }
+    }).observe($(".frame"));
+    root.dataset.ready = "";
+  }
+})();

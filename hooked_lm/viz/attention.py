@@ -1,0 +1,176 @@
+"""Attention patterns in a page: a head picker, a heat map, and the text with where each token looks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeAlias
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.viz.attention_data import Packed, pack
+from hooked_lm.viz.plots import visible
+from hooked_lm.viz.theme import DARK_DIVERGING, DARK_SEQUENTIAL, DIVERGING, SEQUENTIAL
+from hooked_lm.viz.view import View, as_json
+
+Layer: TypeAlias = Float[Tensor, "head query_pos key_pos"]
+Heads: TypeAlias = str | int | Sequence[str | int]
+Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
+
+HERE = Path(__file__)
+LONGEST = 40
+
+
+def attention(
+    pattern: Layer | Sequence[Layer] | Mapping[int, Layer],
+    tokens: Sequence[str],
+    key_tokens: Sequence[str] | None = None,
+    *,
+    heads: Heads | None = None,
+    title: str = "Attention",
+    max_bytes: int = 4_000_000,
+) -> View:
+    """A view of attention: choose a head among thumbnails; hover over a token to see where it looks and who looks at it.
+
+    In the page arrow keys move through heads (layer 0 is at the bottom), cells and tokens; a click on a token holds it. The
+    first token, which often takes most of the attention, can be hidden. Values are shown as they are, whether or not rows
+    sum to one; NaN and infinite ones are missing. Attention scores work, too.
+
+    Args:
+        pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer.
+        tokens: one for each query, as strings.
+        key_tokens: one for each key, where they differ from the queries, as in cross-attention.
+        heads: show these alone, the first of them at first: labels such as "L1H7", or indices in a single layer.
+        max_bytes: the most text that the values may take in the page. Up to 500,000 values have 16 bits, more have 8. Of values
+            that do not fit the largest of each query are kept; the page says how many, and their share of the whole.
+
+    Raises ValueError for other shapes, tokens that do not fit, heads that do not exist, and more values than fit.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> prompt = "When Mary and John went to the store, John gave a drink to"
+    >>> _, cache = model.run_with_cache(prompt)
+    >>> one_layer = attention(cache["pattern", 1][0], model.to_str_tokens(prompt))
+    >>> every = {layer: cache["pattern", layer][0] for layer in range(model.cfg.n_layers)}
+    >>> view = attention(every, model.to_str_tokens(prompt), heads=["L1H7", "L2H0"])
+    """
+    layers = _layers(pattern)
+    places = _chosen(layers, heads)
+    n_queries, n_keys = next(iter(layers.values())).shape[1:]
+    _check_tokens(tokens, n_queries, "tokens", "queries")
+    if key_tokens is None and n_queries != n_keys:
+        raise ValueError(f"there are {n_queries} queries and {n_keys} keys: give key_tokens, one for each key")
+    if key_tokens is not None:
+        _check_tokens(key_tokens, n_keys, "key_tokens", "keys")
+    packed = pack([layers[layer][head] for layer, head in places], max_bytes)
+    meta = {
+        "queries": [visible(str(token), LONGEST) for token in tokens],
+        "keys": None if key_tokens is None else [visible(str(token), LONGEST) for token in key_tokens],
+        "heads": [{"layer": layer, "head": head, "label": _label(layer, head)} for layer, head in places],
+        "scales": _scales(signed=packed.low < 0),
+        "notes": _notes(packed, n_keys),
+        **{name: value for name, value in asdict(packed).items() if name != "data"},
+    }
+    body = BODY.format(meta=as_json(meta), data=packed.data)
+    style, script = (HERE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
+    about = f"{len(places)} head{'s' * (len(places) != 1)}, {n_queries} x {n_keys} tokens"
+    return View(title, body, style=style, script=script, height=1000, text=about)
+
+
+def _layers(pattern: Layer | Sequence[Layer] | Mapping[int, Layer]) -> dict[int | None, Layer]:
+    if isinstance(pattern, Tensor):
+        layers: dict[int | None, Layer] = {None: pattern}
+    else:
+        layers = dict(pattern.items() if isinstance(pattern, Mapping) else enumerate(pattern))
+    if not layers:
+        raise ValueError("there is no layer: give at least one")
+    for layer, weights in layers.items():
+        where = "the pattern" if layer is None else f"the pattern of layer {layer}"
+        if weights.ndim != 3:
+            raise ValueError(
+                f"{where} is {list(weights.shape)}, not [head, query_pos, key_pos]: take one prompt of a batch, pattern[0]; "
+                "several layers are a list or a dict by layer"
+            )
+        if not weights.numel():
+            raise ValueError(f"{where} is empty: {list(weights.shape)}")
+    shapes = {tuple(weights.shape[1:]) for weights in layers.values()}
+    if len(shapes) > 1:
+        raise ValueError(f"all layers must have the same queries and keys, these have {sorted(shapes)}")
+    return layers
+
+
+def _chosen(layers: Mapping[int | None, Layer], heads: Heads | None) -> list[Place]:
+    """The heads to show, in order. Raises ValueError for those that do not exist."""
+    every = [(layer, head) for layer, weights in layers.items() for head in range(len(weights))]
+    if heads is None:
+        return every
+    labels = {_label(*place): place for place in every}
+    if len(layers) == 1:
+        labels |= {str(head): (layer, head) for layer, head in every}
+        labels |= {f"H{head}": (layer, head) for layer, head in every}
+    wanted = [str(head) for head in ([heads] if isinstance(heads, str | int) else heads)]
+    if not wanted:
+        raise ValueError("heads is empty: give some, or None for all")
+    if unknown := [head for head in wanted if head not in labels]:
+        raise ValueError(f"there is no head {unknown[0]}: there are {_label(*every[0])} to {_label(*every[-1])}")
+    places = [labels[head] for head in wanted]
+    if len(set(places)) < len(places):
+        raise ValueError(f"a head is given twice in {wanted}")
+    return places
+
+
+def _label(layer: int | None, head: int) -> str:
+    return f"H{head}" if layer is None else f"L{layer}H{head}"
+
+
+def _check_tokens(tokens: Sequence[str], expected: int, name: str, what: str) -> None:
+    if isinstance(tokens, str):
+        raise ValueError(f"{name} is one text: give a list, a string for each of the {expected} {what}")
+    if len(tokens) != expected:
+        raise ValueError(f"{len(tokens)} {name} for {expected} {what}")
+
+
+def _scales(signed: bool) -> dict[str, list[tuple[float, str]]]:
+    light, dark = (DIVERGING, DARK_DIVERGING) if signed else (SEQUENTIAL, DARK_SEQUENTIAL)
+    return {"light": light, "dark": [(place, colour) for (place, _), colour in zip(light, dark, strict=True)]}
+
+
+def _notes(packed: Packed, n_keys: int) -> list[str]:
+    """What the page says of its numbers."""
+    notes = []
+    if packed.bits == 8:
+        step = "1/254" if abs(packed.step * 254 - 1) < 1e-9 else f"{packed.step:.2g}"
+        notes.append(f"Values are rounded to {step}.")
+    if packed.kept is not None:
+        notes.append(
+            f"Of the {n_keys} keys of each query the {packed.kept} with the largest values are kept, so that the page stays "
+            f"small. They have {packed.coverage:.0%} of the whole; the rest is drawn as zero."
+        )
+    return notes
+
+
+BODY = """<div class="attention">
+<script type="application/json" class="meta">{meta}</script>
+<script type="text/plain" class="data">{data}</script>
+<p class="opening" role="status">Opening&hellip;</p>
+<div class="panes" hidden>
+<div class="picker"><h2>Heads</h2><div class="heads" role="radiogroup" aria-label="Heads"></div></div>
+<div class="chosen">
+<h2><span class="name"></span></h2>
+<div class="options">
+<label><input type="checkbox" class="hide-first"> Hide the first key, <span class="first"></span></label>
+<label><input type="checkbox" class="stretch"> Stretch colours to this head</label>
+</div>
+<div class="frame"><canvas tabindex="0" role="application" aria-label="Heat map; arrow keys move"></canvas>
+<div class="tip" hidden></div></div>
+<p class="reading" aria-live="polite"></p>
+<div class="legend"><span class="low"></span><span class="ramp"></span><span class="high"></span></div>
+</div>
+</div>
+<div class="texts" hidden></div>
+<div class="lists" hidden>
+<section><h2 class="looks"></h2><ol class="forward"></ol></section>
+<section><h2 class="seen"></h2><ol class="backward"></ol></section>
+</div>
+<p class="notes"></p>
+</div>"""

@@ -1,0 +1,146 @@
+"""The attention view: heads by mouse and by keyboard, and the numbers of tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer
+from hooked_lm.viz.attention import attention
+from tests.browser.conftest import PHONE, WIDE, Browser
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+MINUS = "\N{MINUS SIGN}"
+
+
+@pytest.fixture(scope="module")
+def run() -> tuple[list[str], list[torch.Tensor]]:
+    model = HookedTransformer.from_pretrained("demo")
+    _, cache = model.run_with_cache(PROMPT)
+    return model.to_str_tokens(PROMPT), [cache["pattern", layer][0] for layer in range(model.cfg.n_layers)]
+
+
+def opened(browser: Browser, view: Any, **how: Any) -> Browser:
+    browser.open(view.to_html(), **how).wait(".attention[data-ready]")
+    return browser
+
+
+def listed(browser: Browser, kind: str) -> list[tuple[int, str]]:
+    """The positions and numbers of a list."""
+    items = browser.all(f"ol.{kind} li:not(.none)")
+    return [(int(item.find_element("css selector", "small").text), item.find_element("css selector", "b").text) for item in items]
+
+
+def largest(weights: torch.Tensor) -> list[tuple[int, str]]:
+    best = weights.argsort(descending=True)[:8].tolist()
+    return [(i, f"{weights[i]:.3f}") for i in best if weights[i] >= 5e-4]
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme", "size"), [("light", "light", WIDE), ("dark", "dark", WIDE), ("phone", "dark", PHONE)]
+)
+def test_the_view_opens(browser: Browser, run: Any, name: str, scheme: str, size: tuple[int, int]) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns, tokens), scheme=scheme, size=size).wait(".attention[data-thumbnails]")
+    assert browser.sideways() == 0
+    browser.all("[role=radio][aria-label=L1H7]")[0].click()
+    browser.screenshot(f"attention-{name}", whole=True)
+
+
+def test_a_token_shows_where_it_looks_and_who_looks_at_it(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns, tokens))
+    browser.find("[role=radio][aria-label=L1H7]").click()
+    token = 10
+    browser.hover(f".text [data-i='{token}']")
+    assert browser.text("h2.looks") == f"·{tokens[token].strip()} ({token}) looks at"
+    assert listed(browser, "forward") == largest(patterns[1][7][token])
+    assert listed(browser, "backward") == largest(patterns[1][7][:, token])
+
+
+def test_heads_cells_and_tokens_are_reached_by_keyboard(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns, tokens))
+    browser.js("document.querySelector('[role=radio][aria-checked=true]').focus()")
+    browser.press("ARROW_UP", "ARROW_RIGHT", "ARROW_RIGHT")  # layer 0 is at the bottom
+    assert browser.text(".name") == "L1H2"
+    assert browser.js("return document.activeElement.getAttribute('aria-label')") == "L1H2"
+    assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    browser.js("document.querySelector('canvas[role=application]').focus()")
+    browser.press("ARROW_UP", "ARROW_RIGHT")
+    q = len(tokens) - 2
+    assert browser.text(".reading").endswith(f": {patterns[1][2][q, 1]:.3f}")
+    browser.js("document.querySelector('.text [aria-selected=true]').focus()")
+    browser.press("HOME", "ARROW_RIGHT")
+    assert browser.text("h2.looks").startswith("When (1)")
+    assert listed(browser, "forward") == largest(patterns[1][2][1])
+
+
+def test_the_heat_map_shows_the_value_under_the_pointer(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns[2], tokens, heads=[3]))
+    browser.hover("canvas[role=application]", 0.2, 0.6)
+    assert browser.text(".name") == "H3"
+    tip = browser.text(".tip")
+    q, k = (int(part.split(")")[0]) for part in tip.split("(")[1:3])
+    assert tip.endswith(f": {patterns[2][3][q, k]:.3f}")
+
+
+def test_the_first_token_can_be_hidden(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns, tokens))
+    browser.find(".hide-first").click()
+    weights = patterns[0][0][-1].clone()
+    weights[0] = 0
+    assert listed(browser, "forward") == largest(weights)
+
+
+def test_what_is_missing_or_no_distribution_is_shown_as_it_is(browser: Browser) -> None:
+    pattern = torch.tensor([[[0.5, torch.nan, 0.9], [2.0, 0.25, 0.0], [0.0, torch.inf, 0.0]]])
+    opened(browser, attention(pattern, ["<b>a</b>", " b\n", "</script>"]))
+    browser.hover(".text [data-i='0']")
+    assert listed(browser, "forward") == [(2, "0.900"), (0, "0.500")]
+    assert browser.text("ol.forward .none") == "1 without a value"
+    assert "2 cells have no value" in browser.text(".notes")
+    assert browser.text(".text [data-i='0']") == "<b>a</b>"
+    browser.screenshot("attention-missing", whole=True)
+
+
+def test_scores_with_negative_values_have_signs(browser: Browser, run: Any) -> None:
+    scores = torch.tensor([[[0.5, -torch.inf], [-1.25, 0.25]]])
+    opened(browser, attention(scores, ["a", "b"]))
+    assert listed(browser, "forward") == [(0, f"{MINUS}1.250"), (1, "0.250")]
+
+
+def test_cross_attention_has_two_texts(browser: Browser) -> None:
+    pattern = torch.rand(2, 2, 4).softmax(-1)
+    opened(browser, attention({5: pattern}, ["un", "deux"], ["one", "two", "three", "four"], heads="L5H1"))
+    browser.hover(".texts .text:nth-of-type(1) [data-i='0']")
+    assert listed(browser, "forward") == largest(pattern[1][0])
+    browser.hover(".texts .text:nth-of-type(2) [data-i='2']")
+    assert listed(browser, "backward") == largest(pattern[1][:, 2])
+    browser.screenshot("attention-cross", whole=True)
+
+
+def test_a_long_text_with_many_heads_is_small_and_opens_soon(browser: Browser) -> None:
+    n = 512
+    rows = torch.arange(1, n + 1)[:, None]
+    mask = torch.ones(n, n).tril().bool()
+    layers = [(2 * torch.randn(16, n, n)).masked_fill(~mask, -torch.inf).softmax(-1).half() for _ in range(24)]
+    view = attention(layers, [f" token{i}" for i in range(n)])
+    page = view.to_html()
+    assert len(page) < 5_000_000
+    assert rows.numel() == n
+    import time
+
+    start = time.perf_counter()
+    opened(browser, view)
+    browser.find(".heads [aria-label=L23H15]").click()
+    assert browser.text(".name") == "L23H15"
+    assert time.perf_counter() - start < 5
+    browser.hover(".text [data-i='500']")
+    for (place, number), weight in zip(listed(browser, "forward"), layers[23][15][500].sort(descending=True).values, strict=False):
+        assert abs(float(number) - weight) < 0.005, place
+    assert "are kept, so that the page stays small" in browser.text(".notes")
+    browser.wait(".attention[data-thumbnails]")
+    browser.screenshot("attention-long", whole=True)
