@@ -4,6 +4,7 @@
 are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s.
 """
 
+from hooked_lm.viz.attention import attention
 from hooked_lm.viz.graphs import curves, layered_graph
 from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.maps import feature_maps
@@ -18,6 +19,7 @@ __all__ = [
     "Section",
     "TokenStrip",
     "View",
+    "attention",
     "attention_patterns",
     "bars",
     "check_writable",

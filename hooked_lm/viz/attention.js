@@ -82,15 +82,16 @@
       const layers = [...rows.keys()].sort((a, b) => b - a);
       state.rows = layers.map((layer) => rows.get(layer).sort((a, b) => heads[a].head - heads[b].head));
       state.rows.forEach((row, i) => {
-        const line = element("div", { class: "layer" });
+        const line = element("div", { class: "layer" }), buttons = element("div");
         if (layers[i] !== null) line.append(element("span", { class: "layer-name" }, `L${layers[i]}`));
+        line.append(buttons);
         for (const h of row) {
           const canvas = element("canvas", { "aria-hidden": "true" });
           const radio = element("button", { type: "button", role: "radio", "aria-label": heads[h].label, title: heads[h].label });
           radio.append(canvas, element("span", {}, `H${heads[h].head}`));
           radio.addEventListener("click", () => pick(h));
           radios[h] = radio;
-          line.append(radio);
+          buttons.append(radio);
         }
         $(".heads").append(line);
       });
@@ -135,7 +136,7 @@
         radio.setAttribute("aria-checked", i === h);
         radio.tabIndex = i === h ? 0 : -1;
       });
-      const box = $(".heads"), row = radios[h].parentElement;
+      const box = $(".heads"), row = radios[h].closest(".layer");
       if (row.offsetTop < box.scrollTop) box.scrollTop = row.offsetTop;
       if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight)
         box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;

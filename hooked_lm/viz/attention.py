@@ -13,7 +13,7 @@ from hooked_lm.viz.plots import visible
 from hooked_lm.viz.theme import DARK_DIVERGING, DARK_SEQUENTIAL, DIVERGING, SEQUENTIAL
 from hooked_lm.viz.view import View, as_json
 
-Layer: TypeAlias = Float[Tensor, "head query_pos key_pos"]
+Layer: TypeAlias = Float[Tensor, "..."]  # [head, query_pos, key_pos], checked in words
 Heads: TypeAlias = str | int | Sequence[str | int]
 Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
 
@@ -28,7 +28,7 @@ def attention(
     *,
     heads: Heads | None = None,
     title: str = "Attention",
-    max_bytes: int = 4_000_000,
+    max_bytes: int = 4_500_000,
 ) -> View:
     """A view of attention: choose a head among thumbnails; hover over a token to see where it looks and who looks at it.
 

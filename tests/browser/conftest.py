@@ -1,5 +1,6 @@
 """Pages in a real browser: `make test-browser`. Each test that opens a page also asserts an empty error console."""
 
+import base64
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -41,16 +42,14 @@ class Browser:
     """A chromium without a window that opens files, in light or dark, as wide as asked."""
 
     def __init__(self, driver: Any, folder: Path) -> None:
-        self.driver, self.folder = driver, folder
+        self.driver, self.folder, self.size = driver, folder, WIDE
 
     def open(self, page: str | Path, scheme: str = "light", size: tuple[int, int] = WIDE) -> "Browser":
         """Opens a file, or HTML text, which is written to a file first. `scheme` is "light" or "dark"."""
         if isinstance(page, str):
             page, text = self.folder / "page.html", page
             page.write_text(text, encoding="utf-8")
-        scale = 2 if size[0] < 600 else 1
-        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": scale, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        self.resize(size)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         self.driver.get(page.resolve().as_uri())
@@ -102,21 +101,19 @@ class Browser:
 
     def screenshot(self, name: str, whole: bool = False) -> Path:
         """Saves what is shown, or the whole page, to build/screenshots/NAME.png."""
-        import base64
-
+        if whole:
+            self.resize((self.size[0], self.js("return document.documentElement.scrollHeight")))
+        found = self.driver.execute_cdp_cmd("Page.captureScreenshot", {})
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-        found = self.driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"captureBeyondViewport": whole, **self._area(whole)}
-        )
         path = SCREENSHOTS / f"{name}.png"
         path.write_bytes(base64.b64decode(found["data"]))
         return path
 
-    def _area(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        width, height = self.js("const e = document.documentElement; return [e.clientWidth, e.scrollHeight]")
-        return {"clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}}
+    def resize(self, size: tuple[int, int]) -> None:
+        """Gives the window a width and a height."""
+        self.size, scale = size, 2 if size[0] < 600 else 1
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": scale, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def complaints(self) -> list[str]:
         """The errors in the console since the last call."""
@@ -139,6 +136,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options, Service(programs["chromedriver"]))
+    driver.set_page_load_timeout(20)
+    driver.set_script_timeout(20)
+    driver.command_executor.client_config.timeout = 30
     yield driver
     driver.quit()
 

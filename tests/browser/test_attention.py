@@ -1,5 +1,6 @@
 """The attention view: heads by mouse and by keyboard, and the numbers of tokens."""
 
+import time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.viz.attention import attention
 from tests.browser.conftest import PHONE, WIDE, Browser
+from tests.close import assert_near
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 MINUS = "\N{MINUS SIGN}"
@@ -28,7 +30,10 @@ def opened(browser: Browser, view: Any, **how: Any) -> Browser:
 def listed(browser: Browser, kind: str) -> list[tuple[int, str]]:
     """The positions and numbers of a list."""
     items = browser.all(f"ol.{kind} li:not(.none)")
-    return [(int(item.find_element("css selector", "small").text), item.find_element("css selector", "b").text) for item in items]
+    return [
+        (int(item.find_element("css selector", "small").text), item.find_element("css selector", "b").text)
+        for item in items
+    ]
 
 
 def largest(weights: torch.Tensor) -> list[tuple[int, str]]:
@@ -124,23 +129,23 @@ def test_cross_attention_has_two_texts(browser: Browser) -> None:
 
 def test_a_long_text_with_many_heads_is_small_and_opens_soon(browser: Browser) -> None:
     n = 512
-    rows = torch.arange(1, n + 1)[:, None]
     mask = torch.ones(n, n).tril().bool()
-    layers = [(2 * torch.randn(16, n, n)).masked_fill(~mask, -torch.inf).softmax(-1).half() for _ in range(24)]
-    view = attention(layers, [f" token{i}" for i in range(n)])
-    page = view.to_html()
+    layer = (2 * torch.randn(16, n, n)).masked_fill(~mask, -torch.inf).softmax(-1).half()
+    page = attention([layer] * 24, [f" token{i}" for i in range(n)]).to_html()
     assert len(page) < 5_000_000
-    assert rows.numel() == n
-    import time
-
     start = time.perf_counter()
-    opened(browser, view)
+    browser.open(page).wait(".attention[data-ready]")
     browser.find(".heads [aria-label=L23H15]").click()
     assert browser.text(".name") == "L23H15"
     assert time.perf_counter() - start < 5
     browser.hover(".text [data-i='500']")
-    for (place, number), weight in zip(listed(browser, "forward"), layers[23][15][500].sort(descending=True).values, strict=False):
-        assert abs(float(number) - weight) < 0.005, place
+    numbers, weights = listed(browser, "forward"), layer[15][500].sort(descending=True).values
+    assert_near(
+        torch.tensor([float(number) for _, number in numbers]),
+        weights[: len(numbers)].float(),
+        0.05,
+        "numbers of two digits",
+    )
     assert "are kept, so that the page stays small" in browser.text(".notes")
     browser.wait(".attention[data-thumbnails]")
     browser.screenshot("attention-long", whole=True)
