@@ -73,6 +73,18 @@ bench: $(READY)  ## time against Hugging Face and TransformerLens
 bench-gpu: $(READY)  ## time on a GPU, with random weights in real shapes
 	$(PY) -m tests.benchmarks.gpu
 
+dist:  ## build the wheel and the sdist, and run each in an empty environment (minutes)
+	rm -rf dist build/dist
+	$(PYTHON) -m venv build/dist/builder
+	build/dist/builder/bin/python -m pip install --quiet -c constraints.txt hatchling
+	build/dist/builder/bin/python -m hatchling build
+	for file in dist/*.whl dist/*.tar.gz; do \
+		env=build/dist/$$(basename $$file) && \
+		$(PYTHON) -m venv $$env && \
+		$$env/bin/python -m pip install --quiet -c constraints.txt $$file && \
+		$$env/bin/python tests/installed.py || exit 1; \
+	done
+
 docs: $(READY)  ## build the documentation into site/
 	$(PY) -m tests.families.measure
 	$(PY) docs/generate.py
@@ -85,4 +97,4 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all test-browser test-processors clients check format bench bench-gpu docs demo-model clean
+.PHONY: help venv demo test test-all test-browser test-processors clients check format bench bench-gpu dist docs demo-model clean

@@ -6,6 +6,7 @@
 package costs little more than importing torch.
 """
 
+import logging
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,8 @@ _HOMES = {
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging
 
 __version__ = version("hooked-lm")
 __all__ = [*_HOMES, *_MODULES, "__version__"]

@@ -1,0 +1,137 @@
+"""What users of Python packages expect: types, quiet, seeds, files of the repository that tools read."""
+
+import ast
+import logging
+import re
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hooked_lm"
+SCRIPT = ROOT / "tests" / "typing" / "script.py"
+PRINTS = {  # printing is what they are for
+    "__main__.py": "the command line",
+    "cli/shared.py": "the command line",
+    "utils.py": "test_prompt",
+    "viz/view.py": "View.show, where there is no browser",
+}
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_script_of_a_user_runs(tmp_path: Path) -> None:
+    spec = spec_from_file_location("script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert "(1, 8," in script.main(tmp_path)
+
+
+@pytest.mark.slow
+def test_mypy_accepts_the_script_of_a_user_strictly(tmp_path: Path) -> None:
+    assert (PACKAGE / "py.typed").is_file()
+    config = tmp_path / "mypy.ini"
+    config.write_text(
+        "[mypy]\nstrict = True\nfollow_imports = silent\n"
+        f"mypy_path = {ROOT}\n"
+        "[mypy-transformers.*,plotly.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", tmp_path / "cache", SCRIPT]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+# ---- quiet -----------------------------------------------------------------------------------------------------------
+
+
+def printing(package: Path) -> list[str]:
+    """The files that call `print`, outside of `compat`, which has the functions of another library."""
+    return [
+        str(file.relative_to(package))
+        for file in sorted(package.rglob("*.py"))
+        if "compat" not in file.parts
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def test_the_library_prints_nothing() -> None:
+    assert set(printing(PACKAGE)) - PRINTS.keys() == set()
+
+
+def test_a_print_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    print(1)\n")
+    assert printing(tmp_path) == ["a.py"]
+
+
+def test_logging_is_silent_by_default() -> None:
+    """Nothing reaches stderr by logging's handler of last resort; a program that configures logging sees it."""
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("hooked_lm").handlers)
+    for file in PACKAGE.rglob("*.py"):
+        for name in re.findall(r"getLogger\((.*?)\)", file.read_text(encoding="utf-8")):
+            assert name in ("__name__", '"hooked_lm"'), f"{file}: {name}"
+
+
+# ---- chance ----------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_decide_and_the_global_seed_is_respected() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+
+    def drawn(**options: object) -> object:
+        return model.generate("Mary went to", max_new_tokens=12, verbose=False, **options)
+
+    torch.manual_seed(1)
+    first, second = drawn(), drawn()
+    torch.manual_seed(1)
+    assert drawn() == first
+    assert second != first
+    state = torch.random.get_rng_state()
+    assert drawn(seed=5) == drawn(seed=5)
+    assert torch.equal(torch.random.get_rng_state(), state), "a seed of its own leaves the global generator alone"
+
+
+DRAWS = {"randn", "rand", "randint", "randperm", "multinomial", "normal_", "uniform_", "bernoulli_"}
+GLOBAL = {"pretrained.py"}  # sample_datapoint, as its docstring says
+
+
+def test_whatever_draws_has_a_generator() -> None:
+    """So that a seed of a function decides, and drawing does not change what others draw."""
+    found = [
+        f"{file.relative_to(PACKAGE)}:{node.lineno}"
+        for file in sorted(PACKAGE.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in DRAWS
+        if not any(keyword.arg == "generator" for keyword in node.keywords)
+        if not (isinstance(node.func.value, ast.Name) and node.func.value.id in ("random", "rng"))
+    ]
+    assert [place for place in found if place.split(":")[0] not in GLOBAL] == []
+
+
+# ---- files of the repository -----------------------------------------------------------------------------------------
+
+
+def test_the_citation_has_the_version_of_the_project() -> None:
+    version = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert re.findall(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.M) == version
+
+
+@pytest.mark.parametrize("name", ["tests.yml", "docs.yml"])
+def test_workflows_run_targets_of_the_makefile_with_pinned_actions(name: str) -> None:
+    workflow = (ROOT / ".github" / "workflows" / name).read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    called = re.findall(r"\bmake ([a-z-]+)", workflow)
+    assert called
+    assert set(called) <= targets
+    actions = re.findall(r"uses: *(\S+)", workflow)
+    assert actions
+    assert all(re.fullmatch(r"[\w./-]+@v\d+(\.\d+)*|[\w./-]+@[0-9a-f]{40}", action) for action in actions)
