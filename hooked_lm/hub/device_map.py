@@ -7,7 +7,7 @@ and the model's device computes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -57,25 +57,64 @@ def placement(
     """The request that these arguments of `from_pretrained` make; None if they name one device or none."""
     if device_map == "disk":
         device_map = {"": "disk"}
-    if isinstance(device_map, Mapping) and len({*device_map.values()}) == 1 and "disk" not in device_map.values():
-        device_map = next(iter(device_map.values()))
+    if isinstance(device_map, Mapping) and [*device_map] == [""] and device_map[""] != "disk":
+        device_map = device_map[""]
     if n_devices != 1:
         if device_map is not None:
             raise ValueError(f"give n_devices={n_devices} or device_map, not both")
-        if not 1 <= n_devices <= torch.cuda.device_count():
+        if n_devices < 1:
+            raise ValueError(f"n_devices must be at least 1, got {n_devices}")
+        if n_devices > torch.cuda.device_count():
             raise ValueError(f"n_devices={n_devices}, and there are {torch.cuda.device_count()} CUDA devices")
         device_map = "balanced"
         max_memory = max_memory or {i: torch.cuda.mem_get_info(i)[0] for i in range(n_devices)}
     if not (isinstance(device_map, Mapping) or device_map in STRATEGIES):
         if max_memory is not None:
             raise ValueError(f"max_memory is for device_map='auto' and the like, not for device_map={device_map!r}")
+        if device_map is not None:
+            _check_map(device_map)
         return None
     if device is not None or not move_to_device:
         given = f"device={device!r}" if device is not None else "move_to_device=False"
         raise ValueError(f"device_map={device_map!r} says where the model goes; leave out {given}")
     if max_memory is not None and isinstance(device_map, Mapping):
         raise ValueError("max_memory is for device_map='auto' and the like, not for a dict")
+    _check_map(device_map)
     return Placement(device_map, max_memory)
+
+
+def _check_map(device_map: object) -> None:
+    """Raises TypeError or ValueError for what is no device map, and for devices that torch does not have here."""
+    if isinstance(device_map, str) and device_map in STRATEGIES:
+        return
+    if not isinstance(device_map, (str, int, torch.device, Mapping)) or isinstance(device_map, bool):
+        raise TypeError(
+            f"device_map must be one of {', '.join(map(repr, STRATEGIES))}, a device, or a dict of devices by module, got "
+            f"{device_map!r}"
+        )
+    if isinstance(device_map, Mapping):
+        if not device_map:
+            raise ValueError("device_map is an empty dict: name a device for '', which is everything, or leave it out")
+        for name, device in device_map.items():
+            _check_device(device, f"device_map[{name!r}]")
+    elif _check_device(device_map, "device_map") == "meta":
+        raise ValueError(f"device_map={device_map!r}: weights have no values there, and the model could not run")
+
+
+def _check_device(device: object, where: str) -> str:
+    """The type of a device. Raises ValueError for one that torch does not have here."""
+    if device == "disk":
+        return "disk"
+    try:
+        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(cast(str, device))
+    except (RuntimeError, TypeError):
+        known = f"{', '.join(map(repr, STRATEGIES))}, 'disk'," if where == "device_map" else "'disk'"
+        raise ValueError(f"{where}={device!r} is neither {known} nor a device such as 'cpu', 'cuda:1' or 1") from None
+    n_cuda = torch.cuda.device_count()
+    if found.type == "cuda" and (found.index or 0) >= n_cuda:
+        there = "no CUDA device" if n_cuda == 0 else f"CUDA devices 0 to {n_cuda - 1} only"
+        raise ValueError(f"{where}={device!r}, and torch finds {there} here")
+    return found.type
 
 
 def _block_names(model: BaseModel) -> list[str]:
@@ -167,9 +206,10 @@ def _inferred(model: BaseModel, strategy: str, max_memory: MaxMemory | None) -> 
         memory = accelerate.utils.get_balanced_memory(whole, memory, whole_kinds, low_zero=low_zero)
     found: dict[str, Device] = accelerate.infer_auto_device_map(whole, memory, whole_kinds)
     if found.get("rest", found.get("")) == "disk":
-        size = sum(p.numel() * p.element_size() for p in rest.parameters()) / 2**30
+        size = sum(p.numel() * p.element_size() for p in rest.parameters())
+        amount = f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB"
         raise ValueError(
-            f"device_map={strategy!r}: {size:.2f} GiB of embeddings and other weights beside the blocks, which cannot be "
+            f"device_map={strategy!r}: {amount} of embeddings and other weights beside the blocks, which cannot be "
             f"offloaded, do not fit into {max_memory}"
         )
     return {"embed" if name == "rest" else name: at for name, at in found.items()}

@@ -1,9 +1,12 @@
 """Loads checkpoints in the format of transformers, of TransformerLens, or of this library."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from torch import Tensor, nn
+
+from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.hf_checkpoint import from_model, from_source
 from hooked_lm.hub.hf_load import load_hf
 from hooked_lm.hub.model_classes import model_class
@@ -11,16 +14,51 @@ from hooked_lm.hub.options import Options, Tree
 from hooked_lm.hub.own import find_own, load_own
 from hooked_lm.hub.source import TOKENIZER_FILES, WEIGHT_FILES, find
 from hooked_lm.hub.tl_checkpoint import find_tl, load_tl
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.flat_config import FlatConfig
 
 
 def load(model_name: str | os.PathLike[str], options: Options, class_of: Callable[[Tree], Any] = model_class) -> Any:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
+    check_name(model_name)
     if options.hf_model is not None:
         source = find(model_name, TOKENIZER_FILES, **options.download)
         return load_hf(from_model(source, options), class_of)
     source = find(model_name, WEIGHT_FILES, **options.download)
+    source.check()
     if (own := find_own(source, options)) is not None:
         return load_own(own, class_of)
     if (tl_checkpoint := find_tl(source, options)) is not None:
         return load_tl(tl_checkpoint, class_of)
+    if (folder := find_adapter(source)) is not None:
+        return load_hf(from_adapter(source, folder, options), class_of)
     return load_hf(from_source(source, options), class_of)
+
+
+def check_name(name: object) -> None:
+    """Raises TypeError for anything but a name, and says which call it is for."""
+    if isinstance(name, (str, os.PathLike)):
+        if not str(name).strip():
+            raise ValueError(
+                "the name of the model is empty: give a hub id, a folder, a short name such as 'gpt2', or 'demo'"
+            )
+        return
+    kind = type(name).__name__
+    if isinstance(name, BaseModel):
+        use = "it is a model of this library already; copy.deepcopy(model) copies it"
+    elif isinstance(name, nn.Module):
+        use = "pass a transformers model as hf_model=: from_pretrained('gpt2', hf_model=model), with the name of its checkpoint"
+    elif isinstance(name, FlatConfig):
+        use = "build a new model from a config: HookedTransformer(cfg)"
+    elif hasattr(name, "model_type") and hasattr(name, "to_dict"):
+        use = (
+            "a config of transformers has no weights: build AutoModelForCausalLM.from_config(config), pass that as hf_model=, "
+            "or save the weights beside it and give the folder"
+        )
+    elif isinstance(name, Mapping) and any(isinstance(value, Tensor) for value in name.values()):
+        use = "load a state dict into a model: model = HookedTransformer(cfg), then model.load_state_dict(state_dict)"
+    elif isinstance(name, Mapping):
+        use = "build a new model from a config: HookedTransformer(cfg)"
+    else:
+        use = "give a hub id, a folder, a short name such as 'gpt2', or 'demo'"
+    raise TypeError(f"from_pretrained takes the name of a checkpoint, not a {kind}: {use}")

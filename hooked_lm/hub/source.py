@@ -1,11 +1,14 @@
 """Where a checkpoint is: a local directory, or a repository on the hub. Both give files by their paths, and a tokenizer."""
 
 import os
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
@@ -13,6 +16,7 @@ from hooked_lm.hub.short_names import SHORT_NAMES
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
+CONNECTION_SECONDS = 5
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 
 
@@ -33,9 +37,18 @@ class Directory:
 
     def folder(self, weights: bool = True) -> Path:
         """The directory. Raises ValueError if there is none."""
-        if not self.path.is_dir():
-            raise ValueError(f"there is no directory {self.name!r}")
+        self.check()
         return self.path
+
+    def check(self) -> None:
+        """Raises ValueError if there is no such folder."""
+        if self.path.is_file():
+            raise ValueError(f"{self.name!r} is a file: give the folder that it is in, {str(self.path.parent)!r}")
+        if not self.path.is_dir():
+            where = self.path.absolute()
+            near = get_close_matches(where.name, _folders_in(where.parent), n=2)
+            hint = f"; near it is {' and '.join(map(repr, near))}" if near else ""
+            raise ValueError(f"no such folder: {self.name!r} ({where}){hint}")
 
     def tokenizer(self) -> Any:
         """The tokenizer in the directory; None if there is none."""
@@ -60,6 +73,10 @@ class Repository:
     token: str | bool | None = None
     cache_dir: str | Path | None = None
     force_download: bool = False
+    unreachable: str | None = None  # why the hub cannot be reached
+
+    def check(self) -> None:
+        """Nothing: whether there is such a repository turns out with its first file."""
 
     def file(self, name: str) -> Path:
         """The path of a file in the cache, after a download if needed. Raises ValueError if the hub does not give it."""
@@ -68,7 +85,7 @@ class Repository:
         try:
             return Path(hf_hub_download(self.name, name, **self._download))
         except (OSError, ValueError) as error:
-            raise ValueError(f"the hub did not give {name} of {self.name!r}: {error}") from error
+            raise ValueError(f"the hub did not give {name} of {self.name!r}: {self.unreachable or error}") from error
 
     def files(self) -> list[str]:
         """The paths of all files of the repository; without a connection, of those in the cache."""
@@ -102,6 +119,11 @@ class Repository:
         except (OSError, ValueError) as error:
             near = get_close_matches(self.name.lower(), SHORT_NAMES, n=3)
             hint = f" (similar short names: {', '.join(near)})" if near else ""
+            if self.unreachable is not None:
+                raise ValueError(
+                    f"no such folder: {self.name!r}; and no repository of that name is in the cache of the hub{hint}, which "
+                    f"cannot be reached: {self.unreachable}"
+                ) from error
             raise ValueError(
                 f"there is no directory {self.name!r}, and the hub did not give a repository of that name{hint}: {error}"
             ) from error
@@ -127,7 +149,11 @@ class Repository:
 
     @property
     def _download(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "name" and value is not None}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("name", "unreachable") and value is not None
+        }
 
 
 Source = Directory | Repository
@@ -141,9 +167,37 @@ def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **do
     """
     name = spelled(model_name)
     folder = local_folder(name)
-    if folder is not None:
-        return Directory(name, folder)
-    return Repository(_repository_id(name, files, **download), **download)
+    if folder is not None or name.count("/") > 1:  # ids of the hub have at most one slash
+        return Directory(name, Path(name).expanduser() if folder is None else folder)
+    repository = Repository(_repository_id(name, files, **download), **download)
+    if repository.local_files_only or (why := unreachable()) is None:
+        return repository
+    return replace(repository, local_files_only=True, unreachable=why)
+
+
+def unreachable() -> str | None:
+    """Why no connection to the hub can be made, found out within seconds; None if it can, or if that cannot be told.
+
+    huggingface_hub tries each request six times, for half a minute in all.
+    """
+    from huggingface_hub import constants
+
+    if constants.is_offline_mode() or getproxies():
+        return None
+    address = urlsplit(constants.ENDPOINT)
+    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), timeout=CONNECTION_SECONDS).close()
+    except OSError as error:
+        return f"{host}:{port}: {error.strerror or error}"
+    return None
+
+
+def _folders_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir() if path.is_dir()]
+    except OSError:
+        return []
 
 
 def _repository_id(

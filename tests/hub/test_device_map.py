@@ -178,11 +178,27 @@ def test_accelerate_missing(monkeypatch: pytest.MonkeyPatch):
         ({"device_map": {"": "cpu", "unembed": "meta"}}, "everything but the blocks"),
         ({"device_map": {"": "cpu", "unembed": "disk"}}, "everything but the blocks"),
         ({"device_map": "disk", "device": "cpu"}, "leave out device='cpu'"),
+        ({"device_map": {"": "cpu", "blcks.1": "cpu"}}, r"no module 'blcks.1'.*'blocks.1'"),
+        ({"device_map": {"": "cpu", "blocks.9": "cpu"}}, "no module 'blocks.9'"),
+        ({"device_map": {"blocks.0": "cpu"}}, "'blocks.1' has no device"),
+        ({"device_map": "foo"}, r"device_map='foo' is neither 'auto'.*nor a device such as 'cpu'"),
+        ({"device_map": {"": "cpu", "embed": "foo"}}, r"device_map\['embed'\]='foo' is neither 'disk' nor a device"),
+        ({"device_map": 99}, r"device_map=99, and torch finds"),
+        ({"device_map": "cuda:99"}, r"device_map='cuda:99', and torch finds"),
+        ({"device_map": {"": "meta"}}, "weights have no values there"),
+        ({"device_map": {}}, "an empty dict"),
+        ({"n_devices": 0}, "n_devices must be at least 1, got 0"),
     ],
 )
 def test_requests_that_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         load(**options)
+
+
+def test_what_is_no_device_map():
+    for wrong in ([], True, 1.5):
+        with pytest.raises(TypeError, match="device_map must be one of 'auto'"):
+            load(device_map=wrong)
 
 
 def test_layers_that_share_weights_stay_together():

@@ -1,6 +1,7 @@
 """The selective state space of Mamba (Gu and Dao 2023, arXiv:2312.00752): each channel has a
 small state, whose decay depends on the input."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -161,4 +162,4 @@ class Mamba(Mixer):
 
 def initial_dt_bias(n: int) -> Float[Tensor, " n"]:
     """Initial biases: step sizes from 0.001 to 0.1, log-spaced, before the softplus."""
-    return torch.linspace(-3.0, -1.0, n).mul(torch.tensor(10.0).log()).exp().expm1().log()
+    return torch.linspace(-3.0, -1.0, n).mul(math.log(10.0)).exp().expm1().log()

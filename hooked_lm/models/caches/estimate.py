@@ -68,6 +68,8 @@ def estimate_cache(
         if isinstance(x, Tensor):
             return mode.from_tensor(x)
         is_shape = isinstance(x, tuple) and bool(x) and all(isinstance(n, int) for n in x)
+        if is_shape and min(x) < 1:  # type: ignore[call-overload]
+            raise ValueError(f"the shape of token ids must be numbers of at least 1, got {x}")
         return torch.empty(torch.Size(x), dtype=torch.long) if is_shape else x  # type: ignore[arg-type]
 
     texts = [isinstance(x, str) or (isinstance(x, list) and all(isinstance(part, str) for part in x)) for x in inputs]

@@ -67,3 +67,10 @@ def test_copies_from_a_gpu_are_awaited_once(monkeypatch: pytest.MonkeyPatch):
     model(ids())
     assert kept["blocks.0.attn.hook_z"].device.type == "meta"
     assert waited == ["cpu"]
+
+
+def test_a_shape_that_is_none() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    for shape in ((-1, 4), (0, 4)):
+        with pytest.raises(ValueError, match=r"numbers of at least 1, got \(.*, 4\)"):
+            model.estimate_cache(shape)

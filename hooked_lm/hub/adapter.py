@@ -1,0 +1,81 @@
+"""Adapters (LoRA and others of PEFT) in a folder of their own: the model that they were trained on, with them merged into it."""
+
+import json
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model
+from hooked_lm.hub.options import Options
+from hooked_lm.hub.source import WEIGHT_FILES, Directory, Source, find, has_tokenizer
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# task of the adapter -> the transformers class of the model under it
+TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "FEATURE_EXTRACTION": "AutoModel",
+}
+BY_HAND = (
+    "load it with peft, PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder), and pass the result: "
+    "from_pretrained(base, hf_model=...)"
+)
+
+
+def find_adapter(source: Source) -> Path | None:
+    """The folder of a source that has an adapter and no model; None for any other."""
+    if isinstance(source, Directory):
+        is_adapter = source.file(CONFIG).is_file() and not source.file("config.json").is_file()
+        return source.path if is_adapter else None
+    try:
+        source.file("config.json")
+        return None
+    except ValueError:
+        pass
+    try:
+        folder = source.file(CONFIG).parent
+    except ValueError:
+        return None
+    source.file(WEIGHTS)
+    return folder
+
+
+def from_adapter(source: Source, folder: Path, options: Options) -> HFCheckpoint:
+    """The checkpoint of the model under an adapter, with the adapter merged into its weights by peft.
+
+    Raises ValueError if peft is missing, and for an adapter that does not say what it belongs to.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        base, task = config["base_model_name_or_path"], config.get("task_type")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / CONFIG} does not say which model the adapter belongs to; {BY_HAND}") from error
+    what = f"{source.name!r} is an adapter ({config.get('peft_type') or 'PEFT'}) of {base!r}, not a model"
+    if not isinstance(base, str) or task not in TASKS:
+        raise ValueError(f"{what}, and its task_type is {task!r}; {BY_HAND}")
+    if find_spec("peft") is None:
+        raise ValueError(f"{what}: pip install peft, and load it again, with the adapter merged into the weights")
+    under = find(base, WEIGHT_FILES, **{**options.download, "revision": config.get("revision")})
+    try:
+        model = _merged(under.folder(), folder, task, options)
+    except (ValueError, OSError, RuntimeError, TypeError, ImportError) as error:
+        raise ValueError(f"{what}, and the two could not be merged: {error}") from error
+    named = source if has_tokenizer(folder) else under
+    checkpoint = from_model(named, replace(options, hf_model=model))
+    return replace(checkpoint, labels={**checkpoint.labels, "model_name": Path(source.name).name})
+
+
+def _merged(base: Path, adapter: Path, task: str, options: Options) -> Any:
+    """The transformers model under an adapter, with the adapter merged into its weights."""
+    import peft
+    import transformers
+
+    dtype = options.dtype if isinstance(options.dtype, str) else str(options.dtype).removeprefix("torch.")
+    kind = getattr(transformers, TASKS[task])
+    model = kind.from_pretrained(base, dtype=dtype, local_files_only=True, trust_remote_code=False)
+    adapted: Any = peft.PeftModel.from_pretrained(model, adapter)
+    return adapted.merge_and_unload()

@@ -1,0 +1,120 @@
+"""What is no name of a checkpoint: adapters, objects, folders that do not exist; and a hub that cannot be reached."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from huggingface_hub import constants
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm.hub import adapter
+from hooked_lm.hub.load import check_name
+from tests.close import assert_apart, assert_close
+from tests.models.toys import words
+
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # of peft
+
+TOKENS = torch.arange(14).view(2, 7)
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+load = pretrained.from_pretrained_no_processing
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> LlamaForCausalLM:
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, max_position_embeddings=32, **SIZES)).eval()
+    model.save_pretrained(tmp_path / "base")
+    return LlamaForCausalLM.from_pretrained(tmp_path / "base")
+
+
+def adapted(model: LlamaForCausalLM, folder: Path) -> Any:
+    """A LoRA of the model, written to a folder."""
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False
+    )
+    found = peft.get_peft_model(model, config).eval()
+    found.save_pretrained(folder)
+    assert not (folder / "config.json").exists()
+    return found
+
+
+def test_an_adapter_is_merged_into_its_model(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+    with torch.no_grad():
+        before = llama(TOKENS).logits
+        expected = adapted(llama, tmp_path / "lora")(TOKENS).logits
+    model = load(tmp_path / "lora", device="cpu")
+    assert_close(model(TOKENS), expected)
+    assert_apart(model(TOKENS), before)
+    assert (model.cfg.model_name, model.tokenizer) == ("lora", None)
+    words().save_pretrained(tmp_path / "lora")
+    assert load(tmp_path / "lora", device="cpu").tokenizer is not None
+
+
+def test_an_adapter_that_cannot_be_merged(
+    llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted(llama, tmp_path / "lora")
+    file = tmp_path / "lora" / adapter.CONFIG
+    config = json.loads(file.read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter, "find_spec", lambda name: None)
+        with pytest.raises(ValueError, match=r"is an adapter \(LORA\) of .*base', not a model: pip install peft"):
+            load(tmp_path / "lora")
+    file.write_text(json.dumps(config | {"base_model_name_or_path": "./nowhere"}))
+    with pytest.raises(ValueError, match=r"an adapter .* of './nowhere', not a model.*no such folder"):
+        load(tmp_path / "lora")
+    file.write_text(json.dumps(config | {"task_type": None}))
+    with pytest.raises(ValueError, match=r"task_type is None.*hf_model="):
+        load(tmp_path / "lora")
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"does not say which model.*hf_model="):
+        load(tmp_path / "lora")
+
+
+def test_objects_that_are_no_names(llama: LlamaForCausalLM) -> None:
+    own = HookedTransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu")
+    given: list[tuple[Any, str]] = [
+        (llama, r"not a LlamaForCausalLM.*hf_model=model"),
+        (llama.config, r"not a LlamaConfig.*hf_model="),
+        (llama.state_dict(), r"load_state_dict"),
+        (own, r"not a HookedTransformerConfig.*HookedTransformer\(cfg\)"),
+        ({"n_layers": 2}, r"HookedTransformer\(cfg\)"),
+        (HookedTransformer(own), r"a model of this library already"),
+        (None, r"not a NoneType: give a hub id"),
+        (3, r"not a int: give a hub id"),
+    ]
+    for wrong, message in given:
+        with pytest.raises(TypeError, match=message):  # annotations are checked in tests, not in use
+            check_name(wrong)
+    with pytest.raises(ValueError, match="name of the model is empty"):
+        HookedTransformer.from_pretrained(" ")
+
+
+def test_folders_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama-tiny").mkdir()
+    (tmp_path / "file.pth").touch()
+    names = ("./llama-tny", "/nowhere/at/all", "a/b/c", "~/nowhere-at-all", Path("nowhere"))
+    for name in names:
+        with pytest.raises(ValueError, match="no such folder"):
+            HookedTransformer.from_pretrained(name)
+    with pytest.raises(ValueError, match=r"near it is 'llama-tiny'"):
+        HookedTransformer.from_pretrained("./llama-tny")
+    with pytest.raises(ValueError, match=r"is a file: give the folder that it is in"):
+        HookedTransformer.from_pretrained("./file.pth")
+
+
+def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(constants, "is_offline_mode", lambda: False)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    start = time.monotonic()
+    for name in ("gpt2", "someone/model"):
+        with pytest.raises(ValueError, match=r"no such folder.*cannot be reached: 127\.0\.0\.1:9: Connection refused"):
+            load(name, cache_dir=tmp_path)
+    assert time.monotonic() - start < 10  # the retries of huggingface_hub take 24 seconds for each
