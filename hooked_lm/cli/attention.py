@@ -23,13 +23,14 @@ def attention(
     model: ModelArgument,
     prompt: PromptArgument,
     layer: Annotated[list[int] | None, typer.Option(help="A layer; may be repeated. All by default.")] = None,
+    head: Annotated[list[str] | None, typer.Option(help="Only these heads: L1H7; may be repeated.")] = None,
     out: Annotated[Path, typer.Option("--out", "--output", help="The path of the page.")] = Path(
         "hooked_lm_attention.html"
     ),
 ) -> Result:
     """Write a page of attention patterns.
 
-    It has the heads of each layer side by side, and loads nothing from the network.
+    Choose a head among thumbnails; hover over a token to see where it looks. The page loads nothing from the network.
     """
     from hooked_lm import viz
 
@@ -45,14 +46,7 @@ def attention(
     names = {each: every[each] for each in sorted({each % n_layers for each in layer or every})}
     _, cache = loaded.run_with_cache(prompt, names_filter=list(names.values()), return_type=None)
     patterns = {each: cache[name][0] for each, name in names.items()}
-    sections = [
-        viz.Section(
-            f"Layer {each}",
-            viz.attention_patterns(pattern, words, [f"L{each}H{head}" for head in range(len(pattern))]),
-        )
-        for each, pattern in patterns.items()
-    ]
-    viz.report(f"Attention of {model}", sections, out)
-    n_heads = sum(len(pattern) for pattern in patterns.values())
+    viz.attention(patterns, words, heads=head, title=f"Attention of {model}").write_html(out)
+    n_heads = len(head) if head else sum(len(pattern) for pattern in patterns.values())
     say(f"{n_heads} heads of {len(names)} layers: [bold]{escape(str(out.resolve()))}[/]")
     return {"model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "html": out.resolve()}

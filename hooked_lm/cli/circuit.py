@@ -38,8 +38,8 @@ def circuit(
         str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning or masks.")
     ] = "pruning",
     by: Annotated[
-        str, typer.Option(help="The metric of circuits: kl (to the full model) or 'logit difference'.")
-    ] = "kl",
+        str, typer.Option(help="The metric of circuits: 'logit difference', or kl (to the full model).")
+    ] = "logit difference",
     n_edges: Annotated[int | None, typer.Option(help="The number of edges to keep; 5% of all by default.")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="Or: the smallest effect of an edge, in nats (acdc needs it).")

@@ -134,10 +134,9 @@ def _sweep(
     model: str, clean: list[str], corrupted: list[str], answers: list[str], options: dict[str, Any], html: Path | None
 ) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
-    import torch
-
     from hooked_lm import patching
     from hooked_lm.analysis import metrics
+    from hooked_lm.reports.circuit import Task, check_answers
 
     if not len(clean) == len(corrupted) == len(answers):
         raise ValueError(
@@ -151,10 +150,7 @@ def _sweep(
         options = {"heads": "each", "positions": None, **options}
     metric = metrics.logit_difference(right, wrong, model=loaded)
     result = patching.sweep(loaded, corrupted, clean, metric=metric, **options)
-    with torch.no_grad():
-        baselines = {
-            name: float(metric(loaded(texts)).mean()) for name, texts in (("clean", clean), ("corrupted", corrupted))
-        }
+    baselines = check_answers(loaded, Task(clean, corrupted, right, wrong))
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
     say("\nThe cells that move it most, and the logit difference with each:")
     some = ["low", "high"] if len(clean) == 1 else []  # intervals need several pairs

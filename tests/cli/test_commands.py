@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import hooked_lm
@@ -19,6 +20,7 @@ from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.hub.missing import REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.reports.circuit import DEFAULT_METRIC
 from tests.close import assert_close
 
 ROOT = Path(__file__).parents[2]
@@ -258,6 +260,9 @@ def test_lens(tmp_path: Path) -> None:
 
 
 def test_attention(tmp_path: Path, model: HookedTransformer) -> None:
+    labels = ("--head", "L0H1", "--head", "L2H0")
+    assert from_json("attention", "demo", "Mary and John", *labels, "--out", tmp_path / "a.html")["n_heads"] == 2
+    assert "there is no head L9H9" in call("attention", "demo", "Mary", "--head", "L9H9").stderr
     found = from_json("attention", "demo", "Mary and John", "--layer", -1, "--out", tmp_path / "a.html")
     assert (found["layers"], found["n_heads"]) == ([model.cfg.n_layers - 1], model.cfg.n_heads)
     assert "John" in (tmp_path / "a.html").read_text(encoding="utf-8")
@@ -279,10 +284,22 @@ def test_patch_heads_by_their_labels() -> None:
     assert [cell["head"] for cell in cells] == ["L0H0", "L2H1"]
 
 
+@pytest.mark.filterwarnings("default")
+def test_answers_that_the_model_does_not_give_are_a_warning() -> None:
+    shown = call("patch", "demo", *PAIR[:4], "--answers", " John, Mary")
+    assert shown.exit_code == 0
+    assert re.search(r"warning: .*clean", shown.stderr)
+
+
 def test_answers_without_their_space_are_refused() -> None:
     shown = call("patch", "demo", *PAIR[:4], "--answers", "Mary,John")
     assert shown.exit_code == 2
     assert "' Mary'" in shown.stderr
+
+
+def test_the_metric_of_circuits_is_that_of_the_library() -> None:
+    [by] = [option for option in get_command(app).commands["circuit"].params if option.name == "by"]
+    assert by.default == DEFAULT_METRIC
 
 
 @pytest.mark.slow
