@@ -281,6 +281,7 @@ def _heads_section(result: Result) -> viz.Section:
         value_name="restored",
         show_values=True,
         interval=_interval(effects),
+        upwards=True,
     )
     top = effects.top(RANKED_HEADS)
     restored, low, high = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high"))
@@ -310,7 +311,13 @@ def _layer_map(result: Result, site: str) -> Any:
     effects = result.sites.select(site=site)
     layers = [f"layer {layer}" for layer in effects.axes["layer"]]
     return viz.heatmap(
-        effects.mean, result.tokens, layers, value_name="restored", show_values=True, interval=_interval(effects)
+        effects.mean,
+        result.tokens,
+        layers,
+        value_name="restored",
+        show_values=True,
+        interval=_interval(effects),
+        upwards=True,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.results.scores import METRIC, Scores
 
 Own = TypeVar("Own", bound="SweepResult")
+SCALE, WHAT, METRIC_NAME = "scale", "what", "metric"  # in `about`: how values are scaled, what was changed, the metric
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -69,7 +70,8 @@ class SweepResult(Scores):
         start = self.unchanged
         clean = None if self.clean is None else self.clean - start
         cells = self._of_cells(lambda values: values - self._for_cells(start))
-        return replace(self, **cells, corrupted=self.corrupted - start, clean=clean, fingerprint="")
+        about = {**self.about, SCALE: "change"}
+        return replace(self, **cells, corrupted=self.corrupted - start, clean=clean, fingerprint="", about=about)
 
     def normalized(self: Own) -> Own:
         """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1.
@@ -97,7 +99,10 @@ class SweepResult(Scores):
             return ((values.double() - start) / span).float()
 
         cells = self._of_cells(lambda values: scaled(values, of_cells=True))
-        return replace(self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="")
+        about = {**self.about, SCALE: "restored"}
+        return replace(
+            self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="", about=about
+        )
 
     def _for_cells(self, baseline: Float[Tensor, "*metric prompt_or_1"]) -> Tensor:
         """A baseline in a shape that broadcasts to the values."""
@@ -111,7 +116,24 @@ class SweepResult(Scores):
         if name != METRIC:
             return {"fingerprint": ""}
         clean = None if self.clean is None else self.clean[index]
-        return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean}
+        about = {**self.about, METRIC_NAME: self.axes[METRIC][index]} if isinstance(index, int) else self.about
+        return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about}
+
+    def _pictured(self) -> dict[str, Any]:
+        runs = {"corrupted": self.corrupted, "clean": self.clean}
+        order = [self.base, *(name for name in runs if name != self.base)]
+        means = {
+            name: run.reshape(-1, self.n_prompts).mean(-1).tolist() for name in order if (run := runs[name]) is not None
+        }
+        baselines = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
+        direction = {"corrupted": "denoising", "clean": "noising"}[self.base] if self.clean is not None else "changing"
+        what = str(self.about.get(WHAT, "")).capitalize()
+        metrics = self.axes.get(METRIC, ())
+        metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, "metric"))
+        scale = self.about.get(SCALE, "")
+        name = {"change": f"change of {metric}", "restored": "restored" if self.base == "corrupted" else "kept"}
+        subtitle = f"{direction}: the {self.base} run with one change"
+        return {"title": what, "subtitle": subtitle, "value_name": name.get(scale, metric), "baselines": baselines}
 
     def _summary(self) -> list[str]:
         baselines = {"corrupted": self.corrupted, "clean": self.clean}

@@ -126,6 +126,8 @@ class _Run:
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.fingerprint = digest
         self.names = [name for name in metrics if name]
+        name = getattr(metrics.get(""), "name", getattr(metrics.get(""), "__name__", ""))
+        self.metric_name = {"metric": name.replace("_", " ")} if isinstance(name, str) and name.isidentifier() else {}
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
         self.indices = list(study.cells)
@@ -176,7 +178,7 @@ class _Run:
         clean = None if self.other is None else shaped(self.other)
         cost = asdict(self.experiment.cost)
         about: dict[str, Any] = {"cost": cost, "base": self.study.changes, "fingerprint": self.fingerprint}
-        about["about"] = origin(self.experiment.model)
+        about["about"] = origin(self.experiment.model, what=self.study.title) | self.metric_name
         if self.study.changes == "clean":
             assert clean is not None, "the corrupted run"
             return SweepResult(shaped(self.values), axes, clean, base, **about)

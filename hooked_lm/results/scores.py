@@ -193,33 +193,28 @@ class Scores:
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """A heat map of the means over the last two axes of the grid, positions from left to right.
+        """A figure of the means, with their intervals over prompts.
 
-        Axes with one label are part of the title. Colours are white at zero. Raises ValueError if more than two axes are left.
+        One axis of names, such as heads and tokens, gives bars; one of numbers, such as layers and steps, a line. Two axes give
+        a heat map, with positions from left to right and layer 0 at the bottom, or lines over steps. Three axes give a heat map
+        for each label of the first. Axes with one label are part of the subtitle. Raises ValueError if more axes are left, or
+        for more than 32 heat maps.
+
+        >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
+        'bar'
         """
-        from hooked_lm.viz import heatmap
+        from hooked_lm.results.pictures import Picture
 
-        long = [name for name, labels in self.axes.items() if len(labels) != 1]
-        if len(long) > 2:
-            fix = ", ".join(f"{name}={self.axes[name][0]!r}" for name in long[:-2])
-            raise ValueError(f"a heat map has two axes, and {', '.join(long)} are left: plot select({fix})")
-        shown = (long + [name for name in reversed(list(self.axes)) if name not in long])[:2]
-        shown = [name for name in self.axes if name in shown]
-        fixed = [f"{name} {labels[0]}" for name, labels in self.axes.items() if name not in shown]
-        matrix = self.mean.reshape([len(self.axes[name]) for name in shown])
-        if len(shown) == 2 and shown[0] == POSITION:
-            shown, matrix = shown[::-1], matrix.T
-        *rows, columns = shown or [""]
-        return heatmap(
-            matrix.reshape(-1, len(self.axes.get(columns, [""]))),
-            x_labels=self.axes.get(columns, [""]),
-            y_labels=self.axes[rows[0]] if rows else [""],
-            title=title or ", ".join(fixed),
-            x_title=columns,
-            y_title=rows[0] if rows else "",
-            value_name="mean",
-            show_values=show_values,
-        )
+        ends = self.interval() if self.n_prompts > 1 else ()
+        name = "mean" if self.n_prompts > 1 else "value"
+        about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
+        about["title"] = title or about["title"]
+        note = f"mean of {self.n_prompts} prompts, with its 95% interval" if self.n_prompts > 1 else ""
+        return Picture(torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about).draw()
+
+    def _pictured(self) -> dict[str, Any]:
+        """Titles and baselines of the figure: `title`, `subtitle`, `value_name`, `baselines`."""
+        return {}
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -255,8 +250,10 @@ class Scores:
         return []
 
     def _repr_html_(self) -> str:
+        """The summary and the cells with the largest numbers, as a table."""
         table = self.top(5).to_html(index=False, float_format=lambda number: f"{number:.4g}", border=0)
-        return f"<p>{escape(repr(self))}</p><p>The largest:</p>{table}"
+        how = "<code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest."
+        return f"<p>{escape(repr(self))}</p>{table}<p>{how}</p>"
 
 
 def origin(model: Any, **settings: Any) -> dict[str, Any]:

@@ -5,15 +5,18 @@ are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption
 """
 
 from hooked_lm.viz.attention import attention
-from hooked_lm.viz.graphs import curves, layered_graph
+from hooked_lm.viz.graphs import layered_graph
 from hooked_lm.viz.images import image_heat_map
+from hooked_lm.viz.lines import lines
 from hooked_lm.viz.maps import feature_maps
 from hooked_lm.viz.page import Section, check_writable, report
+from hooked_lm.viz.panels import MOST_PANELS, heatmap_panels
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
-from hooked_lm.viz.plots import attention_patterns, bars, heatmap, token_label, visible
+from hooked_lm.viz.plots import attention_patterns, bars, heatmap, position_labels, token_label, visible
 from hooked_lm.viz.view import View
 
 __all__ = [
+    "MOST_PANELS",
     "Facts",
     "Plate",
     "Section",
@@ -23,11 +26,13 @@ __all__ = [
     "attention_patterns",
     "bars",
     "check_writable",
-    "curves",
     "feature_maps",
     "heatmap",
+    "heatmap_panels",
     "image_heat_map",
     "layered_graph",
+    "lines",
+    "position_labels",
     "report",
     "token_label",
     "visible",

@@ -1,4 +1,4 @@
-"""Figures of layered graphs, and of curves."""
+"""Figures of layered graphs."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,6 @@ PALE = 0.35  # opacity of the weakest edge
 LEVEL, ROW = 64, 30  # pixels from a level to the next, and from a row of nodes of one level to the next
 BESIDE = 6  # nodes of a level that are side by side; more of them are in several rows
 LETTER, PADDING, BOX = 7.2, 14, 22  # pixels: the width of a letter, the space beside a label, the height of its box
-LINES = [UP, DOWN, FAINT, INK]  # colours of curves, in turn
 MEANINGS = ("positive", "negative")
 
 
@@ -212,68 +211,3 @@ def _style(figure: "go.Figure", title: str, subtitle: str, height: float) -> Non
     figure.update_xaxes(visible=False, range=[-0.56, 0.56], fixedrange=True)
     figure.update_yaxes(visible=False, range=[-BOX, height + BOX], fixedrange=True)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"})
-
-
-def curves(
-    x: Float[Tensor, " point"],
-    lines: Mapping[str, Tensor],
-    intervals: Mapping[str, tuple[Tensor, Tensor]] | None = None,
-    title: str = "",
-    x_title: str = "",
-    y_title: str = "",
-    show_values: bool = False,
-) -> "go.Figure":
-    """Curves over the same points, with optional confidence intervals.
-
-    Args:
-        x: the coordinates of the points, ascending.
-        lines: the values of each curve [point], by its name.
-        intervals: the lower and upper bounds at each point, by the name of a curve.
-
-    Raises ValueError for a curve with a different number of points.
-
-    >>> import torch
-    >>> figure = curves(torch.tensor([0.0, 10.0]), {"faithfulness": torch.tensor([0.0, 1.0])})
-    >>> [trace.name for trace in figure.data]
-    ['faithfulness']
-    """
-    if odd := [name for name, line in lines.items() if len(line) != len(x)]:
-        raise ValueError(f"the line {odd[0]!r} has {len(lines[odd[0]])} points, and there are {len(x)}")
-    figure = go.Figure()
-    for colour, (name, line) in zip(LINES * len(lines), lines.items(), strict=False):
-        if intervals and name in intervals:
-            low, high = intervals[name]
-            figure.add_trace(_ribbon(x, low, high, colour))
-        figure.add_trace(
-            go.Scatter(
-                x=x.tolist(),
-                y=line.tolist(),
-                name=html.escape(name, quote=False),
-                mode="lines+markers+text" if show_values else "lines+markers",
-                text=[f"{value:.2f}" for value in line.tolist()] if show_values else None,
-                textposition="top center",
-                line={"color": colour, "width": 2},
-                hovertemplate=f"{html.escape(name, quote=False)}<br>%{{x}}<br><b>%{{y:.3f}}</b><extra></extra>",
-            )
-        )
-    top = 56 if title else 16
-    _look(figure, title, height=320 + top, margin={"l": 60, "r": 20, "t": top, "b": 50})
-    axis = {"gridcolor": GRID, "zerolinecolor": FAINT, "tickfont": {"size": 11}}
-    figure.update_xaxes(axis, title={"text": html.escape(x_title, quote=False), "font": {"size": 12, "color": FAINT}})
-    figure.update_yaxes(axis, title={"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}})
-    return figure
-
-
-def _ribbon(x: Tensor, low: Tensor, high: Tensor, colour: str) -> "go.Scatter":
-    """The area of a confidence interval."""
-    there, back = x.tolist(), x.flip(0).tolist()
-    return go.Scatter(
-        x=there + back,
-        y=high.tolist() + low.flip(0).tolist(),
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.15,
-        line={"width": 0},
-        hoverinfo="skip",
-        showlegend=False,
-    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.viz.plots import colour_bar, style
-from hooked_lm.viz.theme import DOWN, FAINT, UP
+from hooked_lm.viz.theme import DOWN, FAINT, PAPER, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -122,7 +122,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
 
 def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
-    middle = "rgba(255, 255, 255, 1)" if opaque else "rgba(255, 255, 255, 0)"
+    middle = PAPER if opaque else "rgba(255, 255, 255, 0)"
     ends = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
     return go.Heatmap(
         z=cells,

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.theme import DIVERGING, FONT, INK
+from hooked_lm.viz.theme import DIVERGING, FONT, INK, PAPER
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -48,8 +48,17 @@ def feature_maps(
         figure.add_trace(trace, row=i // columns + 1, col=i % columns + 1)
     largest = float(abs(values).max()) if values.size else 0.0
     figure.update_xaxes(visible=False, constrain="domain")
-    figure.update_yaxes(visible=False, autorange="reversed", scaleanchor="x")
+    figure.update_yaxes(visible=False, autorange="reversed", constrain="domain")
+    for axis in figure.select_yaxes():
+        axis.scaleanchor = axis.anchor
     scale = {"colorscale": DIVERGING, "cmin": -(largest or 1.0), "cmax": largest or 1.0}
     font = {"family": FONT, "color": INK}
-    figure.update_layout(title=title, coloraxis=scale, font=font, height=rows * (PANEL + 40) + 60, plot_bgcolor="white")
+    figure.update_layout(
+        title=title,
+        coloraxis=scale,
+        font=font,
+        height=rows * (PANEL + 40) + 60,
+        plot_bgcolor=PAPER,
+        paper_bgcolor=PAPER,
+    )
     return figure

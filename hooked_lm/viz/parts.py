@@ -88,8 +88,15 @@ def _fact(name: str, facts: Facts) -> str:
 def _plate(plate: Plate, figure_id: str) -> str:
     """A place for the figure, and what is drawn there by a script of the page."""
     drawn = str(plate.figure.to_json()).replace("<", "\\u003c")
-    height = int(plate.figure.layout.height or 450)
-    place = f'<div id="{figure_id}" class="drawing" data-figure="{figure_id}-data" style="min-height:{height}px"></div>'
+    layout = plate.figure.layout
+    size = f"min-height:{int(layout.height or 450)}px;min-width:{int((layout.meta or {}).get('min_width', 0))}px"
+    about = html.escape(
+        html.unescape(". ".join(filter(None, [layout.title.text, layout.title.subtitle.text])) or "figure")
+    )
+    place = (
+        f'<div id="{figure_id}" class="drawing" role="figure" aria-label="{about}" '
+        f'data-figure="{figure_id}-data" style="{size}"></div>'
+    )
     data = f'<script type="application/json" id="{figure_id}-data">{drawn}</script>'
     caption = f"<figcaption>{text_html(plate.caption)}</figcaption>" if plate.caption else ""
     return f"<figure>{place}{data}{caption}</figure>"

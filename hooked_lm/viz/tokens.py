@@ -45,14 +45,14 @@ def token_grid(
         raise ValueError(f"tokens in rows of {sizes} do not fit values {list(values.shape)}")
     figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit)
     texts = [[token_label(token, 12) if token else "" for token in row] for row in tokens]
-    figure.update_traces(
+    figure.data[0].update(
         text=texts,
         texttemplate="%{text}",
         textfont={"size": 11},
         hovertemplate="%{y}<br>%{x}<br>%{text}<br><b>%{z:.3f}</b><extra></extra>",
     )
     if not bool((values < 0).any()):
-        figure.update_traces(zmin=0.0, colorscale=SEQUENTIAL)
+        figure.data[0].update(zmin=0.0, colorscale=SEQUENTIAL)
     return figure
 
 

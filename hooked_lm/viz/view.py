@@ -110,7 +110,7 @@ class View:
         return (
             f'<iframe class="view" title="{html.escape(self.title)}" sandbox="allow-scripts" '
             f'srcdoc="{html.escape(self.to_html())}" '
-            f'style="width:100%;height:{self.height}px;border:0" loading="lazy"></iframe>'
+            f'style="width:100%;height:{self.height}px;border:0"></iframe>'
         )
 
     def __repr__(self) -> str:

@@ -324,7 +324,8 @@ def test_the_table_of_one_cell():
     assert_close(cell.to_dataframe().to_numpy()[0, 0], float(cell.mean))
     assert len(cell.to_dataframe(per_prompt=True)) == PROMPTS
     assert cell.top().shape == (1, 4)
-    assert cell.plot().data[0].z.shape == (1, 1)
+    [bar] = cell.plot().data
+    assert_close(float(bar.base + bar.y[0]), float(cell.mean))
 
 
 def test_top_is_by_the_size_of_the_effect():
@@ -353,19 +354,66 @@ def test_a_heat_map_has_positions_from_left_to_right():
     plain = result().select(metric=["difference"])
     figure = plain.plot()
     assert torch.equal(torch.from_numpy(figure.data[0].z), plain.mean[0])
-    assert figure.layout.title.text == "metric difference"
+    assert figure.layout.title.subtitle.text.endswith("metric difference")
     assert figure.layout.xaxis.title.text == "position"
-    assert figure.layout.xaxis.ticktext == ("0 &lt;bos&gt;", "1 When", "2 Mary", "3 When")
+    assert figure.layout.xaxis.ticktext == ("&lt;bos&gt;", "When (1)", "Mary", "When (3)")
+    assert figure.layout.yaxis.autorange is True  # layer 0 is at the bottom
     turned = SweepResult(plain.values[0].transpose(0, 1), {"position": POSITIONS, "layer": LAYERS}, plain.corrupted[0])
     assert torch.equal(torch.from_numpy(turned.plot().data[0].z), plain.mean[0])
+    low, high = plain.interval()
+    assert_close(torch.from_numpy(turned.plot().data[0].customdata), torch.stack([low[0], high[0]], -1))
     assert turned.plot(title="T").layout.title.text == "T"
 
 
-def test_a_heat_map_of_one_axis_and_of_three():
+def test_colours_are_centred_on_the_unchanged_run():
+    plain = result().select(metric="difference")
+    [trace] = plain.plot().data
+    assert_close(trace.zmin + trace.zmax, 2 * float(plain.corrupted.mean()))
+    names = [text.split()[-1] for text in trace.colorbar.ticktext]
+    assert "corrupted" in names
+    noised = SweepResult(plain.values, plain.axes, plain.corrupted, plain.corrupted + 1, base="clean")
+    [trace] = noised.plot().data
+    assert_close(trace.zmin + trace.zmax, 2 * float(noised.clean.mean()))
+    assert noised.plot().layout.title.subtitle.text.startswith("noising")
+    assert noised.normalized().plot().data[0].colorbar.title.text == "kept"
+    assert plain.effects().plot().data[0].colorbar.title.text == "change of difference"
+
+
+def test_names_are_bars_and_amounts_are_lines():
     row = result(metrics=False).select(layer=1)
-    assert torch.equal(torch.from_numpy(row.plot().data[0].z), row.mean[None])
-    with pytest.raises(ValueError, match=r"metric, layer, position are left: plot select\(metric='difference'\)"):
-        result().plot()
+    [bars] = row.plot().data
+    assert_close(torch.from_numpy(bars.y) + bars.base, row.mean)
+    low, _ = row.interval()
+    assert_close(torch.from_numpy(bars.y) + bars.base - torch.from_numpy(bars.error_y.arrayminus), low)
+    ribbon, line = result(metrics=False).select(position=2).plot().data
+    assert (list(line.x), line.mode, ribbon.fill) == (LAYERS, "lines+markers", "toself")
+    heads = Scores(torch.rand(3, 1), {"head": [0, 1, 2]}).plot()
+    assert (heads.data[0].type, heads.data[0].error_y.array) == ("bar", None)
+    training = Scores(torch.rand(5, 2, 1), {"step": range(5), "loss": ["reconstruction", "sparsity"]})
+    assert [trace.name for trace in training.plot().data] == ["reconstruction", "sparsity"]
+    assert_close(torch.tensor(training.plot().data[1].y), training.mean[:, 1])
+
+
+def test_three_axes_are_panels():
+    found = result()
+    figure = found.plot()
+    assert [panel.text for panel in figure.layout.annotations] == ["difference", "probability"]
+    for trace, mean, baseline in zip(figure.data, found.mean, found.corrupted.mean(-1), strict=True):
+        assert torch.equal(torch.from_numpy(trace.z), mean)
+        scale = figure.layout[trace.coloraxis]
+        assert_close(scale.cmin + scale.cmax, 2 * float(baseline))
+    sites = Scores(torch.rand(3, 2, 4, 2), {"site": ["q", "k", "v"], "layer": [0, 1], "head": range(4)}).plot()
+    assert {trace.coloraxis for trace in sites.data} == {"coloraxis"}
+    assert sites.layout.annotations[2].text == "site v"
+
+
+def test_more_axes_or_panels_than_a_figure_has():
+    with pytest.raises(ValueError, match=r"a figure has three axes, and a, b, c, d are left: plot select\(a='0'\)"):
+        Scores(torch.rand(2, 2, 2, 2, 1), {name: ["0", "1"] for name in "abcd"}).plot()
+    with pytest.raises(ValueError, match=r"40 panels are more than 32: plot select\(head=\[0, 1\]\)"):
+        Scores(torch.rand(40, 2, 2, 1), {"head": range(40), "layer": [0, 1], "x": [0, 1]}).plot()
+    with pytest.raises(ValueError, match=r"20 lines are more than 12: plot select\(head=\[...\]\)"):
+        Scores(torch.rand(20, 3, 1), {"head": range(20), "step": range(3)}).plot()
 
 
 def test_repr_of_a_result():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hooked_lm.viz.graphs import BESIDE, LEVEL, curves, layered_graph
+from hooked_lm.viz.graphs import BESIDE, LEVEL, layered_graph
+from hooked_lm.viz.lines import lines
 
 LEVELS = {"in": -1, "a0": 0, "<b>": 0, "m0": 1, "out": 8}
 EDGES = [
@@ -82,12 +83,12 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ValueError, match="ends at 'nowhere', which has no level"):
         layered_graph(LEVELS, [("in", "nowhere", "")])
     with pytest.raises(ValueError, match="'a' has 3 points, and there are 2"):
-        curves(torch.ones(2), {"a": torch.ones(3)})
+        lines(torch.ones(2), {"a": torch.ones(3)})
 
 
 def test_curves_hold_the_numbers():
     x, line = torch.tensor([0.0, 5.0, 9.0]), torch.tensor([0.0, 0.5, 1.0])
-    figure = curves(x, {"a": line, "b": -line}, {"a": (line - 0.25, line + 0.25)}, "T", "X", "Y", show_values=True)
+    figure = lines(x, {"a": line, "b": -line}, {"a": (line - 0.25, line + 0.25)}, "T", "X", "Y", show_values=True)
     [ribbon, one, other] = figure.data
     assert (one.x, one.y, other.y) == (tuple(x.tolist()), tuple(line.tolist()), tuple((-line).tolist()))
     assert ribbon.y == (0.25, 0.75, 1.25, 0.75, 0.25, -0.25)

@@ -35,7 +35,7 @@ def test_values_that_need_gradients_or_other_types_are_drawn():
     ],
 )
 def test_colours_are_centred_at_zero(values: list, limit: float | None, expected: float):
-    [trace] = heatmap(torch.tensor(values), limit=limit).data
+    trace = heatmap(torch.tensor(values), limit=limit).data[0]
     assert (trace.zmin, trace.zmax) == (-expected, expected)
     middle = dict(trace.colorscale)[0.5]
     assert middle == "#ffffff"

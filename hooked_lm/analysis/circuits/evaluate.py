@@ -122,7 +122,7 @@ class Evaluation(Scores):
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot faithfulness, with its interval, and completeness against the number of edges."""
-        from hooked_lm.viz.graphs import curves
+        from hooked_lm import viz
 
         table = self.to_dataframe()
         order = table["edges"].argsort(kind="stable")
@@ -132,7 +132,7 @@ class Evaluation(Scores):
         low, high = (torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in ("low", "high"))
         intervals = {"faithfulness": (low, high)} if self.n_prompts > 1 else {}
         x = torch.tensor(table["edges"].to_numpy(), dtype=torch.float32)
-        return curves(x, lines, intervals, title, "edges", show_values=show_values)
+        return viz.lines(x, lines, intervals, title, "edges", show_values=show_values)
 
     def _summary(self) -> list[str]:
         best = ", ".join(f"{f:.2f} with {n} edges" for f, n in zip(self.faithfulness, self.n_edges, strict=True))

@@ -1,0 +1,147 @@
+"""The figure of scores: bars, lines, a heat map or panels, by the number and the kind of the axes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm import viz
+from hooked_lm.results.labels import Label
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+METRIC, POSITION, LAYER, STEP = "metric", "position", "layer", "step"
+MOST_LINES = 12
+NAMES = (
+    "head",
+    "neuron",
+    "feature",
+    "prompt",
+    "token",
+    "channel",
+    "image",
+    "text",
+)  # numbers of these are names, not amounts
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What a figure of scores shows.
+
+    `values` [which, *grid] are the means, and the lower and upper ends of their intervals if there are any. `baselines` are the
+    values of unchanged runs by name, the first of which is the middle of the colours; one mapping, or one for each metric.
+    `note` is the last line on hover.
+    """
+
+    values: Float[Tensor, "..."]
+    axes: Mapping[str, Sequence[Label]]
+    title: str
+    subtitle: str
+    value_name: str
+    baselines: Sequence[Mapping[str, float]]
+    note: str
+    show_values: bool
+
+    def draw(self) -> "go.Figure":
+        """The figure. Raises ValueError if more than three axes have several labels."""
+        long = [name for name, labels in self.axes.items() if len(labels) != 1]
+        if len(long) > 3:
+            fix = ", ".join(f"{name}={self.axes[name][0]!r}" for name in long[:-3])
+            raise ValueError(f"a figure has three axes, and {', '.join(long)} are left: plot select({fix})")
+        fixed = ", ".join(f"{name} {shown(self.axes[name])[0]}" for name in self.axes if name not in long)
+        values = self.values.reshape(len(self.values), *(len(self.axes[name]) for name in long))
+        common = {"title": self.title, "subtitle": "; ".join(filter(None, [self.subtitle, fixed]))}
+        if not long:
+            return self._bars(values.reshape(-1, 1), "", [fixed or "mean"], common)
+        if len(long) == 1 and not _is_ordered(long[0], self.axes[long[0]]):
+            return self._bars(values, long[0], shown(self.axes[long[0]]), common)
+        if len(long) == 1 or (STEP in long and len(long) == 2):
+            across = STEP if STEP in long else long[0]
+            return self._lines(
+                values.movedim(1 + long.index(across), -1), across, [n for n in long if n != across], common
+            )
+        *panel, rows, columns = long
+        if rows == POSITION:
+            rows, columns, values = columns, rows, values.transpose(-1, -2)
+        return self._maps(values, panel, rows, columns, common)
+
+    def _bars(self, values: Tensor, name: str, labels: list[str], common: dict[str, str]) -> "go.Figure":
+        interval = (values[1], values[2]) if len(values) > 1 else None
+        titles = {"x_title": name, "y_title": self.value_name, "note": self.note}
+        return viz.bars(values[0], labels, interval, baselines=self._baselines(), **titles, **common)
+
+    def _lines(self, values: Tensor, across: str, others: list[str], common: dict[str, str]) -> "go.Figure":
+        """A line, or one for each label of another axis."""
+        names = shown(self.axes[others[0]]) if others else [""]
+        if len(names) > MOST_LINES:
+            raise ValueError(f"{len(names)} lines are more than {MOST_LINES}: plot select({others[0]}=[...])")
+        means, *ends = values.reshape(len(values), len(names), -1)
+        intervals = {name: (low, high) for name, low, high in zip(names, *ends, strict=True)} if ends else None
+        return viz.lines(
+            [int(label) for label in self.axes[across]],
+            dict(zip(names, means, strict=True)),
+            intervals,
+            x_title=across,
+            y_title=self.value_name,
+            show_values=self.show_values,
+            baselines=self._baselines(),
+            **common,
+        )
+
+    def _maps(self, values: Tensor, panel: list[str], rows: str, columns: str, common: dict[str, str]) -> "go.Figure":
+        settings: dict[str, Any] = {
+            **common,
+            "x_labels": shown(self.axes[columns]),
+            "y_labels": shown(self.axes[rows]),
+            "x_title": columns,
+            "y_title": rows,
+            "value_name": self.value_name,
+            "upwards": rows.endswith(LAYER),
+            "note": self.note,
+        }
+        if not panel:
+            interval, marks = (values[1], values[2]) if len(values) > 1 else None, self._baselines()
+            return viz.heatmap(
+                values[0],
+                centre=_first(marks),
+                marks=marks,
+                interval=interval,
+                show_values=self.show_values,
+                **settings,
+            )
+        [name] = panel
+        labels = shown(self.axes[name])
+        if len(labels) > viz.MOST_PANELS:
+            some = f"{name}={list(self.axes[name][:2])!r}"
+            raise ValueError(
+                f"{len(labels)} panels are more than {viz.MOST_PANELS}: plot select({some}), or some others"
+            )
+        titles = labels if name == METRIC else [f"{name} {label}" for label in labels]
+        if name == METRIC:
+            every = self.baselines if len(self.baselines) == len(labels) else [{}] * len(labels)
+            return viz.heatmap_panels(
+                values[0], titles, centre=[_first(each) for each in every], marks=every, **settings
+            )
+        marks = self._baselines()
+        return viz.heatmap_panels(values[0], titles, centre=_first(marks), marks=[marks], **settings)
+
+    def _baselines(self) -> Mapping[str, float]:
+        """Those of the only metric."""
+        return self.baselines[0] if len(self.baselines) == 1 else {}
+
+
+def _first(baselines: Mapping[str, float]) -> float:
+    return next(iter(baselines.values()), 0.0)
+
+
+def shown(labels: Sequence[Label]) -> list[str]:
+    """The labels as a figure shows them: positions as their tokens."""
+    return viz.position_labels(labels)
+
+
+def _is_ordered(name: str, labels: Sequence[Label]) -> bool:
+    """Whether the labels are amounts, such as layers and steps, rather than names."""
+    return name not in NAMES and not name.endswith("head") and all(isinstance(label, int) for label in labels)
