@@ -124,7 +124,7 @@ class Probes(Scores):
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot the accuracy on held-out prompts by layer with its interval, the control, and the share of the largest class."""
-        from hooked_lm.viz.graphs import curves
+        from hooked_lm import viz
 
         place = list(self.axes)[1]
         labels = list(self.axes[place])
@@ -135,7 +135,7 @@ class Probes(Scores):
         bounds = {"probe": (low, high), "control (shuffled labels)": (control_low, control_high)}
         lines["largest class"] = torch.full_like(x, self.majority)
         title = title or f"{self.about.get('site', 'probes')}: {len(self.classes)} classes, {sum(self.counts)} prompts"
-        figure = curves(x, lines, bounds, title, place, "accuracy on held-out prompts", show_values=show_values)
+        figure = viz.lines(x, lines, bounds, title, place, "accuracy on held-out prompts", show_values=show_values)
         if not is_numbered:
             figure.update_xaxes(tickvals=x.tolist(), ticktext=[str(label) for label in labels])
         return figure
