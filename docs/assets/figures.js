@@ -12,10 +12,22 @@
     changed.paper_bgcolor = "rgba(0,0,0,0)";
     changed.plot_bgcolor = dark() ? "rgba(255,255,255,0.04)" : changed.plot_bgcolor;
     changed.font = { ...(changed.font || {}), color: ink };
+    const titled = (part) => {
+      const title = typeof part.title === "string" ? { text: part.title } : part.title || {};
+      return { ...title, font: { ...(title.font || {}), color: ink } };
+    };
     for (const key of Object.keys(changed)) {
+      const part = changed[key];
       if (/^[xy]axis/.test(key)) {
-        changed[key] = { ...changed[key], color: ink, gridcolor: dark() ? "#3b4252" : changed[key].gridcolor };
+        const tickfont = { ...(part.tickfont || {}), color: ink };
+        const gridcolor = dark() ? "#3b4252" : part.gridcolor;
+        changed[key] = { ...part, color: ink, tickfont, gridcolor, title: titled(part) };
+      } else if (/^coloraxis/.test(key)) {
+        changed[key] = { ...part, colorbar: bar(part.colorbar || {}) };
       }
+    }
+    function bar(part) {
+      return { ...part, tickfont: { ...(part.tickfont || {}), color: ink }, title: titled(part) };
     }
     for (const note of changed.annotations || []) {
       if (note.font && note.font.color) note.font.color = ink;
@@ -26,9 +38,19 @@
     return changed;
   }
 
+  function traces(given) {
+    const ink = dark() ? "#e6e8ec" : "#1f2937";
+    return (given.data || []).map((trace) => {
+      if (!trace.colorbar) return trace;
+      const title = typeof trace.colorbar.title === "string" ? { text: trace.colorbar.title } : trace.colorbar.title || {};
+      const colorbar = { ...trace.colorbar, tickfont: { color: ink }, title: { ...title, font: { color: ink } } };
+      return { ...trace, colorbar };
+    });
+  }
+
   function draw() {
     for (const { element, given } of figures) {
-      Plotly.react(element, given.data, layout(given.layout || {}), { responsive: true, displayModeBar: false });
+      Plotly.react(element, traces(given), layout(given.layout || {}), { responsive: true, displayModeBar: false });
     }
   }
 
