@@ -1,6 +1,7 @@
 """Cache: the activations of a run by site name, in the order of computation."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
+
+LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site
+MOST_GROUPS = 60  # shown as text
 
 
 class Cache(Mapping[str, Tensor]):
@@ -80,7 +84,42 @@ class Cache(Mapping[str, Tensor]):
         return len(self.cache_dict)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self)} tensors, {self.nbytes / 1e6:.1f} MB: {list(self)[:3]}...)"
+        """The number of tensors, their memory, and a line for each group of sites that differ by layer only."""
+        groups = self._groups()
+        rows = [(name, shape, dtype) for name, shape, _, dtype, _ in groups[:MOST_GROUPS]]
+        wide, long = (max((len(row[i]) for row in rows), default=0) for i in (0, 1))
+        lines = [f"  {name:{wide}}  {shape:{long}}  {dtype}" for name, shape, dtype in rows]
+        more = [f"  and {len(groups) - MOST_GROUPS} more groups of sites"] if len(groups) > MOST_GROUPS else []
+        return "\n".join([self._summary(), *lines, *more])
+
+    def _repr_html_(self) -> str:
+        from hooked_lm.viz.tables import bytes_in_words, html_table, summary
+
+        rows = [(*row[:-1], bytes_in_words(row[-1])) for row in self._groups()]
+        return summary(self._summary(), html_table(("site", "shape", "axes", "dtype", "bytes"), rows))
+
+    def _summary(self) -> str:
+        return f"{type(self).__name__}({len(self)} tensor{'s' * (len(self) != 1)}, {self.nbytes / 1e6:.1f} MB)"
+
+    def _groups(self) -> list[tuple[str, str, str, str, int]]:
+        """(sites, shape, axes, dtype, bytes) of the sites with equal names but for the layer, and equal shapes, in order."""
+        groups: dict[tuple[str, str, str, str, str], list[Tensor]] = {}
+        layers: dict[tuple[str, str, str, str, str], list[int]] = {}
+        for name, value in self.cache_dict.items():
+            found = LAYER.match(name)
+            before, number, after = found.groups() if found else (name, None, "")
+            axes = self.dims_of(name.removesuffix("_grad"))
+            axes = axes if self.has_batch_dim or axes[:1] != ("batch",) else axes[1:]
+            shown = " ".join(axes) if len(axes) == value.dim() else ""
+            key = (before, after, str([*value.shape]), shown, str(value.dtype).removeprefix("torch."))
+            groups.setdefault(key, []).append(value)
+            layers.setdefault(key, []).extend([] if number is None else [int(number)])
+        rows = []
+        for key, values in groups.items():
+            before, after, shape, shown, dtype = key
+            sites, n_bytes = before + _layers_in_words(layers[key]) + after, sum(value.nbytes for value in values)
+            rows.append((sites, shape, shown, dtype, n_bytes))
+        return rows
 
     # ---- other caches --------------------------------------------------------------------------------------
 
@@ -302,3 +341,11 @@ def _only_row(name: str, value: Tensor) -> Tensor:
     if value.shape[:1] != (1,):
         raise ValueError(f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}")
     return value[0]
+
+
+def _layers_in_words(layers: list[int]) -> str:
+    """The layers of a group: "{0-3}", "{0,2}", "1"; nothing for a site without a layer."""
+    if len(layers) < 2:
+        return "".join(map(str, layers))
+    is_range = layers == list(range(layers[0], layers[-1] + 1))
+    return f"{{{layers[0]}-{layers[-1]}}}" if is_range else f"{{{','.join(map(str, layers))}}}"

@@ -20,6 +20,7 @@ from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.names import site_name
 from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
+from hooked_lm.models.shown import model_html
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights
@@ -155,6 +156,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])
         return not point.on_demand or (flag is not None and getattr(self.cfg, flag))
+
+    def _repr_html_(self) -> str:
+        return model_html(self, self.in_bare_cache)
 
     def predicate_groups(self, points: Mapping[str, HookPoint]) -> list[set[str]]:
         """Groups of names on which a predicate is tried before the others."""

@@ -30,7 +30,7 @@ BUCKETS = ("encoder.rel_pos_bias", "encoder.blocks.*.attn.position_bias[Relative
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedTransformerConfig(FlatConfig):
     """The config of a decoder, as flat names.
 
@@ -234,7 +234,7 @@ class HookedTransformerConfig(FlatConfig):
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedEncoderConfig(HookedTransformerConfig):
     """The config of an encoder, as flat names.
 
@@ -267,7 +267,7 @@ class HookedEncoderConfig(HookedTransformerConfig):
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedEncoderDecoderConfig(HookedTransformerConfig):
     """The config of an encoder-decoder, as flat names. If encoder and decoder differ, shared names describe the encoder.
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.models.config.row import ABSENT, table
+from hooked_lm.models.config.shown import ShownConfig
 from hooked_lm.models.config.stored import StoredConfig
 from hooked_lm.models.config.tree_edit import edited
 
@@ -35,7 +36,7 @@ KINDS_OF_PARTS = {"positional_embedding_type", "normalization_type", "attention_
 UNSET = (None, -1, -1.0)  # values of a derived name before it is computed
 
 
-class FlatConfig(StoredConfig, ABC):
+class FlatConfig(ShownConfig, StoredConfig, ABC):
     """A config as flat names, and its tree.
 
     `_given` holds the names that were set, with their values; `_base`, the tree that the config was made from; `_shown`, the

@@ -11,7 +11,7 @@ from hooked_lm.models.config.tree import DualEncoderConfig, VisionConfig, Vision
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedVisionConfig(HookedTransformerConfig):
     """The config of a vision tower, as flat names.
 
@@ -52,7 +52,7 @@ class HookedVisionConfig(HookedTransformerConfig):
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedVisionLanguageConfig(HookedTransformerConfig):
     """The config of a vision-language model. Flat names describe the decoder; `tree` also has the tower and the projector.
 
@@ -110,7 +110,7 @@ def tower_of(given: Any) -> VisionConfig | None:
 
 
 @remembers
-@dataclass
+@dataclass(repr=False)
 class HookedDualEncoderConfig(HookedTransformerConfig):
     """The config of a dual encoder, which is made from a tree. Flat names describe the text tower."""
 
