@@ -3,21 +3,24 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.base import Detector
 from hooked_lm.interventions.per_thread import Lock
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
 
 
 @dataclass(eq=False, repr=False)
-class GradientReport(Detector):
+class GradientReport(Tabular, Detector):
     """Measures the gradients of its sites, and reports exploding and vanishing ones.
 
     Args:
@@ -81,6 +84,17 @@ class GradientReport(Detector):
             else f"'{row['site']}': the gradient {row['verdict']}, its root mean square is {row['rms']:.2g}"
             for row in wrong
         ]
+
+    def plot(self, title: str = "") -> "go.Figure":
+        """Bars of the root mean square of the gradients, a bar for each site, in the order of the forward pass."""
+        from hooked_lm import viz
+
+        table = self.to_dataframe()
+        labels = [
+            f"{site} ({verdict})" if verdict else site
+            for site, verdict in zip(table["site"], table["verdict"], strict=True)
+        ]
+        return viz.bars(torch.tensor([*table["rms"]]), labels, title=title or "Gradients", y_title="root mean square")
 
     def clear(self) -> None:
         """Deletes all measurements."""

@@ -24,6 +24,7 @@ from hooked_lm.interventions.part import Positions
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +38,7 @@ Layers = str | int | Sequence[int]  # "each", a layer or several
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SteeringVectors:
+class SteeringVectors(Tabular):
     """A direction for each layer, from the negative to the positive prompts; computed by `steering_vectors`.
 
     Args:

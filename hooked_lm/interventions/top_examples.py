@@ -17,6 +17,7 @@ from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ __all__ = ["Examples", "TopExamples"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Examples:
+class Examples(Tabular):
     """The top-activating examples of each feature of [*features], strongest first.
 
     `values` [*features, rank] are the activations; `texts` and `positions` [*features, rank] are the row in the data set and

@@ -19,6 +19,7 @@ from hooked_lm.engine.edit import Rewrite
 from hooked_lm.extras import later
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # the alig
 Own = TypeVar("Own", bound="Alignment")
 
 
-class Alignment(nn.Module):
+class Alignment(Tabular, nn.Module):
     """A subspace of the vectors at a location, as an intervention: base + R R^T (source - base).
 
     R, `directions` [width, size], has orthonormal columns, also after steps of an optimiser. Only these `size` directions are

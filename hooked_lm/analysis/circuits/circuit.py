@@ -15,6 +15,7 @@ from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths
 from hooked_lm.extras import later
 from hooked_lm.results import stored
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import networkx as nx  # type: ignore[import-untyped]
@@ -30,7 +31,7 @@ SHOWN = 60  # edges of a figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(Tabular):
     """A subset of the edges of a model.
 
     Args:

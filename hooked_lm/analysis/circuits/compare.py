@@ -1,27 +1,33 @@
 """Comparison: the shared and unshared edges and nodes of two circuits of one model."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.graph import Graph
+from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.analysis.circuits.paths import nodes_of, on_paths
 from hooked_lm.extras import later
+from hooked_lm.results import stored
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
 
+FORMAT = "hooked_lm.Comparison"
 SHARED, ONE, OTHER = "both", "one", "other"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison:
+class Comparison(Tabular):
     """The edges [writer, reader] of two circuits of one model, and their nodes on paths from input to logits.
 
     `edges` and `nodes` are lists by the keys "both", "one" (only in the first) and "other" (only in the second).
@@ -64,6 +70,29 @@ class Comparison:
         rows = [("edge", " -> ".join(edge), where) for where, some in self.edges.items() for edge in some]
         rows += [("node", node, where) for where, some in self.nodes.items() for node in some]
         return pd.DataFrame(rows, columns=["kind", "name", "where"])
+
+    def plot(self, title: str = "") -> "go.Figure":
+        """Bars of the numbers of edges and nodes that are in both circuits, and in only one of them."""
+        from hooked_lm import viz
+
+        parts: dict[str, Mapping[str, Sized]] = {"edges": self.edges, "nodes": self.nodes}
+        words = {SHARED: "in both", ONE: "in the first only", OTHER: "in the other only"}
+        labels = [f"{what} {word}" for what in parts for word in words.values()]
+        numbers = [float(len(of[where])) for of in parts.values() for where in words]
+        return viz.bars(torch.tensor(numbers), labels, title=title or "Parts of two circuits", y_title="number")
+
+    def save(self, path: str | Path) -> None:
+        """Writes the comparison to one safetensors file; `load` restores it exactly."""
+        ends = {"writers": self.graph.writers, "readers": self.graph.readers}
+        header = {name: [asdict(node) for node in nodes] for name, nodes in ends.items()}
+        stored.write(path, FORMAT, {ONE: self.one, OTHER: self.other}, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Comparison":
+        """Reads what `save` wrote. Raises ValueError for any other file."""
+        tensors, header = stored.read(path, FORMAT)
+        writers, readers = (tuple(Node(**node) for node in header[name]) for name in ("writers", "readers"))
+        return cls(Graph(writers, readers), tensors[ONE], tensors[OTHER])
 
     def __repr__(self) -> str:
         return f"Comparison(edges: {_told(self.edges)}; nodes: {_told(self.nodes)})"

@@ -22,6 +22,7 @@ from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,7 +48,7 @@ class Translator(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lens:
+class Lens(Tabular):
     """The predictions of a lens after each layer, at each position of each prompt.
 
     `tokens` are the ids of the most likely tokens, the most likely first; `logits` and `log_probs` (in nats) are theirs, all

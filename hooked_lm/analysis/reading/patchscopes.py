@@ -19,6 +19,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ Mapping = Callable[[Float[Tensor, "layer d_source"]], Float[Tensor, "layer d_tar
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Patchscope:
+class Patchscope(Tabular):
     """The continuations generated with the state of each source layer patched into each target layer.
 
     `tokens` [source, target, new] are ids. `texts` are their strings, a list for each source layer (None without a tokenizer).
