@@ -52,14 +52,15 @@ def without_setup(source: str) -> str:
     return re.sub(r"renderers\.default = .*", 'renderers.default = "json"', "\n".join(lines))
 
 
-def run(path: Path, seconds: int) -> list[str]:
-    """Runs a notebook; returns a line for each cell that failed, and prints how many ran."""
+def run(path: Path, seconds: int, place: Path) -> list[str]:
+    """Runs a notebook in the directory `place`; returns a line for each cell that failed, and prints how many ran."""
     notebook = nbformat.read(path, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
     for cell in cells:
         cell.source, cell.outputs = without_setup(cell.source), []
     notebook.cells = [nbformat.v4.new_code_cell(PRELUDE), *cells]
-    NotebookClient(notebook, timeout=seconds, allow_errors=True, kernel_name="python3").execute()
+    options = {"timeout": seconds, "allow_errors": True, "kernel_name": "python3"}
+    NotebookClient(notebook, resources={"metadata": {"path": str(place)}}, **options).execute()
     failed = []
     for number, cell in enumerate(notebook.cells):
         errors = [output for output in cell.outputs if output.output_type == "error"]
@@ -127,7 +128,7 @@ def checkpoints_of(words: list[str], cache: Path) -> None:
     text = byte_tokenizer(words)
     end = {"bos_token_id": text.bos_token_id, "eos_token_id": text.eos_token_id}
     for name in ("gpt2", "openai-community/gpt2"):
-        small = GPT2Config(vocab_size=len(text), n_embd=96, n_layer=12, n_head=12, **end)
+        small = GPT2Config(n_embd=96, n_layer=12, n_head=12, **end)
         GPT2LMHeadModel(small).save_pretrained(folder(name))
         text.save_pretrained(cache / ("models--" + name.replace("/", "--")) / "snapshots" / REVISION)
     special = {
@@ -170,11 +171,10 @@ def main(arguments: list[str]) -> int:
     paths = sorted(given.folder.glob("*.ipynb"))
     if not paths:
         parser.error(f"there are no notebooks in {given.folder}")
-    with tempfile.TemporaryDirectory() as home:
-        cache = Path(home)
-        checkpoints_of(words_of(paths), cache)
+    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as place:
+        checkpoints_of(words_of(paths), Path(home))
         os.environ |= {"HF_HUB_CACHE": home, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        failed = [run(path, given.seconds) for path in paths]
+        failed = [run(path, given.seconds, Path(place)) for path in paths]
         return int(any(failed))
 
 
