@@ -18,6 +18,7 @@ from hooked_lm import HookedTransformer, analysis, interventions
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.interventions import GradientReport
+from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, train_on
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.results import Scores
 from hooked_lm.viz import View
@@ -64,6 +65,11 @@ def examples() -> Examples:
     return Examples(torch.ones(2, 1), ids, ids, torch.ones(2, 1, 3, dtype=torch.long))
 
 
+def trained() -> Any:
+    rows = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    return train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=32, k=4), Settings(steps=5, vectors_per_step=50))
+
+
 @dataclass(frozen=True)
 class Result:
     """A result on the bundled model, and the reasons for the verbs that it lacks."""
@@ -86,6 +92,7 @@ RESULTS = {
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
     "SteeringVectors": Result(steering),
+    "Trained": Result(trained, no_file="its parts have files: `sae.save`, `losses.save`, `figures.save`"),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }
 # Results of classes that others list, and why they are not made here.

@@ -23,7 +23,7 @@ FORMAT = "hooked_lm.Statistics"
 AT_ONCE = 1 << 20  # entries in one chunk
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Summary:
     """Statistics of a site over `count` vectors, for each entry of [*features], in double precision.
 
@@ -41,6 +41,12 @@ class Summary:
     histogram: Int[Tensor, "*features bin"] | None = None
     below: Int[Tensor, "*features"] | None = None
     above: Int[Tensor, "*features"] | None = None
+
+    def __repr__(self) -> str:
+        more = [name for name in ("covariance", "histogram") if getattr(self, name) is not None]
+        means = f"means {self.mean.min():.4g} to {self.mean.max():.4g}" if self.mean.numel() else "no features"
+        beside = "".join(f", {name}" for name in more)
+        return f"Summary({self.count:,} vectors of {[*self.mean.shape]}; {means}{beside})"
 
     @property
     def std(self) -> Float[Tensor, "*features"]:

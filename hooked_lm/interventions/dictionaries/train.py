@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,13 +21,18 @@ from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, St
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
+from hooked_lm.results.tabular import Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
 
 CHECKPOINT, FINISHED = "checkpoint.safetensors", "dictionary.safetensors"
 FORMAT = "hooked_lm.dictionary_training"
 
 
-@dataclass(frozen=True)
-class Trained:
+@dataclass(frozen=True, repr=False)
+class Trained(Tabular):
     """A trained dictionary, its loss in each step (axis `step`), and its metrics on held-out texts (`figures`).
 
     Losses are for vectors scaled to a mean norm of sqrt(d). `figures` is None without held-out texts.
@@ -36,6 +41,24 @@ class Trained:
     sae: SAE
     losses: Scores
     figures: Scores | None = None
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """The loss of each step."""
+        return self.losses.to_dataframe()
+
+    def plot(self, title: str = "") -> "go.Figure":
+        """The loss by step as a line."""
+        from hooked_lm import viz
+
+        losses = self.losses.mean
+        steps = torch.arange(len(losses), dtype=torch.float32)
+        return viz.curves(steps, {"loss": losses}, title=title or "Training", x_title="step", y_title="loss")
+
+    def __repr__(self) -> str:
+        losses = self.losses.mean
+        found = f"loss {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses):,} steps" if len(losses) else "no steps"
+        figures = "" if self.figures is None else "; figures on held-out texts"
+        return f"Trained({type(self.sae).__name__} of {self.sae.W_dec.shape[0]:,} features; {found}{figures})"
 
 
 @dataclass(frozen=True)
