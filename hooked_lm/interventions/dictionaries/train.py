@@ -48,11 +48,7 @@ class Trained(Tabular):
 
     def plot(self, title: str = "") -> "go.Figure":
         """The loss by step as a line."""
-        from hooked_lm import viz
-
-        losses = self.losses.mean
-        steps = torch.arange(len(losses), dtype=torch.float32)
-        return viz.curves(steps, {"loss": losses}, title=title or "Training", x_title="step", y_title="loss")
+        return self.losses.plot(title or "Loss in training")
 
     def __repr__(self) -> str:
         losses = self.losses.mean
