@@ -36,6 +36,7 @@ else:
     subplots = later("plotly.subplots", "viz")
 
 MOST_PANELS = 32
+"""The largest number of small multiples in one figure."""
 BETWEEN = 44  # pixels from a panel to the one below, for its title
 NARROW = 16  # columns of a panel that has others beside it, at most
 
