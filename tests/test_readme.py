@@ -45,7 +45,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
         ("porting-tables.md", 2),
         ("patching.md", 20),
         ("attribution.md", 6),
-        ("reading.md", 9),
+        ("reading.md", 10),
         ("interventions.md", 7),
         ("vision.md", 8),
         ("scale.md", 2),

@@ -20,6 +20,7 @@ from hooked_lm.analysis.reading.lens import Lens, logit_lens
 from hooked_lm.analysis.reading.max_activating import MaxActivating, max_activating_examples
 from hooked_lm.analysis.reading.neurons import copying_scores, head_top_tokens, neuron_top_tokens
 from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
+from hooked_lm.analysis.reading.saliency import Saliency, saliency
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
 
@@ -35,6 +36,7 @@ __all__ = [
     "Patchscope",
     "Probes",
     "SVDInterpreter",
+    "Saliency",
     "TunedLens",
     "attention_statistics",
     "attention_to_images",
@@ -59,6 +61,7 @@ __all__ = [
     "patch_edges",
     "patchscope",
     "repeated_random_tokens",
+    "saliency",
     "source_attribution",
     "sweep_alignments",
     "train_alignment",

@@ -13,6 +13,7 @@ from hooked_lm.viz.page import Section, check_writable, report
 from hooked_lm.viz.panels import MOST_PANELS, heatmap_panels
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
 from hooked_lm.viz.plots import attention_patterns, bars, heatmap, position_labels, token_label, visible
+from hooked_lm.viz.tokens import tokens
 from hooked_lm.viz.view import View
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "position_labels",
     "report",
     "token_label",
+    "tokens",
     "visible",
 ]

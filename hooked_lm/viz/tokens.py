@@ -1,15 +1,19 @@
-"""Tokens with numbers: in the cells of a grid, or as text with coloured backgrounds."""
+"""Tokens with numbers: in the cells of a grid, as text with coloured backgrounds, or as a view of text with several numbers."""
 
+import html
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import heatmap, token_label
+from hooked_lm.viz.plots import MINUS, heatmap, token_label
 from hooked_lm.viz.theme import SEQUENTIAL
+from hooked_lm.viz.view import View
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -17,6 +21,10 @@ else:
     go = later("plotly.graph_objects", "viz")
 
 WARM, COLD = (200, 105, 76), (91, 143, 194)  # background colours of positive and negative numbers
+Values: TypeAlias = Float[Tensor, "..."] | Sequence[float] | Mapping[str, Sequence[float] | Float[Tensor, " token"]]
+
+LONGEST = 60
+STYLE = Path(__file__).with_suffix(".css")
 
 
 def token_grid(
@@ -83,3 +91,103 @@ def _span(token: str, value: float, limit: float, marked: bool) -> str:
     line = "border-bottom:2px solid #1c2330;" if marked else ""
     style = f"background:rgba({red},{green},{blue},{0.35 * strength:.2f});{line}white-space:pre"
     return f'<span style="{style}" title="{value:.4g}">{token_label(token, 40)}</span>'
+
+
+def tokens(
+    tokens: Sequence[str],
+    values: Values,
+    names: Sequence[str] | None = None,
+    *,
+    title: str = "Tokens",
+    limit: float | None = None,
+) -> View:
+    """A view of a text whose tokens are coloured by numbers: blue above zero, orange and underlined below, hatched for NaN.
+
+    The number of a token is shown on hover and focus. Of several values for each token, buttons above the text choose one.
+    The view needs no script, so it works wherever HTML is shown. Line breaks are shown and kept.
+
+    Args:
+        tokens: the strings, in order.
+        values: one number for each token; several as a tensor [value, token] or a dict by name.
+        names: the names of several values; may contain duplicates.
+        limit: the absolute value of the full colour; the largest of each value if None.
+
+    Raises ValueError for numbers or names that do not fit.
+
+    >>> view = tokens(["The", " cat", " sat"], {"loss": [0.1, 2.5, 1.0], "norm": [9.0, 3.0, 4.0]})
+    >>> view
+    View('Tokens', 3 tokens, 2 values; .show() opens it in a browser, .write_html(path) saves it)
+    """
+    if isinstance(values, Mapping):
+        if names is not None:
+            raise ValueError("values has names of its own: give no others")
+        names = list(values)
+        rows = [_row(row) for row in values.values()]
+    else:
+        table = torch.as_tensor(values).detach().float().cpu()
+        rows = [row.tolist() for row in (table if table.ndim == 2 else table[None])] if table.ndim in (1, 2) else []
+        names = [""] * len(rows) if names is None and len(rows) == 1 else names
+        names = [str(i) for i in range(len(rows))] if names is None else [str(name) for name in names]
+    if not rows or len(names) != len(rows):
+        raise ValueError(f"{len(names)} names for {len(rows)} values: values are [token] or [value, token]")
+    if wrong := [row for row in rows if len(row) != len(tokens)]:
+        raise ValueError(f"{len(tokens)} tokens for {len(wrong[0])} values")
+    every = range(len(rows))
+    chosen = "".join(f"#value-{i}:checked ~ .panel-{i} {{ display: block; }}\n" for i in every)
+    buttons = "".join(_button(i, name) for i, name in enumerate(names)) if len(rows) > 1 else ""
+    if len(rows) == 1:
+        chosen = ".tokens-view .panel { display: block; }"
+    panels = "".join(_panel(i, tokens, row, limit) for i, row in enumerate(rows))
+    body = f'<div class="tokens-view"><h2>{html.escape(title)}</h2>{buttons}{panels}</div>'
+    about = f"{len(tokens)} tokens" + f", {len(rows)} values" * (len(rows) > 1)
+    return View(
+        title,
+        body,
+        style=STYLE.read_text(encoding="utf-8") + chosen,
+        height=min(700, 170 + 12 * len(tokens)),
+        text=about,
+    )
+
+
+def _row(row: Sequence[float] | Tensor) -> list[float]:
+    return [float(value) for value in row]
+
+
+def _button(i: int, name: str) -> str:
+    checked = " checked" if i == 0 else ""
+    return (
+        f'<input class="choose" type="radio" name="value" id="value-{i}"{checked}>'
+        f'<label for="value-{i}">{token_label(name, LONGEST)}</label>'
+    )
+
+
+def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | None) -> str:
+    finite = [value for value in row if math.isfinite(value)]
+    limit = limit or max(map(abs, finite), default=0.0) or 1.0
+    text = "".join(_token(token, value, limit) for token, value in zip(tokens, row, strict=True))
+    low = min(finite, default=0.0) < 0
+    ramp = f"{'var(--down), ' * low}transparent, var(--up)"
+    gaps = len(row) - len(finite)
+    missing = f" &ensp; hatched: no value ({gaps})" if gaps else ""
+    return (
+        f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{_number(-limit if low else 0.0)}'
+        f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{_number(limit)}{missing}</p></div>'
+    )
+
+
+def _token(token: str, value: float, limit: float) -> str:
+    is_number = math.isfinite(value)
+    kind = "none" if not is_number else "up" if value >= 0 else "down"
+    strength = min(1.0, abs(value) / limit) if is_number else 0.0
+    said = _number(value) if is_number else "no value"
+    label = token_label(token, LONGEST)
+    spoken = label.replace('"', "&quot;")
+    broken = "<br>" * token.endswith("\n")
+    return (
+        f'<span class="{kind}" style="--s: {strength:.3f}" tabindex="0" data-value="{said}" '
+        f'aria-label="{spoken}: {said}">{label}</span>{broken}'
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}".replace("-", MINUS)
