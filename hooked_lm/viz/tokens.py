@@ -166,7 +166,8 @@ def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | N
     limit = limit or max(map(abs, finite), default=0.0) or 1.0
     text = "".join(_token(token, value, limit) for token, value in zip(tokens, row, strict=True))
     low = min(finite, default=0.0) < 0
-    ramp = f"{'var(--down), ' * low}transparent, var(--up)"
+    down, up = (f"color-mix(in srgb, var(--{name}) 50%, transparent)" for name in ("down", "up"))
+    ramp = f"{f'{down}, ' * low}transparent, {up}"
     gaps = len(row) - len(finite)
     missing = f" &ensp; hatched: no value ({gaps})" if gaps else ""
     return (
