@@ -46,7 +46,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
         ("patching.md", 20),
         ("attribution.md", 6),
         ("reading.md", 10),
-        ("interventions.md", 7),
+        ("interventions.md", 8),
         ("vision.md", 8),
         ("scale.md", 2),
         ("harvest.md", 3),

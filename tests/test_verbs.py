@@ -100,6 +100,7 @@ ELSEWHERE = {
     "Alignment": "tests/analysis/alignment",
     "Attribution": "a SweepResult, which is a Scores: tests/analysis/attribution",
     "Evaluation": "a Scores: tests/analysis/circuits",
+    "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",
     "Probes": "a Scores: tests/analysis/test_probes.py",
     "Tabular": "the base class of results",

@@ -12,7 +12,9 @@ from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
 from hooked_lm.analysis.probes import Probes, train_probe
 from hooked_lm.analysis.reading.composition import head_composition
+from hooked_lm.analysis.reading.dashboards import write_dashboards
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
+from hooked_lm.analysis.reading.feature_report import FeatureReport, feature_report
 from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.heads import attention_statistics, head_scores, repeated_random_tokens
 from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
@@ -29,6 +31,7 @@ __all__ = [
     "Attribution",
     "BoundlessAlignment",
     "Circuit",
+    "FeatureReport",
     "Graph",
     "Lens",
     "Location",
@@ -47,6 +50,7 @@ __all__ = [
     "copying_scores",
     "detect_head",
     "direct_logit_attribution",
+    "feature_report",
     "head_composition",
     "head_scores",
     "head_top_tokens",
@@ -67,4 +71,5 @@ __all__ = [
     "train_alignment",
     "train_probe",
     "train_tuned_lens",
+    "write_dashboards",
 ]

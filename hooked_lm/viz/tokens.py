@@ -88,7 +88,7 @@ def coloured_tokens(
 def _span(token: str, value: float, limit: float, marked: bool) -> str:
     strength = min(1.0, abs(value) / limit) if math.isfinite(value) else 0.0
     red, green, blue = WARM if value > 0 else COLD
-    line = "border-bottom:2px solid #1c2330;" if marked else ""
+    line = "border-bottom:2px solid currentColor;" if marked else ""
     style = f"background:rgba({red},{green},{blue},{0.35 * strength:.2f});{line}white-space:pre"
     return f'<span style="{style}" title="{value:.4g}">{token_label(token, 40)}</span>'
 

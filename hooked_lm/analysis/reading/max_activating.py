@@ -1,4 +1,4 @@
-"""Max-activating examples: the positions of a dataset with the largest activations of a direction, neuron or head."""
+"""Max-activating examples: the positions of a dataset with the largest activations of a direction, neuron, head or feature."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_at_site
+from hooked_lm.interventions.dictionaries.hook import encoded, flat
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
@@ -73,14 +74,21 @@ class MaxActivating:
         finite = self.activations[self.activations.isfinite()]
         limit = float(finite.abs().max()) if len(finite) else None
         rows = []
+        for i, (value, words, values, place) in enumerate(self.snippets()):
+            shown = coloured_tokens(words, values, limit, place)
+            where = f"text {self.texts[i]}, position {self.positions[i]}"
+            rows.append(f'<tr><td>{value}</td><td title="{where}">{shown}</td></tr>')
+        return f"<p>{escape(repr(self))}</p><table>{''.join(rows)}</table>"
+
+    def snippets(self) -> list[tuple[str, list[str], list[float], int]]:
+        """For each example its value, the tokens around it with their activations, and its place among them."""
+        found = []
         for i in range(len(self)):
             there = self.tokens[i] >= 0
             words = [self.words[token] for token in self.tokens[i][there].tolist()]
-            middle = int(there[: self.context].sum())
-            shown = coloured_tokens(words, self.activations[i][there].tolist(), limit, middle)
-            where = f"text {self.texts[i]}, position {self.positions[i]}"
-            rows.append(f'<tr><td>{self.values[i]:.4g}</td><td title="{where}">{shown}</td></tr>')
-        return f"<p>{escape(repr(self))}</p><table>{''.join(rows)}</table>"
+            place = int(there[: self.context].sum())
+            found.append((f"{self.values[i]:.4g}", words, self.activations[i][there].tolist(), place))
+        return found
 
     def _repr_html_(self) -> str:
         return self.to_html()
@@ -122,10 +130,12 @@ def max_activating_examples(
     model: Decoder,
     prompts: Data,
     *,
-    site: Site,
+    site: Site | None = None,
     direction: Float[Tensor, " d"] | None = None,
     neuron: int | None = None,
     heads: int | str | None = None,
+    sae: object | None = None,
+    feature: int | None = None,
     k: int = 20,
     context: int = 10,
     largest: bool = True,
@@ -135,19 +145,21 @@ def max_activating_examples(
     """The `k` positions of a dataset with the largest activation at a site, in one pass over the data.
 
     The activation at a position is the dot product with `direction`, or the entry `neuron` of the last axis, or the norm of the
-    vector if neither is given. At a site with heads, such as ("z", 3), `heads` selects one. Among equal activations the first
-    is kept. Only one batch and `k` examples are in memory.
+    vector if neither is given. At a site with heads, such as ("z", 3), `heads` selects one. With `sae` and `feature` it is that
+    feature of a sparse dictionary, and positions where it is zero are left out. Among equal activations the first is kept. Only
+    one batch and `k` examples are in memory.
 
     Args:
         prompts: texts, token ids [prompt, pos], `VisionInputs`, or an iterator of batches of these. Texts get the model's BOS
             and are truncated at n_ctx; padding is left out.
-        site: a full name, or a short one with its layer, such as ("post", 2).
+        site: a full name, or a short one with its layer, such as ("post", 2); None: that in the config of `sae`.
+        sae: a dictionary with `encode`, whose `feature` is an index.
         context: the number of context tokens on each side.
         largest: False for the smallest activations.
         skip: the number of tokens left out at the start of each text, such as a BOS, whose activations are often extreme.
 
     Raises ValueError for data without positions, a site without positions, a direction of another width, or activations that
-    are NaN; IndexError for a neuron or head out of range; KeyError for an unknown site.
+    are NaN; IndexError for a neuron, head or feature out of range; KeyError for an unknown site.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -159,10 +171,10 @@ def max_activating_examples(
     for name, number, least in (("k", k, 1), ("context", context, 0), ("skip", skip, 0), ("batch_size", batch_size, 1)):
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
-    measure = _Measure(model, site, direction, neuron, heads)
+    measure = _measure(model, site, direction, neuron, heads, sae, feature)
     settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
     top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
-    for tokens, real in _batches(model, prompts, batch_size):
+    for tokens, real in batches(model, prompts, batch_size):
         top.batch(ids_of(tokens).cpu(), real)
         run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
         with model.hooks([top]):  # `names_filter` stops the run after the site
@@ -173,8 +185,51 @@ def max_activating_examples(
         raise ValueError(f"the data have no position to look at: {n_texts} texts" + f", skip {skip}" * (skip > 0))
     about = origin(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
     found = {name: value[: min(k, n_positions)] for name, value in top.examples().tensors().items()}
+    if sae is not None:
+        found = {name: value[found["values"] != 0] for name, value in found.items()}
     shown = found["tokens"]
     return MaxActivating(**found, words=spelled(model, shown[shown >= 0]), about=about)
+
+
+class _Feature:
+    """The activation of a feature of a dictionary at each position."""
+
+    def __init__(self, model: Decoder, site: Site | None, sae: object, feature: int | None) -> None:
+        site = site if site is not None else getattr(getattr(sae, "cfg", None), "hook_point", None)
+        if site is None:
+            raise ValueError("the config of the dictionary names no site: give site=")
+        if feature is None or not callable(getattr(sae, "encode", None)):
+            raise ValueError(
+                "sae= is a dictionary with encode, and feature= the index of one of its features: give both"
+            )
+        names = model.names(site)
+        if len(names) != 1:
+            raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
+        self.site, self.sae, self.feature = names[0], sae, feature
+        self.name = f"{self.site} feature {feature}"
+
+    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
+        found = encoded(self.sae, flat(self.sae, upcast(value), f"'{self.site}'"))
+        return found[..., _index(self.feature, found.shape[-1], "feature", "the dictionary")]
+
+
+def _measure(
+    model: Decoder,
+    site: Site | None,
+    direction: Tensor | None,
+    neuron: int | None,
+    heads: int | str | None,
+    sae: object | None,
+    feature: int | None,
+) -> "_Measure | _Feature":
+    """The function from the value at a site to the activation at each position, from the arguments that say which."""
+    if sae is not None or feature is not None:
+        if not (direction is None and neuron is None and heads is None):
+            raise ValueError("a feature of a dictionary is no direction, neuron or head: give sae and feature alone")
+        return _Feature(model, site, sae, feature)
+    if site is None:
+        raise ValueError("give site=, such as ('post', 2), or sae= and feature=")
+    return _Measure(model, site, direction, neuron, heads)
 
 
 class _Measure:
@@ -228,7 +283,7 @@ def _index(index: int, size: int, what: str, site: str) -> int:
     return index
 
 
-def _batches(model: Decoder, data: Data, size: int) -> Iterator[tuple[Rows, Bool[Tensor, "batch pos"]]]:
+def batches(model: Decoder, data: Data, size: int) -> Iterator[tuple[Rows, Bool[Tensor, "batch pos"]]]:
     """Yield batches on the CPU with a mask that is True except at padding."""
     if isinstance(data, str):
         data = [data]

@@ -1,0 +1,93 @@
+"""Feature reports in the JSON layout of a batch of SAEDashboard, which Neuronpedia imports."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.analysis.reading.feature_report import FeatureReport
+from hooked_lm.files import replacing
+
+__all__ = ["write_dashboards"]
+
+TOP = {"bin_min": -1.0, "bin_contains": -1.0}  # marks of the group of top activations
+
+
+def write_dashboards(
+    reports: Sequence[FeatureReport],
+    path: str | Path,
+    *,
+    model_id: str,
+    layer: int,
+    sae_set: str,
+    dataset: str = "",
+    n_tokens_in_prompt: int = 0,
+) -> Path:
+    """Writes feature reports as one batch of SAEDashboard; returns the path.
+
+    The layout is that of `NeuronpediaDashboardBatch` in SAEDashboard's source, which has no other description. The lists of
+    aligned and correlated neurons and features, and the distribution of decoder weights over heads, are empty: a report does not
+    measure them.
+
+    Args:
+        model_id, layer, sae_set: what Neuronpedia calls the model, the layer and the set of dictionaries.
+        dataset, n_tokens_in_prompt: where the prompts are from, and their length.
+
+    Raises ValueError for no reports, and OSError if the file cannot be written.
+
+    >>> import tempfile
+    >>> write_dashboards([], "batch-0.json", model_id="demo", layer=1, sae_set="mlp")
+    Traceback (most recent call last):
+    ValueError: there are no reports to write: give at least one
+    """
+    if not reports:
+        raise ValueError("there are no reports to write: give at least one")
+    shared = {"n_tokens_in_prompt": n_tokens_in_prompt, "dataset": dataset}
+    content = {
+        "model_id": model_id,
+        "layer": layer,
+        "sae_set": sae_set,
+        "features": [_feature(report) | shared for report in reports],
+    }
+    with replacing(path) as unfinished:
+        unfinished.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
+    return Path(path)
+
+
+def _feature(report: FeatureReport) -> dict[str, Any]:
+    empty = ("neuron_alignment", "correlated_neurons", "correlated_features")
+    kinds = {"neuron_alignment": "values", "correlated_neurons": "pearson", "correlated_features": "pearson"}
+    unknown = {f"{name}_{kind}": list[float]() for name in empty for kind in ("indices", kinds[name], "l1")}
+    return {
+        "feature_index": report.about["feature"],
+        **unknown,
+        **_tokens("neg", report.tables["suppressed"]),
+        **_tokens("pos", report.tables["promoted"]),
+        "frac_nonzero": report.density,
+        **_bars("freq", report.bins, report.counts),
+        **_bars("logits", report.logit_bins, report.logit_counts),
+        "n_prompts_total": report.about["prompts"],
+        "decoder_weights_dist": [],
+        "activations": _activations(report),
+    }
+
+
+def _tokens(kind: str, rows: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    return {f"{kind}_str": [token for token, _ in rows], f"{kind}_values": [round(value, 3) for _, value in rows]}
+
+
+def _bars(kind: str, edges: Tensor, counts: Tensor) -> dict[str, list[float]]:
+    """The middles of the bins of a histogram, and their counts."""
+    middles = (edges[1:] + edges[:-1]) / 2 if len(counts) else counts
+    numbers = {"bar_values": middles, "bar_heights": counts}
+    return {f"{kind}_hist_data_{name}": [round(value, 3) for value in of.tolist()] for name, of in numbers.items()}
+
+
+def _activations(report: FeatureReport) -> list[dict[str, Any]]:
+    found = []
+    for _, tokens, values, _ in report.examples.snippets():
+        numbers = [round(value, 3) for value in values]
+        found.append({**TOP, "bin_max": float(report.examples.values[0]), "tokens": tokens, "values": numbers})
+    return found

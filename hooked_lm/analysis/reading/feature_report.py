@@ -1,0 +1,302 @@
+"""What a feature of a dictionary is about: top texts, how often it is active, its logit effects, and what ablating it does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from hooked_lm.analysis.reading.max_activating import MaxActivating, batches, max_activating_examples
+from hooked_lm.analysis.reading.neurons import to_logits, token_strings
+from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.extras import later
+from hooked_lm.interventions.dictionaries.hook import (
+    Dictionary,
+    DictionaryHook,
+    Transcode,
+    decoded,
+    encoded,
+    run_with_features,
+)
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, ids_of
+from hooked_lm.results import stored
+from hooked_lm.results.scores import origin
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from hooked_lm.viz.view import View
+else:
+    pd = later("pandas", "viz")
+
+__all__ = ["FeatureReport", "feature_report"]
+
+FORMAT = "hooked_lm.FeatureReport"
+N_BINS = 40
+TABLES = ("promoted", "suppressed", "more likely without it", "less likely without it")
+Table = list[tuple[str, float]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureReport:
+    """A feature of a dictionary on a data set; see `feature_report`.
+
+    Args:
+        examples: the positions with the largest activations.
+        bins, counts: the edges [bin + 1] of the histogram of activations that are not zero, and how many are in each bin.
+        logit_bins, logit_counts: those of the logit effects of all tokens; empty if there are none.
+        tables: tokens with numbers: "promoted" and "suppressed" by the feature's direction, in logits for an activation of 1
+            before the final norm's division; "more likely without it" and "less likely without it", the change of the mean
+            probability of the next token at its positions.
+        n_positions, n_active: the positions of the data set, and those where the feature is active.
+        loss: the next-token loss in nats, a mean over the active positions that have a next token; `loss_ablated` without the
+            feature. NaN if there is none.
+        about: model, site, feature and settings.
+    """
+
+    examples: MaxActivating
+    bins: Float[Tensor, " edge"]
+    counts: Float[Tensor, " bin"]
+    logit_bins: Float[Tensor, " logit_edge"]
+    logit_counts: Float[Tensor, " logit_bin"]
+    tables: dict[str, Table]
+    n_positions: int
+    n_active: int
+    loss: float
+    loss_ablated: float
+    about: dict[str, Any]
+
+    @property
+    def density(self) -> float:
+        """The share of positions where the feature is active."""
+        return self.n_active / self.n_positions
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """A row for each example and each token of the tables: `part`, `token`, `value`, and the `snippet` of examples."""
+        found = self.examples.to_dataframe()[["token", "value", "snippet"]].assign(part="example")
+        rows = [(name, token, value) for name in TABLES for token, value in self.tables[name]]
+        tables = pd.DataFrame(rows, columns=["part", "token", "value"]).assign(snippet="")
+        return pd.concat([found, tables], ignore_index=True)[["part", "token", "value", "snippet"]]
+
+    def plot(self) -> "View":
+        """The page of the feature, as a view: `show()`, `write_html(path)`, or a part of a report."""
+        from hooked_lm.viz.features import feature_view
+
+        return feature_view(
+            f"{self.about['site']}, feature {self.about['feature']}",
+            self.facts(),
+            self.examples.snippets(),
+            (self.bins.tolist(), self.counts.tolist()),
+            self.tables,
+            NOTES,
+        )
+
+    def facts(self) -> dict[str, str]:
+        """Key figures of the feature as text."""
+        from hooked_lm.viz.numbers import rounded
+
+        change = rounded(self.loss_ablated - self.loss, 3, sign=True)
+        largest = float(self.examples.values[0]) if len(self.examples) else 0.0
+        return {
+            "active at": f"{self.n_active:,} of {self.n_positions:,} positions ({self.density:.2%})",
+            "largest activation": f"{largest:.4g}",
+            "loss without it": f"{change} nats, where it is active",
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything to one safetensors file, atomically; `load` restores it exactly."""
+        tensors = {name: getattr(self, name) for name in ("bins", "counts", "logit_bins", "logit_counts")}
+        tensors |= {f"examples.{name}": getattr(self.examples, name) for name in EXAMPLES}
+        numbers = ("tables", "n_positions", "n_active", "about")
+        header = {name: getattr(self, name) for name in numbers} | {
+            "losses": [repr(self.loss), repr(self.loss_ablated)]
+        }
+        header |= {"words": list(self.examples.words.items()), "examples_about": self.examples.about}
+        stored.write(path, FORMAT, tensors, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "FeatureReport":
+        """Reads what `save` wrote. Raises ValueError for any other file."""
+        tensors, header = stored.read(path, FORMAT)
+        words, about = dict(header.pop("words")), header.pop("examples_about")
+        examples = MaxActivating(
+            **{name: tensors.pop(f"examples.{name}") for name in EXAMPLES}, words=words, about=about
+        )
+        loss, ablated = map(float, header.pop("losses"))
+        header["tables"] = {name: [(token, value) for token, value in rows] for name, rows in header["tables"].items()}
+        rest: dict[str, Any] = {**tensors, **header}
+        return cls(examples=examples, **rest, loss=loss, loss_ablated=ablated)
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
+
+    def __repr__(self) -> str:
+        promotes = ", ".join(repr(token) for token, _ in self.tables["promoted"][:3])
+        says = f"; promotes {promotes}" if promotes else ""
+        return f"FeatureReport({self.about['site']} feature {self.about['feature']}: density {self.density:.2%}{says})"
+
+
+EXAMPLES = ("values", "texts", "positions", "tokens", "activations")
+NOTES = {
+    "promoted": "The feature's direction in the dictionary times the unembedding, with the gain and centring of the final norm, "
+    "without the division by its scale: logits for an activation of 1.",
+    "more likely without it": "The feature is set to zero wherever it is active, and the reconstruction error is kept: changes "
+    "of the mean probability of the next token at these positions.",
+}
+
+
+@undisturbed
+@torch.no_grad()
+def feature_report(
+    model: Decoder,
+    sae: object,
+    feature: int,
+    prompts: Sequence[str] | Tensor,
+    *,
+    site: str | tuple[str, int] | None = None,
+    site_out: str | tuple[str, int] | None = None,
+    n_examples: int = 10,
+    context: int = 10,
+    k: int = 10,
+    skip: int = 0,
+    batch_size: int = 8,
+) -> FeatureReport:
+    """Describes a feature of a sparse dictionary on a data set.
+
+    Args:
+        sae: a dictionary with `encode` and `decode`, an autoencoder or a transcoder.
+        prompts: texts, or token ids [prompt, pos]; the data set is read twice.
+        site, site_out: the site of a dictionary, and the output site of a transcoder; by default those in its config.
+        n_examples, context: the number of top texts, and of tokens on each side.
+        k: the number of tokens in each table.
+        skip: the number of tokens left out at the start of each text, such as a BOS.
+        batch_size: how many prompts run together.
+
+    Returns a FeatureReport: `plot()` is its page, `to_dataframe()` its numbers. The logit effects are those of the direct path
+    alone; they are empty for a site that is not in the residual stream. Raises IndexError for a feature out of range, and
+    ValueError for a dictionary whose site is not known or does not fit, and for data without positions.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.interventions.dictionaries import TopK
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> sae = TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out").build().eval()
+    >>> report = feature_report(model, sae, 17, ["The capital of France is Paris", "When Mary and John left"])
+    >>> sorted(report.tables)
+    ['less likely without it', 'more likely without it', 'promoted', 'suppressed']
+    """
+    read, write = _sites(model, sae, site, site_out)
+    if not 1 <= k <= model.cfg.d_vocab:
+        raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the number of tokens, got {k}")
+    found: dict[str, Any] = {"k": n_examples, "context": context, "skip": skip, "batch_size": batch_size}
+    examples = max_activating_examples(model, prompts, site=read, sae=sae, feature=feature, **found)
+    sums = _Sums(model, sae, feature, read, write)
+    for tokens, real in batches(model, prompts, batch_size):
+        counts = real & (real.cumsum(1) > skip)
+        sums.add(tokens, real, counts)
+    effects = _logit_effects(model, sae, feature, write)
+    tables = {name: Table() for name in TABLES}
+    if effects is not None:
+        tables |= _ends(model, effects, k, "promoted", "suppressed")
+    if sums.n_active:
+        tables |= _ends(model, (sums.changes / sums.n_active).float(), k, TABLES[2], TABLES[3])
+    bins, counts = _histogram(torch.cat(sums.active) if sums.active else torch.zeros(0), 0.0)
+    logit_bins, logit_counts = _histogram(torch.zeros(0) if effects is None else effects.cpu())
+    about = origin(model, site=read, site_out=write, feature=feature, skip=skip, prompts=len(prompts))
+    loss, ablated = (sums.losses / sums.n_next).tolist() if sums.n_next else [float("nan")] * 2
+    n_positions, n_active = sums.n_positions, sums.n_active
+    return FeatureReport(
+        examples, bins, counts, logit_bins, logit_counts, tables, n_positions, n_active, loss, ablated, about
+    )
+
+
+def _sites(
+    model: Decoder, sae: object, site: str | tuple[str, int] | None, site_out: str | tuple[str, int] | None
+) -> tuple[str, str]:
+    """The full names of the sites that the dictionary reads and writes."""
+    cfg = getattr(sae, "cfg", None)
+    given = site or getattr(cfg, "hook_point", None), site_out or getattr(cfg, "hook_point_out", None)
+    if given[0] is None:
+        raise ValueError("the config of the dictionary names no site: give site=")
+    names = [model.names(of) for of in (given[0], given[1] or given[0])]
+    if several := next((found for found in names if len(found) != 1), None):
+        raise ValueError(f"a dictionary has one site, and {len(several)} are meant: give one, such as {several[0]!r}")
+    return names[0][0], names[1][0]
+
+
+class _Sums:
+    """Sums over the data set, with and without the feature."""
+
+    def __init__(self, model: Decoder, sae: object, feature: int, read: str, write: str) -> None:
+        self.model, self.feature = model, feature
+        self.active: list[Tensor] = []
+        self.n_positions = self.n_active = self.n_next = 0
+        self.losses = torch.zeros(2, dtype=torch.float64)
+        self.changes = torch.zeros(model.cfg.d_vocab, dtype=torch.float64)
+        self.counts: Bool[Tensor, "batch pos"] | None = None
+        splice: dict[str, Any] = {"sae": sae, "error": "keep"}
+        where: Any = read if read == write else [read, write]
+        kind: type[Dictionary] = Dictionary if read == write else Transcode
+        self.whole: DictionaryHook = kind(where, **splice)
+        self.without: DictionaryHook = kind(where, **splice, edit=self._ablated)
+
+    def _ablated(self, features: Tensor) -> None:
+        assert self.counts is not None
+        features[..., self.feature].masked_fill_(self.counts.to(features.device), 0.0)
+
+    def add(self, tokens: Rows, real: Bool[Tensor, "batch pos"], counts: Bool[Tensor, "batch pos"]) -> None:
+        self.counts = counts
+        run: dict[str, Any] = {"attention_mask": real.long().to(self.model.device)}
+        ids, tokens = ids_of(tokens).cpu(), tokens.to(self.model.device)
+        logits, features = run_with_features(self.model, tokens, self.whole, **run)
+        values = next(iter(features.values()))[..., self.feature].detach().float().cpu()
+        active = counts & (values != 0)
+        self.n_positions += int(counts.sum())
+        if not bool(active.any()):
+            return
+        self.n_active += int(active.sum())
+        self.active.append(values[active])
+        ablated, _ = run_with_features(self.model, tokens, self.without, **run)
+        log_p = [found[active.to(found.device)].double().log_softmax(-1).cpu() for found in (logits, ablated)]
+        self.changes += (log_p[1].exp() - log_p[0].exp()).sum(0)
+        rows, columns = active.nonzero().T
+        has_next = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)[rows, columns]
+        following = ids[rows[has_next], columns[has_next] + 1]
+        self.n_next += int(has_next.sum())
+        self.losses -= torch.stack([found[has_next].gather(1, following[:, None]).sum() for found in log_p])
+
+
+def _logit_effects(model: Decoder, sae: object, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:
+    """The logits of the feature's direction; None for a site that is not in the residual stream."""
+    if model.hook_dict[site].dims[2:] != ("d_model",):
+        return None
+    W_dec = getattr(sae, "W_dec", None)
+    if isinstance(W_dec, Tensor):
+        direction = W_dec[feature]
+    else:
+        x = torch.ones(model.cfg.d_model, device=model.device)
+        one = torch.zeros_like(encoded(sae, x))
+        one[..., feature] = 1.0
+        direction = decoded(sae, one, x) - decoded(sae, torch.zeros_like(one), x)
+    return to_logits(model, direction.detach().to(model.device).float())
+
+
+def _ends(model: Decoder, values: Float[Tensor, " d_vocab"], k: int, most: str, least: str) -> dict[str, Table]:
+    """The tokens with the largest and the smallest values."""
+    found = {}
+    for name, best in ((most, values.topk(k)), (least, values.topk(k, largest=False))):
+        found[name] = list(zip(map(str, token_strings(model, best.indices)), best.values.tolist(), strict=True))
+    return found
+
+
+def _histogram(values: Float[Tensor, " n"], low: float | None = None) -> tuple[Tensor, Tensor]:
+    """The edges of bins of equal width, from `low` or the smallest value to the largest, and the number of values in each."""
+    if not len(values):
+        return torch.zeros(0), torch.zeros(0)
+    least, most = float(values.min()), float(values.max())
+    least = least if low is None else min(least, low)
+    most = most if most > least else least + 1.0
+    return torch.linspace(least, most, N_BINS + 1), torch.histc(values.float(), N_BINS, least, most)
