@@ -103,6 +103,7 @@ ELSEWHERE = {
     "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",
     "Probes": "a Scores: tests/analysis/test_probes.py",
+    "Saliency": "tests/analysis/reading/test_saliency.py",
     "Tabular": "the base class of results",
 }
 
