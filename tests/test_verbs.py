@@ -84,6 +84,7 @@ RESULTS = {
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
     "GradientReport": Result(gradients, no_file="a hook that is filled by runs; its table is what one keeps"),
+    "Saliency": Result(lambda: analysis.saliency(model(), TEXT, max_new_tokens=1)),
     "Lens": Result(lambda: analysis.logit_lens(model(), TEXT)),
     "MaxActivating": Result(
         lambda: analysis.max_activating_examples(model(), [TEXT], site=("post", 1), neuron=5, k=2, context=2)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from html import escape
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,7 @@ class Saliency:
         return f"{self.about.get('method')} of the {self.about.get('of')}"
 
     def _repr_html_(self) -> str:
-        return self.view()._repr_html_()
+        return f"<p>{escape(repr(self))}</p>{self.view()._repr_html_()}"
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""
