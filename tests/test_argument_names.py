@@ -13,7 +13,8 @@ from hooked_lm.shards import Shards
 MODULES = (
     "patching", "interventions", "interventions.dictionaries", "analysis", "analysis.circuits", "analysis.metrics",
     "results", "viz", "reports.circuit", "demo.experiment",
-    "harvest", "studies", "cli",
+    "harvest", "studies",
+    *(f"cli.{command}" for command in ("attention", "cache", "circuit", "demo", "harvest", "lens", "patch")),
 )  # fmt: skip
 INSTEAD = {
     "positions": ("pos", "position", "pos_slice", "source_position", "target_position"),

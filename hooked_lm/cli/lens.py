@@ -1,11 +1,12 @@
 """`lens`: what a model would say after each layer."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
+from hooked_lm.cli.choices import integers
 from hooked_lm.cli.shared import (
     ModelArgument,
     PromptArgument,
@@ -19,12 +20,15 @@ from hooked_lm.cli.shared import (
     show_table,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @command("hooked-lm lens demo 'The capital of France is' --k 3")
 def lens(
     model: ModelArgument,
     prompt: PromptArgument,
-    position: Annotated[int, typer.Option(help="Of the token whose continuation is shown.")] = -1,
+    positions: Annotated[str, typer.Option(help="Of the tokens whose continuations are shown, such as 0,-1.")] = "-1",
     site: Annotated[str, typer.Option(help="The short name of a site: resid_post, attn_out, mlp_out.")] = "resid_post",
     k: Annotated[int, typer.Option(help="How many tokens are shown.")] = 5,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
@@ -38,22 +42,23 @@ def lens(
     check_writable(html)
     loaded = decoder(model, "lens")
     words = check_prompt(loaded, prompt)
-    found = analysis.logit_lens(loaded, prompt, site=site, k=k, positions=[position])
-    table = found.to_dataframe()
-    rows = []
-    for layer, group in reversed(list(table.groupby("layer", sort=False))):
-        tokens = zip(group["token"], group["probability"], strict=True)
-        rows.append(
-            {
-                "layer": layer,
-                **{str(n): f"{viz.visible(token)} {share:.2f}" for n, (token, share) in enumerate(tokens, 1)},
-            }
-        )
-    say(f"The next token after {escape(viz.visible(words[position]))}, with its probability:")
-    show_table(rows)
+    places = integers("positions", positions)
+    table = analysis.logit_lens(loaded, prompt, site=site, k=k, positions=places).to_dataframe()
+    for place, (_, part) in zip(places, table.groupby("position", sort=False), strict=True):
+        say(f"The next token after {escape(viz.visible(words[place]))}, with its probability:")
+        show_table([_row(layer, group) for layer, group in reversed(list(part.groupby("layer", sort=False)))])
     if html is not None:
         figure = analysis.logit_lens(loaded, prompt, site=site, k=k).plot(title=f"Logit lens: {prompt}")
         figure.write_html(html)
         say(f"page: [bold]{escape(str(html.resolve()))}[/]")
-    columns = ["layer", "rank", "token", "id", "logit", "probability"]
+    columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
     return {"model": model, "tokens": words, "rows": records(table[columns]), "html": html and html.resolve()}
+
+
+def _row(layer: object, group: "pd.DataFrame") -> dict[str, object]:
+    """The tokens of one layer, the most likely first."""
+    from hooked_lm import viz
+
+    tokens = zip(group["token"], group["probability"], strict=True)
+    shown = {str(n): f"{viz.visible(token)} {share:.2f}" for n, (token, share) in enumerate(tokens, 1)}
+    return {"layer": layer, **shown}

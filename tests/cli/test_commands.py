@@ -99,9 +99,9 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["generate", "demo", ""], "the prompt has no tokens"),
         (["generate", "demo", "Mary", "--steer", "nowhere.safetensors"], "nowhere.safetensors"),
         (["lens", "demo", ""], "the prompt has no tokens"),
-        (["lens", "demo", "Mary", "--position", "9"], "position 9 is out of range"),
+        (["lens", "demo", "Mary", "--positions", "9"], "position 9 is out of range"),
         (["lens", "demo", "Mary", "--html", "/"], "it is a folder"),
-        (["attention", "demo", "Mary", "--layer", "9"], "no attention in a layer 9"),
+        (["attention", "demo", "Mary", "--layers", "9"], "no attention in a layer 9"),
         (["patch", "demo"], "give --clean, --corrupted and --answers"),
         (["patch", "demo", *PAIR, "--pairs", "x.jsonl"], "one or the other"),
         (["patch", "demo", *PAIR, "--clean", "Mary"], "got 2, 1 and 1"),
@@ -260,10 +260,10 @@ def test_lens(tmp_path: Path) -> None:
 
 
 def test_attention(tmp_path: Path, model: HookedTransformer) -> None:
-    labels = ("--head", "L0H1", "--head", "L2H0")
+    labels = ("--heads", "L0H1,L2H0")
     assert from_json("attention", "demo", "Mary and John", *labels, "--out", tmp_path / "a.html")["n_heads"] == 2
-    assert "there is no head L9H9" in call("attention", "demo", "Mary", "--head", "L9H9").stderr
-    found = from_json("attention", "demo", "Mary and John", "--layer", -1, "--out", tmp_path / "a.html")
+    assert "there is no head L9H9" in call("attention", "demo", "Mary", "--heads", "L9H9").stderr
+    found = from_json("attention", "demo", "Mary and John", "--layers", "-1", "--out", tmp_path / "a.html")
     assert (found["layers"], found["n_heads"]) == ([model.cfg.n_layers - 1], model.cfg.n_heads)
     assert "John" in (tmp_path / "a.html").read_text(encoding="utf-8")
 
