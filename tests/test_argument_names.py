@@ -76,16 +76,11 @@ def test_a_name_of_another_library_is_found() -> None:
 def test_results_are_saved_and_loaded_alike(module: str) -> None:
     """Classes with a table have `x.save(path)` and `Class.load(path)`.
 
-    Not so hook objects, which are saved in `Hooks`, a comparison, which follows from its two circuits, and shards, which are
-    files.
+    Not so hook objects, which are saved in `Hooks`, what training gave, whose parts are saved, and shards, which are files.
     """
     found = import_module(f"hooked_lm.{module}")
     classes = [item for name in found.__all__ if inspect.isclass(item := getattr(found, name))]
     for item in classes:
-        if (
-            hasattr(item, "to_dataframe")
-            and item.__name__ != "Comparison"
-            and not issubclass(item, (HookObject, Shards))
-        ):
+        if hasattr(item, "to_dataframe") and item.__name__ != "Trained" and not issubclass(item, (HookObject, Shards)):
             assert list(inspect.signature(item.save).parameters) == ["self", "path"]
             assert list(inspect.signature(item.load).parameters) == ["path"]

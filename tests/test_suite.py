@@ -64,7 +64,17 @@ def test_folders_mirror_the_package() -> None:
     others = {"browser", "clients", "compat/against", "benchmarks"}
     assert [folder for folder in sorted(folders - others) if not (package / folder).is_dir()] == []
     modules = {file.stem for file in package.glob("*.py")}
-    about_the_repository = {"argument_names", "benchmarks", "close", "docs", "floors", "habits", "readme", "suite"}
+    about_the_repository = {
+        "argument_names",
+        "benchmarks",
+        "close",
+        "docs",
+        "floors",
+        "habits",
+        "readme",
+        "suite",
+        "verbs",
+    }
     named = {file.stem.removeprefix("test_") for file in TESTS.glob("test_*.py")}
     assert sorted(named - modules - about_the_repository) == []
 

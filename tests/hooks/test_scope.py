@@ -271,7 +271,7 @@ def test_real_ctrl_c_at_any_moment() -> None:
         if not any("weakref" in there.f_code.co_filename for there, _ in traceback.walk_stack(frame)):
             raise KeyboardInterrupt
         # Python swallows what a weak reference's callback raises: a little later
-        signal.setitimer(signal.ITIMER_REAL, 1e-5)
+        signal.setitimer(signal.ITIMER_REAL, 1e-3)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # and what a callback of the collector raises

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import hooked_lm
-from hooked_lm import interventions, patching
+from hooked_lm import analysis, interventions, patching
 from hooked_lm.interventions import (
     GradientReport,
     HookObject,
@@ -144,8 +144,8 @@ def test_the_page_names_what_there_is_and_all_of_it() -> None:
     text = PAGE.read_text()
     named = set(re.findall(r"`([A-Za-z_.]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     parameters = {"positions", "heads", "features", "rows", "encode", "decode", "name", "name.input", "model.hooks"}
-    parameters |= {"store", "companions", "slice", "Slice", "pos_slice", "nn.Module", "from_run"}
-    homes = (interventions, dictionaries, hooked_lm, patching, interventions.PartEditor, interventions.Part)
+    parameters |= {"store", "companions", "slice", "Slice", "pos_slice", "nn.Module", "from_run", "write_html"}
+    homes = (interventions, dictionaries, analysis, hooked_lm, patching, interventions.PartEditor, interventions.Part)
     assert {name for name in named - parameters if not any(hasattr(home, name) for home in homes)} == set()
     for parameter in ("positions", "heads", "features", "rows"):
         for kind in (interventions.Record, interventions.Scale, interventions.Patch, interventions.ClipGradient):

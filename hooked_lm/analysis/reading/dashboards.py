@@ -22,7 +22,7 @@ def write_dashboards(
     model_id: str,
     layer: int,
     sae_set: str,
-    dataset: str = "",
+    prompts: str = "",
     n_tokens_in_prompt: int = 0,
 ) -> Path:
     """Writes feature reports as one batch of SAEDashboard; returns the path.
@@ -33,7 +33,7 @@ def write_dashboards(
 
     Args:
         model_id, layer, sae_set: what Neuronpedia calls the model, the layer and the set of dictionaries.
-        dataset, n_tokens_in_prompt: where the prompts are from, and their length.
+        prompts, n_tokens_in_prompt: the name of the data set of the prompts, and their length.
 
     Raises ValueError for no reports, and OSError if the file cannot be written.
 
@@ -44,7 +44,7 @@ def write_dashboards(
     """
     if not reports:
         raise ValueError("there are no reports to write: give at least one")
-    shared = {"n_tokens_in_prompt": n_tokens_in_prompt, "dataset": dataset}
+    shared = {"n_tokens_in_prompt": n_tokens_in_prompt, "dataset": prompts}
     content = {
         "model_id": model_id,
         "layer": layer,

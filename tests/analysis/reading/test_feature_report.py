@@ -11,7 +11,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import FeatureReport, feature_report, max_activating_examples, write_dashboards
 from hooked_lm.interventions.dictionaries import SAE, TopK, Transcoder
-from tests.close import assert_close, assert_equal
+from tests.close import assert_close, assert_equal, assert_near
 
 SITE = "blocks.1.hook_mlp_out"
 TEXTS = [
@@ -172,7 +172,7 @@ def test_dashboards_have_the_fields_of_the_layout(
 ) -> None:
     report = feature_report(model, sae, feature, TEXTS)
     names = {"model_id": "demo", "layer": 1, "sae_set": "mlp-topk"}
-    path = write_dashboards([report], tmp_path / "batch-0.json", dataset="sentences", **names)
+    path = write_dashboards([report], tmp_path / "batch-0.json", prompts="sentences", **names)
     content = json.loads(path.read_text())
     [found] = content.pop("features")
     assert content == names
@@ -186,4 +186,6 @@ def test_dashboards_have_the_fields_of_the_layout(
     for shown, values in zip(found["activations"], report.examples.activations, strict=True):
         assert set(shown) == {"bin_min", "bin_max", "bin_contains", "tokens", "values"}
         assert len(shown["tokens"]) == len(shown["values"])
-        assert max(shown["values"]) == pytest.approx(float(values.nan_to_num(0).max()), abs=6e-4)
+        assert_near(
+            max(shown["values"]), float(values.nan_to_num(0).max()), 6e-4, "numbers are written with three decimals"
+        )

@@ -18,7 +18,7 @@ from hooked_lm.demo import corpus, experiment
 from hooked_lm.hooks.head_labels import parse_head_label
 from tests.close import assert_close, assert_near
 
-FIGURES = re.compile(r'Plotly\.newPlot\(\s*"(figure-[^"]+)",\s*(\[.*?\]),\s*\{"', re.DOTALL)
+FIGURES = re.compile(r'<script type="application/json" id="(figure-[^"]+)-data">(.*?)</script>', re.DOTALL)
 
 
 def call(*arguments: object) -> Result:
@@ -50,7 +50,7 @@ def test_demo_writes_the_report(tmp_path: Path):
         assert low <= restored <= high
     assert re.search(r"patched\s+212 cells in \d+\.\d\d s: \d+\.\d GFLOP", shown.output)
     page = path.read_text(encoding="utf-8")
-    assert page.count('id="figure-') == 6
+    assert page.count('<div id="figure-') == 6
     assert "Which heads carry it" in page
     assert "Intervals hold 95%" in page
 
@@ -63,7 +63,7 @@ def test_one_pair_has_no_intervals(tmp_path: Path):
     assert "95%" not in shown.output
     body = path.read_text(encoding="utf-8").split("</head>")[1]
     assert "one pair says nothing about others" in body
-    traces = [trace for _, data in FIGURES.findall(body) for trace in json.loads(data)]
+    traces = [trace for _, data in FIGURES.findall(body) for trace in json.loads(data)["data"]]
     assert len(traces) == 5 + experiment.SHOWN_HEADS
     assert not [trace for trace in traces if {"error_y", "customdata"} & trace.keys()]
     assert not re.search(r"\bnan\b|[+-]nan", shown.output + re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL))
@@ -159,7 +159,7 @@ def test_the_same_pairs_twice_make_intervals_narrower(result: experiment.Result)
 
 def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Result):
     page = experiment.write_report(result, tmp_path / "a.html").read_text(encoding="utf-8")
-    figures = {name: json.loads(data) for name, data in FIGURES.findall(page)}
+    figures = {name: json.loads(data)["data"] for name, data in FIGURES.findall(page)}
     assert len(figures) == 6
     low, high = result.sites.select(site="resid_pre").interval()
     [stream] = figures["figure-2-2"]
