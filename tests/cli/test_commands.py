@@ -17,6 +17,7 @@ import hooked_lm
 from hooked_lm import ActivationCache, HookedTransformer, families, hub
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
+from hooked_lm.cli.shared import console
 from hooked_lm.hub.missing import REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
@@ -185,8 +186,9 @@ def test_a_warning_is_a_line_and_in_the_json(monkeypatch: pytest.MonkeyPatch) ->
     assert from_json("models")["warnings"] == ["the answers lack their spaces"]
 
 
-def test_a_narrow_terminal_without_colour_cuts_nothing_off() -> None:
-    shown = call("sites", "demo", "--match", "*hook_pattern", COLUMNS="40", NO_COLOR="1", TERM="dumb")
+def test_a_narrow_terminal_without_colour_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "width", 40)  # COLUMNS is read once, when the module is imported
+    shown = call("sites", "demo", "--match", "*hook_pattern", NO_COLOR="1", TERM="dumb")
     assert shown.exit_code == 0
     assert "\x1b" not in shown.output
     cells = [line.split("│")[1].strip() for line in shown.output.splitlines() if line.startswith("│")]
