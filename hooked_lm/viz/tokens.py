@@ -37,11 +37,13 @@ def token_grid(
     y_title: str = "",
     value_name: str = "",
     limit: float | None = None,
+    details: Sequence[Sequence[Sequence[str]]] | None = None,
 ) -> "go.Figure":
     """A grid of tokens, coloured by their numbers; row 0 is at the top, NaN is empty.
 
     Colours are those of `heatmap`, or without negative numbers they go from white at zero to dark at `limit` (the largest
-    number if None). Raises ValueError for tokens or labels that do not fit.
+    number if None). On hover a cell shows its token and number, or its lines in `details`. Raises ValueError for tokens, details
+    or labels that do not fit.
 
     >>> import torch
     >>> figure = token_grid(torch.tensor([[0.1, 0.9]]), [[" the", " Paris"]], y_labels=["layer 3"])
@@ -59,6 +61,13 @@ def token_grid(
         textfont={"size": 11},
         hovertemplate="%{y}<br>%{x}<br>%{text}<br><b>%{z:.3f}</b><extra></extra>",
     )
+    if details is not None:
+        if [len(row) for row in details] != sizes:
+            raise ValueError(
+                f"details in rows of {[len(row) for row in details]} do not fit values {list(values.shape)}"
+            )
+        lines = [["<br>".join(html.escape(line, quote=False) for line in cell) for cell in row] for row in details]
+        figure.data[0].update(hovertext=lines, hovertemplate="%{y}<br>%{x}<br>%{hovertext}<extra></extra>")
     if not bool((values < 0).any()):
         figure.data[0].update(zmin=0.0, colorscale=SEQUENTIAL)
     return figure

@@ -88,26 +88,32 @@ class Lens(Tabular):
             log_probability=log_probs.numpy(),
         )
 
-    def plot(self, prompt: int = 0, title: str = "") -> "go.Figure":
+    def plot(self, title: str = "", prompt: int = 0) -> "go.Figure":
         """Plot the most likely token after each layer (the last at the top) at each position; colour shows its probability.
 
-        Raises IndexError for a prompt that is out of range.
+        On hover a cell shows its `k` tokens and their probabilities. Raises IndexError for a prompt that is out of range.
         """
+        from hooked_lm.viz import position_labels, visible
         from hooked_lm.viz.tokens import token_grid
 
         if not 0 <= prompt < self.tokens.shape[2]:
             raise IndexError(f"prompt {prompt} is out of range: there are {self.tokens.shape[2]}")
-        ids, probabilities = self.tokens[:, :, prompt, 0].flip(0), self.log_probs[:, :, prompt, 0].exp().flip(0)
+        ids, shares = self.tokens[:, :, prompt].flip(0).tolist(), self.log_probs[:, :, prompt].exp().flip(0)
+
+        def lines(tokens: Sequence[int], of: Sequence[float]) -> list[str]:
+            return [f"{visible(self.words[token])} {share:.3f}" for token, share in zip(tokens, of, strict=True)]
+
         return token_grid(
-            probabilities,
-            [[self.words[token] for token in row] for row in ids.tolist()],
-            x_labels=self.axes["position"],
+            shares[:, :, 0],
+            [[self.words[tokens[0]] for tokens in row] for row in ids],
+            x_labels=position_labels(self.axes["position"]),
             y_labels=self.axes["layer"][::-1],
             title=title or str(self.about.get("lens", "")),
             x_title="position",
             y_title="layer",
             value_name="probability",
             limit=1.0,
+            details=[list(map(lines, *pair)) for pair in zip(ids, shares.tolist(), strict=True)],
         )
 
     def save(self, path: str | Path) -> None:

@@ -111,6 +111,9 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
     assert_close(torch.tensor(table["probability"]), torch.tensor(table["log_probability"]).exp())
     figure = found.plot(prompt=1).data[0]
     assert figure.text[0][1] == "·Madrid"  # the last layer is at the top
+    first, second = figure.hovertext[0][1].split("<br>")
+    assert first.startswith("·Madrid 0.")
+    assert second.startswith("·")
     found.save(tmp_path / "lens.safetensors")
     again = Lens.load(tmp_path / "lens.safetensors")
     assert again.to_dataframe().equals(table)
