@@ -143,8 +143,8 @@ def test_a_long_text_with_many_heads_is_small_and_opens_soon(browser: Browser) -
     assert_near(
         torch.tensor([float(number) for _, number in numbers]),
         weights[: len(numbers)].float(),
-        0.05,
-        "numbers of two digits",
+        0.008 / float(weights[0]),
+        "two digits of values that are kept in steps of 1/255",
     )
     assert "are kept, so that the page stays small" in browser.text(".notes")
     browser.wait(".attention[data-thumbnails]")
