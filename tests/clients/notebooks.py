@@ -1,4 +1,4 @@
-"""`python -m tests.clients.notebooks FOLDER`: runs notebooks that were written for TransformerLens, and counts their cells.
+"""`python tests/clients/notebooks.py FOLDER`: runs notebooks that were written for TransformerLens, and counts their cells.
 
 Each notebook of the folder runs in a kernel whose `transformer_lens` is this package. The names of checkpoints in the notebooks
 lead to small models of random weights in a cache of the hub of their own (`checkpoints_of`), so nothing is downloaded and all
@@ -164,7 +164,7 @@ def checkpoints_of(words: list[str], cache: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Runs the notebooks of a folder; 1 if a cell failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.clients.notebooks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/clients/notebooks.py", description=__doc__)
     parser.add_argument("folder", type=Path, help="a folder of .ipynb files")
     parser.add_argument("--seconds", type=int, default=300, help="the longest time of a cell")
     given = parser.parse_args(arguments)

@@ -21,7 +21,7 @@ CELLS = (
 def test_a_notebook_runs_on_a_checkpoint_of_random_weights(tmp_path: Path):
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "theirs.ipynb")
-    command = [sys.executable, "-m", "tests.clients.notebooks", str(tmp_path)]
+    command = [sys.executable, str(Path(__file__).with_name("notebooks.py")), str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert found.returncode == 1, found.stderr
