@@ -11,6 +11,7 @@ the same directory and rename it with `os.replace`. Opening the file for writing
 import json
 import os
 import zipfile
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,13 +31,13 @@ WHOLE_OR_INDEX = (
 class Headers(Mapping[str, Tensor]):
     """Names -> tensors, whose shapes and dtypes are known without a look-up."""
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, without reading it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def dtype(self, name: str) -> torch.dtype:
         """The dtype of a tensor, without reading it."""
-        raise NotImplementedError
 
 
 class Checkpoint(Headers):
