@@ -1,5 +1,6 @@
 """What results with a table show in a notebook."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 __all__ = ["Tabular"]
@@ -7,12 +8,12 @@ __all__ = ["Tabular"]
 FIRST_ROWS = 10
 
 
-class Tabular:
+class Tabular(ABC):
     """A result with `to_dataframe`, of which a notebook shows one line of text and the first rows."""
 
+    @abstractmethod
     def to_dataframe(self) -> Any:
         """The table of the result."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         from hooked_lm.viz.tables import html_table, summary

@@ -9,7 +9,7 @@ from hooked_lm.viz.graphs import layered_graph
 from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.lines import lines
 from hooked_lm.viz.maps import feature_maps
-from hooked_lm.viz.page import Section, check_writable, report
+from hooked_lm.viz.page import Section, report
 from hooked_lm.viz.panels import MOST_PANELS, heatmap_panels
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
 from hooked_lm.viz.plots import attention_patterns, bars, heatmap, position_labels, token_label, visible
@@ -26,7 +26,6 @@ __all__ = [
     "attention",
     "attention_patterns",
     "bars",
-    "check_writable",
     "feature_maps",
     "heatmap",
     "heatmap_panels",

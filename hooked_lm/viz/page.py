@@ -1,7 +1,6 @@
 """Reports: self-contained HTML files that need no network."""
 
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -48,26 +47,6 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     with replacing(path) as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return Path(path)
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raises OSError with the reason if a file cannot be written to a path; creates no file.
-
-    >>> check_writable("/no/such/folder/report.html")
-    Traceback (most recent call last):
-    FileNotFoundError: cannot write /no/such/folder/report.html: there is no folder /no/such/folder
-    """
-    target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(f"cannot write {target}: it is a folder; name a file in it")
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {target}: there is no folder {target.parent}")
-    if target.exists() and not os.access(target, os.W_OK):
-        raise PermissionError(f"cannot write {target}: the file is write-protected")
-    try:
-        tempfile.TemporaryFile(dir=target.parent).close()
-    except OSError as error:
-        raise PermissionError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def _section(number: int, section: Section) -> str:

@@ -5,7 +5,6 @@ import gzip
 import html
 import json
 import re
-import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hooked_lm.viz import Facts, Plate, Section, TokenStrip, check_writable, heatmap, report
+from hooked_lm.viz import Facts, Plate, Section, TokenStrip, heatmap, report
 from hooked_lm.viz.parts import part_html
 
 EVIL = "</script><script>alert('x')</script>"
@@ -115,36 +114,3 @@ def test_a_report_replaces_an_older_one(tmp_path: Path):
     report("Old", [], path)
     report("New", [], path)
     assert "Old" not in path.read_text(encoding="utf-8").split("</head>")[1]
-
-
-# ---- where a page can be written -------------------------------------------------------------------------------------
-
-
-def test_a_free_place_stays_free(tmp_path: Path):
-    check_writable(tmp_path / "page.html")
-    (tmp_path / "old.html").write_text("old")
-    check_writable(tmp_path / "old.html")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("old.html", "old")]
-
-
-def test_places_that_are_none(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
-        check_writable(tmp_path / "nowhere" / "page.html")
-    with pytest.raises(IsADirectoryError, match="it is a folder"):
-        check_writable(tmp_path)
-
-
-def test_a_protected_file_or_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Said by the system calls, because the superuser may write anywhere."""
-    (tmp_path / "old.html").write_text("old")
-    with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda path, mode: False)
-        with pytest.raises(PermissionError, match="write-protected"):
-            check_writable(tmp_path / "old.html")
-
-    def refuse(dir: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(PermissionError, match=r"cannot write .*Permission denied"):
-        check_writable(tmp_path / "page.html")
