@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.SteeringVectors"
 Layers = str | int | Sequence[int]  # "each", a layer or several

@@ -13,7 +13,7 @@ from hooked_lm.viz.page import Section, report
 from hooked_lm.viz.panels import MOST_PANELS, heatmap_panels
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
 from hooked_lm.viz.plots import attention_patterns, bars, heatmap, position_labels, token_label, visible
-from hooked_lm.viz.tokens import tokens
+from hooked_lm.viz.tokens import snippets, tokens
 from hooked_lm.viz.view import View
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "lines",
     "position_labels",
     "report",
+    "snippets",
     "token_label",
     "tokens",
     "visible",

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.plots import token_label
-from hooked_lm.viz.tokens import coloured_tokens
+from hooked_lm.viz.tokens import SCRIPT, Snippet, snippet_table
+from hooked_lm.viz.tokens import STYLE as TEXT_STYLE
 from hooked_lm.viz.view import View
 
 Histogram = tuple[Sequence[float], Sequence[float]]  # the edges of the bins, and the number of values in each
-Snippet = tuple[str, Sequence[str], Sequence[float], int]  # a label, tokens, values, and the place of the example
 
 WIDTH, HEIGHT = 400, 110  # of the histogram, in units of its drawing
 
@@ -24,16 +24,12 @@ svg { display: block; width: 100%; max-width: 560px; height: auto; }
 svg rect { fill: var(--up); }
 svg text { fill: var(--faint); font: 11px var(--sans); }
 svg line { stroke: var(--faint); }
-.tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 8px 32px; }
-table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+.tables { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 320px)); gap: 8px 32px; }
+.tables table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: 600; padding: 4px 0; }
-td { padding: 2px 0; border-bottom: 1px solid var(--line); }
-td:first-child { font-family: var(--mono); }
-td:last-child { text-align: right; padding-left: 12px; }
-.texts td { padding: 5px 0; vertical-align: top; }
-.texts td:first-child { font-family: var(--sans); width: 4.5em; color: var(--faint); }
-.texts td:last-child { text-align: left; font: 13px/1.8 var(--mono); overflow-wrap: anywhere; }
-.texts span { color: inherit; }
+.tables td { padding: 2px 0; border-bottom: 1px solid var(--line); }
+.tables td:first-child { font-family: var(--mono); }
+.tables td:last-child { text-align: right; padding-left: 12px; }
 """
 
 
@@ -58,8 +54,8 @@ def feature_view(
     >>> "·&lt;b&gt;" in page.to_html()
     True
     """
-    limit = max((abs(value) for _, _, values, _ in snippets for value in values if value == value), default=1.0)
-    body = f"<h2>{html.escape(title)}</h2>{_facts(facts)}<h2>Top texts</h2>{_texts(snippets, limit)}"
+    texts = f'<div class="tokens-view">{snippet_table(snippets)}</div>'
+    body = f"<h2>{html.escape(title)}</h2>{_facts(facts)}<h2>Top texts</h2>{texts}"
     body += f"<h2>Activations that are not zero</h2>{_bars(*histogram)}"
     notes = notes or {}
     groups: list[list[str]] = []
@@ -71,20 +67,13 @@ def feature_view(
         note = f"<p>{html.escape(notes[group[0]])}</p>" if group[0] in notes else ""
         shown = "".join(_table(caption, tables[caption]) for caption in group)
         body += f'<h2>{html.escape(" and ".join(group).capitalize())}</h2>{note}<div class="tables">{shown}</div>'
-    return View(title, body, STYLE, height=640, text=f"{len(snippets)} texts, {len(tables)} tables of tokens")
+    about = f"{len(snippets)} texts, {len(tables)} tables of tokens"
+    return View(title, body, STYLE + TEXT_STYLE, SCRIPT, height=640, text=about)
 
 
 def _facts(facts: Mapping[str, str]) -> str:
     items = (f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts.items())
     return f"<dl>{''.join(items)}</dl>"
-
-
-def _texts(snippets: Sequence[Snippet], limit: float) -> str:
-    rows = (
-        f"<tr><td>{html.escape(label)}</td><td>{coloured_tokens(tokens, values, limit, place)}</td></tr>"
-        for label, tokens, values, place in snippets
-    )
-    return f'<table class="texts">{"".join(rows)}</table>' if snippets else '<div class="none">no text</div>'
 
 
 def _table(caption: str, rows: Sequence[tuple[str, float]]) -> str:

@@ -1,4 +1,4 @@
-"""Tokens with numbers: in the cells of a grid, as text with coloured backgrounds, or as a view of text with several numbers."""
+"""Tokens with numbers: in the cells of a grid, or as views of coloured text: one with several numbers, or several texts."""
 
 import html
 import math
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 else:
     go = later("plotly.graph_objects", "viz")
 
-WARM, COLD = (200, 105, 76), (91, 143, 194)  # background colours of positive and negative numbers
 Values: TypeAlias = Float[Tensor, "..."] | Sequence[float] | Mapping[str, Sequence[float] | Float[Tensor, " token"]]
 
+Snippet: TypeAlias = tuple[
+    str, Sequence[str], Sequence[float], int
+]  # a label, tokens, values, the place of a token to frame
+
 LONGEST = 60
-STYLE = Path(__file__).with_suffix(".css")
+STYLE, SCRIPT = (Path(__file__).with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
 
 
 def token_grid(
@@ -73,35 +76,6 @@ def token_grid(
     return figure
 
 
-def coloured_tokens(
-    tokens: Sequence[str], values: Sequence[float], limit: float | None = None, marked: int | None = None
-) -> str:
-    """The HTML of a text whose tokens have background colours by their numbers: warm above zero, cold below.
-
-    `limit` is the absolute value of the full colour (the largest if None); the token at `marked` is underlined.
-    Raises ValueError if tokens and values differ in number.
-
-    >>> "rgba(200,105,76,0.35)" in coloured_tokens([" a", " b"], [0.0, 1.0])
-    True
-    """
-    if len(tokens) != len(values):
-        raise ValueError(f"{len(tokens)} tokens for {len(values)} values")
-    finite = [abs(value) for value in values if math.isfinite(value)]
-    limit = limit or max(finite, default=0.0) or 1.0
-    return "".join(
-        _span(token, value, limit, place == marked)
-        for place, (token, value) in enumerate(zip(tokens, values, strict=True))
-    )
-
-
-def _span(token: str, value: float, limit: float, marked: bool) -> str:
-    strength = min(1.0, abs(value) / limit) if math.isfinite(value) else 0.0
-    red, green, blue = WARM if value > 0 else COLD
-    line = "border-bottom:2px solid currentColor;" if marked else ""
-    style = f"background:rgba({red},{green},{blue},{0.35 * strength:.2f});{line}white-space:pre"
-    return f'<span style="{style}" title="{value:.4g}">{token_label(token, 40)}</span>'
-
-
 def tokens(
     tokens: Sequence[str],
     values: Values,
@@ -112,8 +86,8 @@ def tokens(
 ) -> View:
     """A view of a text whose tokens are coloured by numbers: blue above zero, orange and underlined below, hatched for NaN.
 
-    The number of a token is shown on hover and focus. Of several values for each token, buttons above the text choose one.
-    The view needs no script, so it works wherever HTML is shown. Line breaks are shown and kept.
+    The number of a token is shown on hover and focus; arrow keys move from token to token. Of several values for each token,
+    buttons above the text choose one. Line breaks are shown and kept. Where scripts are forbidden, all but the arrow keys works.
 
     Args:
         tokens: the strings, in order.
@@ -139,8 +113,6 @@ def tokens(
         names = [str(i) for i in range(len(rows))] if names is None else [str(name) for name in names]
     if not rows or len(names) != len(rows):
         raise ValueError(f"{len(names)} names for {len(rows)} values: values are [token] or [value, token]")
-    if wrong := [row for row in rows if len(row) != len(tokens)]:
-        raise ValueError(f"{len(tokens)} tokens for {len(wrong[0])} values")
     every = range(len(rows))
     chosen = "".join(f"#value-{i}:checked ~ .panel-{i} {{ display: block; }}\n" for i in every)
     buttons = "".join(_button(i, name) for i, name in enumerate(names)) if len(rows) > 1 else ""
@@ -152,10 +124,54 @@ def tokens(
     return View(
         title,
         body,
-        style=STYLE.read_text(encoding="utf-8") + chosen,
+        style=STYLE + chosen,
+        script=SCRIPT,
         height=min(700, 170 + 12 * len(tokens)),
         text=about,
     )
+
+
+def snippets(snippets: Sequence[Snippet], title: str = "Texts", limit: float | None = None) -> View:
+    """A view of several texts, one below the other, whose tokens are coloured by numbers on a common scale, as in `tokens`.
+
+    Args:
+        snippets: the label of each text, its tokens, a number for each, and the place of the token in a frame.
+        limit: the absolute value of the full colour; the largest of all texts if None.
+
+    Raises ValueError for numbers that do not fit.
+
+    >>> snippets([("2.50", ["The", " cat", " sat"], [0.1, 2.5, 1.0], 1)], "Top texts")
+    View('Top texts', 1 text; .show() opens it in a browser, .write_html(path) saves it)
+    """
+    body = f'<div class="tokens-view"><h2>{html.escape(title)}</h2>{snippet_table(snippets, limit)}</div>'
+    about = f"{len(snippets)} text{'s' * (len(snippets) != 1)}"
+    return View(title, body, style=STYLE, script=SCRIPT, height=min(700, 90 + 34 * len(snippets)), text=about)
+
+
+def snippet_table(snippets: Sequence[Snippet], limit: float | None = None) -> str:
+    """The HTML of a table of texts, for an element of class "tokens-view" with `STYLE` and `SCRIPT`."""
+    limit = limit or _largest([value for _, _, values, _ in snippets for value in values])
+    rows = (
+        f'<tr><th scope="row">{html.escape(label)}</th><td class="text">{coloured_text(tokens, values, limit, place)}</td></tr>'
+        for label, tokens, values, place in snippets
+    )
+    return f'<table class="snippets">{"".join(rows)}</table>' if snippets else "<p>There is no text.</p>"
+
+
+def coloured_text(tokens: Sequence[str], values: Sequence[float], limit: float, framed: int | None = None) -> str:
+    """The HTML of tokens with their numbers, for an element of class "text"; raises ValueError if they differ in number.
+
+    >>> coloured_text([" a", " b"], [0.0, float("nan")], 1.0).count("no value")
+    2
+    """
+    if len(tokens) != len(values):
+        raise ValueError(f"{len(tokens)} tokens for {len(values)} values")
+    pairs = enumerate(zip(tokens, values, strict=True))
+    return "".join(_token(token, value, limit, place == framed) for place, (token, value) in pairs)
+
+
+def _largest(values: Sequence[float]) -> float:
+    return max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
 
 
 def _row(row: Sequence[float] | Tensor) -> list[float]:
@@ -172,20 +188,20 @@ def _button(i: int, name: str) -> str:
 
 def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | None) -> str:
     finite = [value for value in row if math.isfinite(value)]
-    limit = limit or max(map(abs, finite), default=0.0) or 1.0
-    text = "".join(_token(token, value, limit) for token, value in zip(tokens, row, strict=True))
+    limit = limit or _largest(finite)
     low = min(finite, default=0.0) < 0
     down, up = (f"color-mix(in srgb, var(--{name}) 50%, transparent)" for name in ("down", "up"))
     ramp = f"{f'{down}, ' * low}transparent, {up}"
     gaps = len(row) - len(finite)
     missing = f" &ensp; hatched: no value ({gaps})" if gaps else ""
+    text, start = coloured_text(tokens, row, limit), _number(-limit if low else 0.0)
     return (
-        f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{_number(-limit if low else 0.0)}'
+        f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{start}'
         f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{_number(limit)}{missing}</p></div>'
     )
 
 
-def _token(token: str, value: float, limit: float) -> str:
+def _token(token: str, value: float, limit: float, framed: bool) -> str:
     is_number = math.isfinite(value)
     kind = "none" if not is_number else "up" if value >= 0 else "down"
     strength = min(1.0, abs(value) / limit) if is_number else 0.0
@@ -194,7 +210,7 @@ def _token(token: str, value: float, limit: float) -> str:
     spoken = label.replace('"', "&quot;")
     broken = "<br>" * token.endswith("\n")
     return (
-        f'<span class="{kind}" style="--s: {strength:.3f}" tabindex="0" data-value="{said}" '
+        f'<span class="{kind}{" framed" * framed}" style="--s: {strength:.3f}" tabindex="0" data-value="{said}" '
         f'aria-label="{spoken}: {said}">{label}</span>{broken}'
     )
 

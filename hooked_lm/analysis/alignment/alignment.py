@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.Alignment"
 EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # the alignment, and what it is compared with
@@ -120,10 +119,14 @@ class Alignment(Tabular, nn.Module):
         """The history of training, a row for each step: `step`, `loss` (nats), and `size` of the boundless form."""
         return pd.DataFrame(self.history).rename_axis("step").reset_index()
 
-    def plot(self) -> "go.Figure":
-        """The loss by step."""
-        figure = go.Figure(go.Scatter(y=self.history.get("loss", []), mode="lines", name="loss"))
-        return figure.update_layout(xaxis_title="step", yaxis_title="loss (nats)", title=repr(self))
+    def plot(self, title: str = "") -> "go.Figure":
+        """The loss by step, as a line."""
+        from hooked_lm import viz
+
+        loss = torch.tensor(self.history.get("loss", []))
+        return viz.lines(
+            range(len(loss)), {"loss": loss}, title=title or repr(self), x_title="step", y_title="loss (nats)"
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the directions, history and settings to one safetensors file, atomically."""

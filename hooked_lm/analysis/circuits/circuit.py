@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 FORMAT = "hooked_lm.Circuit"
 EFFECTS = "exact effects"  # what scores are, in `about`

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""

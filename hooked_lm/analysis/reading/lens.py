@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["Lens", "Translator", "decode", "logit_lens"]
 

@@ -26,9 +26,10 @@ from hooked_lm.results.scores import origin
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from hooked_lm.viz import View
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["MaxActivating", "max_activating_examples"]
 
@@ -67,18 +68,11 @@ class MaxActivating:
         found = Examples(self.values, self.texts, self.positions, self.tokens)
         return found.to_dataframe(self.words).drop(columns="rank")
 
-    def to_html(self) -> str:
-        """A table of the snippets, each token coloured by its activation, with the number on hover."""
-        from hooked_lm.viz.tokens import coloured_tokens
+    def view(self, title: str = "") -> "View":
+        """The snippets as a view: each token coloured by its activation, with the number on hover and focus."""
+        from hooked_lm import viz
 
-        finite = self.activations[self.activations.isfinite()]
-        limit = float(finite.abs().max()) if len(finite) else None
-        rows = []
-        for i, (value, words, values, place) in enumerate(self.snippets()):
-            shown = coloured_tokens(words, values, limit, place)
-            where = f"text {self.texts[i]}, position {self.positions[i]}"
-            rows.append(f'<tr><td>{value}</td><td title="{where}">{shown}</td></tr>')
-        return f"<p>{escape(repr(self))}</p><table>{''.join(rows)}</table>"
+        return viz.snippets(self.snippets(), title or str(self.about.get("of", "")))
 
     def snippets(self) -> list[tuple[str, list[str], list[float], int]]:
         """For each example its value, the tokens around it with their activations, and its place among them."""
@@ -91,7 +85,7 @@ class MaxActivating:
         return found
 
     def _repr_html_(self) -> str:
-        return self.to_html()
+        return f"<p>{escape(repr(self))}</p>{self.view()._repr_html_()}"
 
     def plot(self, title: str = "") -> "go.Figure":
         """Plot the snippets as a grid with a row for each example; colour shows the activation."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
 
 __all__ = ["IDENTITY_PROMPT", "Patchscope", "patchscope"]
 

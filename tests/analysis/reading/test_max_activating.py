@@ -1,6 +1,7 @@
 """The strongest positions of a data set are those that a sort of everything gives, whatever form the data have."""
 
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +143,9 @@ def test_tables_pages_files(model: HookedTransformer, tmp_path: Path):
     words = model.to_str_tokens(TEXTS[row])
     around = "".join(words[max(0, pos - 2) : pos]), words[pos], "".join(words[pos + 1 : pos + 3])
     assert snippets[row, pos] == f"{around[0]}[{around[1]}]{around[2]}"
-    page = found.to_html()
-    assert page.count("<tr>") == 4
-    assert page.count("border-bottom") == 4
+    page = found.view().body
+    assert (page.count("<tr>"), page.count(" framed")) == (4, 4)
+    assert found.view().body in unescape(found._repr_html_())
     assert found.plot().data[0].z.shape == (4, 5)
     found.save(tmp_path / "found.safetensors")
     again = MaxActivating.load(tmp_path / "found.safetensors")
@@ -153,11 +154,11 @@ def test_tables_pages_files(model: HookedTransformer, tmp_path: Path):
 
 
 def test_pages_escape_what_tokens_say():
-    from hooked_lm.viz.tokens import coloured_tokens, token_grid
+    from hooked_lm.viz.tokens import snippets, token_grid
 
-    assert "<script>" not in coloured_tokens(["<script>"], [1.0])
+    assert "<script>" not in snippets([("<script>", ["<script>"], [1.0], 0)], "<script>").body
     with pytest.raises(ValueError, match="2 tokens for 1 values"):
-        coloured_tokens(["a", "b"], [1.0])
+        snippets([("first", ["a", "b"], [1.0], 0)])
     with pytest.raises(ValueError, match="do not fit"):
         token_grid(torch.zeros(1, 2), [["a"]])
 
