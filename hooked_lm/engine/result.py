@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from hooked_lm.results.scores import METRIC, Scores
 
 Own = TypeVar("Own", bound="SweepResult")
 SCALE, WHAT, METRIC_NAME = "scale", "what", "metric"  # in `about`: how values are scaled, what was changed, the metric
+CHANGE, RESTORED = "change", "restored"  # the scales of `effects` and of `normalized`
+CHANGE_RESTORED = f"{CHANGE} {RESTORED}"  # that of both, in any order
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,18 +69,22 @@ class SweepResult(Scores):
         return self.clean if self.base == "clean" and self.clean is not None else self.corrupted
 
     def effects(self: Own) -> Own:
-        """The effect of each cell: every value minus the value of the unchanged run for the same prompt."""
+        """The effect of each cell: every value minus the value of the unchanged run for the same prompt.
+
+        `effects().normalized()` and `normalized().effects()` are the same.
+        """
         start = self.unchanged
         clean = None if self.clean is None else self.clean - start
         cells = self._of_cells(lambda values: values - self._for_cells(start))
-        about = {**self.about, SCALE: "change"}
+        about = {**self.about, SCALE: CHANGE_RESTORED if RESTORED in self._scale else CHANGE}
         return replace(self, **cells, corrupted=self.corrupted - start, clean=clean, fingerprint="", about=about)
 
     def normalized(self: Own) -> Own:
         """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1.
 
-        Each metric is scaled separately. Confidence intervals treat the scale as exact. Raises ValueError if there is no clean
-        run, or if the two means differ by at most 1e-6.
+        Effects are only divided by the difference of these means: an effect of 0 stays 0. Each metric is scaled separately.
+        Confidence intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by
+        at most 1e-6.
         """
         if self.clean is None:
             raise ValueError(
@@ -92,17 +99,24 @@ class SweepResult(Scores):
                     "they must differ by more than 1e-6"
                 )
 
+        is_change = CHANGE in self._scale
+
         def scaled(values: Tensor, of_cells: bool = False) -> Tensor:
-            start, span = corrupted, clean - corrupted
+            start, span = torch.zeros_like(corrupted) if is_change else corrupted, clean - corrupted
             if of_cells:
                 start, span = self._for_cells(start), self._for_cells(span)
             return ((values.double() - start) / span).float()
 
         cells = self._of_cells(lambda values: scaled(values, of_cells=True))
-        about = {**self.about, SCALE: "restored"}
+        about = {**self.about, SCALE: CHANGE_RESTORED if is_change else RESTORED}
         return replace(
             self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="", about=about
         )
+
+    @property
+    def _scale(self) -> str:
+        """How values are scaled: "", or some of the words above."""
+        return str(self.about.get(SCALE, ""))
 
     def _for_cells(self, baseline: Float[Tensor, "*metric prompt_or_1"]) -> Tensor:
         """A baseline in a shape that broadcasts to the values."""
@@ -130,10 +144,15 @@ class SweepResult(Scores):
         what = str(self.about.get(WHAT, "")).capitalize()
         metrics = self.axes.get(METRIC, ())
         metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, "metric"))
-        scale = self.about.get(SCALE, "")
-        name = {"change": f"change of {metric}", "restored": "restored" if self.base == "corrupted" else "kept"}
+        share, change = ("restored", "restored") if self.base == "corrupted" else ("kept", "change of the share kept")
+        name = {CHANGE: f"change of {metric}", RESTORED: share, CHANGE_RESTORED: change}
         subtitle = f"{direction}: the {self.base} run with one change"
-        return {"title": what, "subtitle": subtitle, "value_name": name.get(scale, metric), "baselines": baselines}
+        return {
+            "title": what,
+            "subtitle": subtitle,
+            "value_name": name.get(self._scale, metric),
+            "baselines": baselines,
+        }
 
     def _summary(self) -> list[str]:
         baselines = {"corrupted": self.corrupted, "clean": self.clean}

@@ -91,6 +91,7 @@ def _ribbon(points: Sequence[float | int], low: Tensor, high: Tensor, colour: st
     return go.Scatter(
         x=[*points, *reversed(points)],
         y=high.tolist() + low.flip(0).tolist(),
+        mode="lines",
         fill="toself",
         fillcolor=colour,
         opacity=0.15,

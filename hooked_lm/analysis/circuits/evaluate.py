@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
@@ -12,6 +12,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
+from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.prompts import Prompts
@@ -29,19 +30,21 @@ else:
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
-CIRCUIT, COMPLEMENT = "circuit", "complement"
+CIRCUIT, COMPLEMENT, RANDOM = "circuit", "complement", "random"
 Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation(Scores):
-    """The metric of circuits and their complements for each prompt, with the full model and the empty circuit as baselines.
+    """The metric of circuits and their complements for each prompt, with the full model, the empty circuit and random circuits
+    as baselines.
 
     Args:
         values: the metric, [2, circuit, prompt]: of each circuit, and of its complement, the model without the circuit's edges.
         axes: "of" ("circuit", "complement") and "circuit" (numbers of edges, or names).
         full, empty: the metric of the model, and of the circuit without edges, [prompt].
         n_edges: the number of edges of each circuit; `n_all` that of the model.
+        random: the metric of random circuits with as many edges, [draw, circuit, prompt], or None.
 
     With m the mean of the metric over prompts, as in Marks et al. 2024 (arXiv:2403.19647):
     *faithfulness* is (m(circuit) - m(empty)) / (m(full) - m(empty)), 1 if the circuit recovers the full metric;
@@ -52,6 +55,8 @@ class Evaluation(Scores):
     empty: Float[Tensor, "..."]
     n_edges: Sequence[int]
     n_all: int
+    random: Float[Tensor, "..."] | None = None
+    GRID: ClassVar[tuple[str, ...]] = ("values", "random")
 
     def _check(self) -> None:
         super()._check()
@@ -60,6 +65,8 @@ class Evaluation(Scores):
         for name, part in (("full", self.full), ("empty", self.empty)):
             if list(part.shape) != [self.n_prompts]:
                 raise ValueError(f"the {name} baseline must be [{self.n_prompts}], got {list(part.shape)}")
+        if self.random is not None and self.random.shape[1:] != self.values.shape[1:]:
+            raise ValueError(f"random must be [draw, {list(self.values.shape[1:])}], got {list(self.random.shape)}")
         object.__setattr__(self, "n_edges", list(self.n_edges))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
@@ -79,7 +86,7 @@ class Evaluation(Scores):
         def scaled(values: Tensor) -> Tensor:
             return ((values.double() - low) / (high - low)).float()
 
-        return replace(self, values=scaled(self.values), full=scaled(self.full), empty=scaled(self.empty))
+        return replace(self, **self._of_cells(scaled), full=scaled(self.full), empty=scaled(self.empty))
 
     @property
     def faithfulness(self) -> Float[Tensor, " circuit"]:
@@ -90,6 +97,12 @@ class Evaluation(Scores):
     def completeness(self) -> Float[Tensor, " circuit"]:
         """The faithfulness of each circuit's complement; 0 is best."""
         return self.normalized().mean[1]
+
+    @property
+    def random_faithfulness(self) -> Float[Tensor, "draw circuit"] | None:
+        """The faithfulness of each draw of random edges, as many as the circuit has; None if none were drawn."""
+        random = self.normalized().random
+        return None if random is None else random.mean(-1)
 
     @property
     def shares(self) -> Float[Tensor, " circuit"]:
@@ -107,7 +120,8 @@ class Evaluation(Scores):
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
         """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with its interval
-        (`low`, `high`), `completeness`.
+        (`low`, `high`), `completeness`, and the faithfulness of random edges: `random`, the mean of the draws, and the lowest and
+        highest draw, `random_low` and `random_high`.
 
         With `per_prompt`, a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
         """
@@ -117,25 +131,49 @@ class Evaluation(Scores):
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
         columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low[0], "high": high[0]}
         columns["completeness"] = self.completeness
+        if (random := self.random_faithfulness) is not None:
+            columns |= {RANDOM: random.mean(0), f"{RANDOM}_low": random.amin(0), f"{RANDOM}_high": random.amax(0)}
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """Plot faithfulness, with its interval, and completeness against the number of edges."""
+        """Plot faithfulness, with its interval, completeness, and the faithfulness of random edges, from the lowest to the
+        highest draw, against the number of edges. The full model is at 1, the empty circuit at 0."""
         from hooked_lm import viz
 
         table = self.to_dataframe()
-        order = table["edges"].argsort(kind="stable")
-        table = table.iloc[order]
-        names = ("faithfulness", "completeness")
-        lines = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in names}
-        low, high = (torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in ("low", "high"))
-        intervals = {"faithfulness": (low, high)} if self.n_prompts > 1 else {}
-        x = torch.tensor(table["edges"].to_numpy(), dtype=torch.float32)
-        return viz.lines(x, lines, intervals, title, "edges", show_values=show_values)
+        table = table.iloc[table["edges"].argsort(kind="stable")]
+        columns = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in table.columns[1:]}
+        names = {"faithfulness": "faithfulness", "completeness": "completeness (without the circuit)"}
+        intervals = {"faithfulness": (columns["low"], columns["high"])} if self.n_prompts > 1 else {}
+        if self.random is not None:
+            names[RANDOM] = f"random edges ({len(self.random)} draws)"
+            intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
+        lines = {shown: columns[name] for name, shown in names.items()}
+        metric = self.about.get("metric")
+        y_title, levels = (
+            f"share of {metric} recovered" if metric else "share recovered",
+            {"full model": 1.0, "no edges": 0.0},
+        )
+        return viz.lines(columns["edges"], lines, intervals, title, "edges", y_title, show_values, levels)
 
     def _summary(self) -> list[str]:
-        best = ", ".join(f"{f:.2f} with {n} edges" for f, n in zip(self.faithfulness, self.n_edges, strict=True))
-        return [f"faithfulness {best}"] if len(self.n_edges) <= 8 else [f"area {self.area:.3f}"]
+        if len(self.n_edges) > 8:
+            return [f"area {self.area:.3f}"]
+        random = self.random_faithfulness
+        shown = [
+            f"{value:.2f} with {n} edges" for value, n in zip(_rounded(self.faithfulness), self.n_edges, strict=True)
+        ]
+        if random is not None:
+            shown = [
+                f"{one} (random {by_chance:.2f})"
+                for one, by_chance in zip(shown, _rounded(random.mean(0)), strict=True)
+            ]
+        return [f"faithfulness {', '.join(shown)}"]
+
+
+def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
+    """The numbers with two digits, without a negative zero."""
+    return [round(value, 2) + 0.0 for value in values.tolist()]
 
 
 @undisturbed
@@ -148,6 +186,8 @@ def evaluate(
     metric: Metric | None = None,
     sizes: Sequence[int | float] | None = None,
     ablation: str = "resample",
+    n_random: int = 5,
+    seed: int = 0,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Evaluation:
@@ -159,6 +199,9 @@ def evaluate(
             built from the scores.
         sizes: numbers of edges, or floats for fractions of all edges; None: 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges. Each
             circuit has the edges with the largest absolute scores that are on paths, at most that many.
+        n_random: how many random circuits are drawn for each circuit, with as many edges, all on paths from input to logits;
+            0 for none. Five take 2.5 times as long as the circuits themselves.
+        seed: seed of the random circuits.
         metric, ablation, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than a second.
 
@@ -179,9 +222,11 @@ def evaluate(
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
     named = _circuits(runner.graph, circuits, sizes)
     edges = torch.stack([circuit.edges for circuit in named.values()])
+    n_edges = [circuit.n_edges for circuit in named.values()]
+    random = _random(runner.graph, n_edges, n_random, seed)
     nothing = torch.zeros_like(edges[:1])
-    found = runner.values(torch.cat([edges, runner.graph.is_edge & ~edges, nothing]), progress)
-    empty = found[-1]
+    found = runner.values(torch.cat([edges, runner.graph.is_edge & ~edges, nothing, random.flatten(0, 1)]), progress)
+    both, empty, by_chance = found[: 2 * len(edges)], found[2 * len(edges)], found[2 * len(edges) + 1 :]
     difference = float((runner.full.double() - empty.double()).mean())
     if not abs(difference) > 1e-6:
         raise ValueError(
@@ -189,11 +234,21 @@ def evaluate(
             "faithfulness is the share of this difference that a circuit recovers"
         )
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
-    about = origin(model, ablation=ablation, metric=runner.metric_name)
-    n_edges = [circuit.n_edges for circuit in named.values()]
-    return Evaluation(
-        found[:-1].unflatten(0, (2, -1)), labels, runner.full, empty, n_edges, runner.n_edges, about=about
-    )
+    about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
+    drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None
+    values = both.unflatten(0, (2, -1))
+    return Evaluation(values, labels, runner.full, empty, n_edges, runner.n_edges, drawn, about=about)
+
+
+def _random(graph: Graph, sizes: Sequence[int], n_random: int, seed: int) -> Bool[Tensor, "draw circuit writer reader"]:
+    """The edges of random circuits; raises ValueError for a negative number of draws."""
+    if n_random < 0:
+        raise ValueError(f"n_random must not be negative, got {n_random}")
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [random_edges(graph, sizes, generator) for _ in range(n_random)]
+    found = [one[size] for one in drawn for size in sizes]
+    shape = (n_random, len(sizes), *graph.is_edge.shape)
+    return torch.stack(found).view(shape) if found else graph.is_edge.new_zeros(shape)
 
 
 @undisturbed

@@ -1,6 +1,7 @@
 """Paths through a model: which readers are inputs of which writers, and which edges connect the input with the logits."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from jaxtyping import Bool
@@ -9,6 +10,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 
 
+@lru_cache(maxsize=8)
 def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
     """Whether each reader is an input of each writer.
 
@@ -53,13 +55,21 @@ def on_paths(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> Bool[Tensor,
 
     Paths also lead from the inputs of heads and MLPs to their outputs.
     """
+    reached, useful = ends_on_paths(graph, edges)
+    return edges & graph.is_edge & reached[:, None] & useful
+
+
+def ends_on_paths(
+    graph: Graph, edges: Bool[Tensor, "writer reader"]
+) -> tuple[Bool[Tensor, " writer"], Bool[Tensor, " reader"]]:
+    """The writers that depend on the input through these edges, and the readers on which the logits depend."""
     edges, inside = (edges & graph.is_edge).float(), feeds(graph).float()
     reached, useful = torch.zeros(len(graph.writers)), torch.zeros(len(graph.readers))
     reached[[node.is_input for node in graph.writers]] = useful[graph.reader(LOGITS)] = 1
     for _ in range(len({node.rank for node in graph.readers})):  # the maximum path length
         reached = reached.maximum(((reached @ edges).clamp(max=1) @ inside).clamp(max=1))
         useful = useful.maximum((inside @ (edges @ useful).clamp(max=1)).clamp(max=1))
-    return (edges * reached[:, None] * useful).bool()
+    return reached.bool(), useful.bool()
 
 
 def nodes_of(graph: Graph, edges: Bool[Tensor, "writer reader"]) -> list[str]:

@@ -15,6 +15,7 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
 from hooked_lm.analysis.circuits import Circuit, Runner, evaluate, minimality
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
+from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.models.vision.inputs import Rows
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
@@ -381,14 +382,47 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     assert_same(found.faithfulness[[0, 3]], torch.tensor([0.0, 1.0]))
     x, y = found.shares, found.faithfulness
     assert_close(found.area, float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()))
-    [_, curve, complement] = found.plot().data
-    assert (curve.name, complement.name) == ("faithfulness", "completeness")
+    [_, curve, complement, _, by_chance] = found.plot().data
+    assert (curve.name, complement.name) == ("faithfulness", "completeness (without the circuit)")
+    assert by_chance.name == "random edges (5 draws)"
     assert curve.x == tuple(found.n_edges)
     found.save(tmp_path / "curve")
     again = type(found).load(tmp_path / "curve")
     assert torch.equal(again.values, found.values)
     assert again.faithfulness.equal(found.faithfulness)
     assert again.about == found.about
+
+
+def test_random_circuits_are_a_baseline() -> None:
+    model = model_of("gpt2")
+    graph = Graph.of(model)
+    generator = torch.Generator().manual_seed(0)
+    sizes = [0, 1, 7, graph.n_edges // 2, graph.n_edges]
+    drawn = [random_edges(graph, sizes, generator) for _ in range(3)]
+    for edges in (edges for one in drawn for edges in one.values()):
+        assert torch.equal(on_paths(graph, edges), edges)
+    assert [int(edges.sum()) for edges in drawn[0].values()] == sizes
+    assert not torch.equal(drawn[0][sizes[3]], drawn[1][sizes[3]])
+
+    circuit = Circuit(graph, drawn[0][7])
+    found = evaluate_one(model, [circuit, circuit.complement()], n_random=2, seed=3)
+    generator.manual_seed(3)
+    sizes = [circuit.n_edges, circuit.complement().n_edges]
+    again = [random_edges(graph, sizes, generator) for _ in range(2)]
+    by_hand = [[evaluate_one(model, Circuit(graph, one[n]), n_random=0) for n in sizes] for one in again]
+    expected = torch.tensor([[one.faithfulness.item() for one in row] for row in by_hand])
+    assert found.random_faithfulness is not None
+    assert_same(found.random_faithfulness, expected)
+    table = found.to_dataframe()
+    assert_same(torch.tensor(table["random"].to_numpy()), expected.mean(0))
+    assert_same(torch.tensor(table["random_high"].to_numpy()), expected.amax(0))
+    part = found.select(circuit=[-1])
+    assert part.random is not None
+    assert part.random_faithfulness.equal(found.random_faithfulness[:, [1]])
+    assert evaluate_one(model, circuit, n_random=0).random is None
+    assert "(random " in repr(found)
+    with pytest.raises(ValueError, match="n_random must not be negative, got -1"):
+        evaluate_one(model, circuit, n_random=-1)
 
 
 def test_what_has_no_scale_or_size_is_refused() -> None:

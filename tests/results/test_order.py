@@ -1,0 +1,120 @@
+"""Transformations of results commute: effects, normalisation, parts and chance, in any order and any number of times."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hooked_lm.analysis.attribution.estimate import Attribution
+from hooked_lm.analysis.circuits import Evaluation
+from hooked_lm.analysis.reading.heads import ChanceScores
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.results import Scores
+from tests.close import assert_close
+
+Step = Callable[[Any], Any]
+SEEDS = st.integers(0, 2**32)
+N_PROMPTS = 3
+AXES = {"metric": ["difference", "probability"], "layer": [0, 1, 2]}
+PARTS: dict[str, Step] = {
+    "metrics": lambda found: found.select(metric=["probability", "difference"]),
+    "layers": lambda found: found.select(layer=[2, 0]),
+    "layer": lambda found: found.select(layer=-1),
+}
+STEPS: dict[str, Step] = {
+    "effects": lambda found: found.effects(),
+    "normalized": lambda found: found.normalized(),
+    "metric": lambda found: found.select(metric="probability"),
+}
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, N_PROMPTS, generator=torch.Generator().manual_seed(seed))
+
+
+def swept(seed: int, base: str) -> SweepResult:
+    clean = drawn(seed + 2, 2) + torch.tensor([8.0, -20.0])[:, None]
+    return SweepResult(drawn(seed, 2, 3), AXES, drawn(seed + 1, 2), clean, base=base)
+
+
+def estimated(seed: int, base: str) -> Attribution:
+    of = swept(seed, base)
+    return Attribution(of.values, of.axes, of.corrupted, of.clean, base=base, exact=drawn(seed + 3, 2, 3))
+
+
+def assert_same(one: Scores, other: Scores, order: tuple[str, ...]) -> None:
+    assert one.axes == other.axes, order
+    assert one.about == other.about, order
+    assert one._tensors() == other._tensors()
+    for name in one._tensors():
+        assert_close(getattr(one, name), getattr(other, name), msg=f"{name} of {order}", scale=1.0)
+
+
+def applied(found: Any, steps: dict[str, Step], order: tuple[str, ...]) -> Any:
+    for name in order:
+        found = steps[name](found)
+    return found
+
+
+def assert_commutes(found: Any, steps: dict[str, Step]) -> None:
+    orders = list(permutations(steps))
+    first = applied(found, steps, orders[0])
+    for order in orders[1:]:
+        assert_same(applied(found, steps, order), first, order)
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=SEEDS, base=st.sampled_from(["clean", "corrupted"]), part=st.sampled_from(sorted(PARTS)))
+@pytest.mark.parametrize("make", [swept, estimated])
+def test_sweeps(make: Callable[[int, str], SweepResult], seed: int, base: str, part: str) -> None:
+    found = make(seed, base)
+    assert_commutes(found, {**STEPS, part: PARTS[part]} if part != "metrics" else {**STEPS, "metric": PARTS[part]})
+    for step in (STEPS["effects"], STEPS["normalized"]):
+        assert_same(step(step(found)), step(found), ("twice",))
+
+
+@pytest.mark.parametrize("base", ["clean", "corrupted"])
+def test_a_cell_without_effect_is_0_in_any_order(base: str) -> None:
+    """The control: a normalisation that forgets that its values are changes shows 1."""
+    found = swept(0, base)
+    idle = replace(found, values=found.unchanged[:, None].expand(2, 3, N_PROMPTS))
+    for other in (idle.effects().normalized(), idle.normalized().effects()):
+        assert_close(other.mean, torch.zeros(2, 3), scale=1.0)
+    forgetful = replace(idle.effects(), about={}).normalized()
+    assert_close(forgetful.mean, torch.full((2, 3), 1.0 if base == "clean" else 0.0), scale=1.0)
+
+
+def test_the_colour_bar_says_what_the_numbers_are() -> None:
+    names = {
+        base: [
+            found._pictured()["value_name"] for found in (one.normalized(), one.effects(), one.effects().normalized())
+        ]
+        for base in ("corrupted", "clean")
+        for one in [swept(0, base).select(metric="probability")]
+    }
+    assert names["corrupted"] == ["restored", "change of probability", "restored"]
+    assert names["clean"] == ["kept", "change of probability", "change of the share kept"]
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=SEEDS)
+def test_evaluations(seed: int) -> None:
+    axes = {"of": ["circuit", "complement"], "circuit": [1, 5, 9]}
+    full, empty = drawn(seed + 1) + 20, drawn(seed + 2)
+    found = Evaluation(drawn(seed, 2, 3), axes, full, empty, [1, 5, 9], 10)
+    assert_commutes(found, {"normalized": STEPS["normalized"], "part": lambda one: one.select(circuit=[9, 1])})
+    assert_same(found.normalized().normalized(), found.normalized(), ("twice",))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=SEEDS)
+def test_scores_and_chance(seed: int) -> None:
+    found = ChanceScores(drawn(seed, 2, 3), AXES, chance=drawn(seed + 1, 2, 3))
+    steps = {"above": lambda one: one.above_chance(), "metric": STEPS["metric"], "layers": PARTS["layers"]}
+    assert_commutes(found, steps)
