@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.interventions.base import Controller, Detector, HookObject, check_no_functions
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
+from hooked_lm.interventions.part import Positions, check_positions, parts_of
+from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
+NUMBERS = ("value", "factor", "coefficient")  # what is done to a feature
 _foreign = RLock()  # third-party dictionaries may keep state from `encode` to `decode`: one thread at a time
 
 
@@ -165,18 +169,20 @@ class Dictionary(DictionaryHook, Controller):
             gradient with respect to `features` is that of their contribution to the value.
             "detach": it is added back as a constant. Gradients flow to earlier layers through the features alone.
             "drop": it is dropped, and the value becomes the reconstruction alone.
-        edit: a function of a copy of the features, [batch, pos, feature]; changes it in place or returns new features. As
-            decoders are linear, changing one feature moves the value along its direction only.
+        feature: the feature to change, or several; each is set to `value` (0 ablates it), multiplied by `factor`, or raised by
+            `coefficient`, at `positions` (all by default; see `PartHook`), whether it is active there or not. As decoders are
+            linear, the value moves along the direction of the feature only.
+        edit: any other change: a function of a copy of the features, [batch, pos, feature], which changes it in place or
+            returns new features.
 
-    Raises, in the forward pass, ValueError for a site and a dictionary of different widths, features that are not finite, an
-    edit that changes their shape. TypeError for an object without `encode` or `decode`.
+    Raises ValueError for a feature without one of `value`, `factor` and `coefficient`, or with several; in the forward pass,
+    ValueError for a site and a dictionary of different widths, features that are not finite, an edit that changes their shape,
+    IndexError for a feature that does not exist. TypeError for an object without `encode` or `decode`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> sae = SAE.Config(d_in=128, d_sae=512).build()
-    >>> def stronger(features):
-    ...     features[:, :, 17] *= 3
-    >>> dictionary = Dictionary("blocks.1.hook_mlp_out", sae=sae, edit=stronger)
+    >>> dictionary = Dictionary("blocks.1.hook_mlp_out", sae=sae, feature=17, factor=3)
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[dictionary])
     >>> [gradient] = torch.autograd.grad(logits[0, -1].max(), dictionary.features)
     >>> attribution = gradient * dictionary.features
@@ -184,12 +190,34 @@ class Dictionary(DictionaryHook, Controller):
 
     error: str = field(default="keep", kw_only=True)
     edit: Edit | None = field(default=None, kw_only=True)
+    feature: Indices = field(default=None, kw_only=True)
+    value: float | int | None = field(default=None, kw_only=True)
+    factor: float | int | None = field(default=None, kw_only=True)
+    coefficient: float | int | None = field(default=None, kw_only=True)
+    positions: Positions = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.feature, self.positions = plain_indices("feature", self.feature), check_positions(self.positions)
+        self._check_edit()
         if self.error not in ERRORS:
             raise ValueError(f"error must be one of {', '.join(map(repr, ERRORS))}, got {self.error!r}")
         self._check_sites()
+
+    def _check_edit(self) -> None:
+        """Raises ValueError for settings of an edit that do not go together."""
+        check_finite(self, *NUMBERS)
+        given = [f"{name}={number}" for name in NUMBERS if (number := getattr(self, name)) is not None]
+        if self.feature is None and (given or self.positions is not None):
+            what = given[0] if given else f"positions={self.positions!r}"
+            raise ValueError(f"{what} is of a feature, and none is given: add feature=...")
+        if self.feature is not None and len(given) != 1:
+            got = ", ".join(given) or "none"
+            raise ValueError(
+                f"feature={self.feature!r} needs one of {', '.join(NUMBERS)}; got {got} (value=0 ablates it)"
+            )
+        if self.feature is not None and self.edit is not None:
+            raise ValueError("give feature=... or edit=..., not both: a function can change every feature")
 
     def _check_sites(self) -> None:
         """Raises ValueError for sites that do not suit the dictionary."""
@@ -202,7 +230,7 @@ class Dictionary(DictionaryHook, Controller):
 
     def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
         """The value with the reconstruction from the (edited) watched features, and the error according to `error`."""
-        edited = self._edited(read.watched)
+        edited = self._edited(read.watched, hook)
         made = self._decoded(read, edited, value, hook)
         if self.error != "drop":
             plain = made if edited is read.features else self._decoded(read, read.features, value, hook)
@@ -213,7 +241,11 @@ class Dictionary(DictionaryHook, Controller):
             cast(Any, node).metadata["features"] = read.watched  # kept alive by the graph, not by this object
         return made
 
-    def _edited(self, features: Tensor) -> Tensor:
+    def _edited(self, features: Tensor, hook: HookPoint) -> Tensor:
+        if self.feature is not None:
+            for part in parts_of(features, hook, self.positions, features=self.feature):
+                features = part.replaced(features, self._new)
+            return features
         if self.edit is None:
             return features
         copy = features.clone()
@@ -223,6 +255,15 @@ class Dictionary(DictionaryHook, Controller):
             got = list(edited.shape) if isinstance(edited, Tensor) else type(edited).__name__
             raise ValueError(f"the edit must change the features in place or return {list(features.shape)}, got {got}")
         return edited
+
+    def _new(self, values: Tensor) -> Tensor:
+        """The new values of the chosen features."""
+        if self.value is not None:
+            return torch.full_like(values, self.value)
+        if self.factor is not None:
+            return values * self.factor
+        assert self.coefficient is not None, "one of the three is given"
+        return values + self.coefficient
 
     def _decoded(self, read: _Read, features: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         """The decoded features, in the shape of the value."""

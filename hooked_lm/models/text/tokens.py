@@ -19,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.text.byte_tokens import as_text
 from hooked_lm.models.vision.inputs import VisionInputs
 
 
@@ -187,7 +188,7 @@ class Tokens:
     def to_str_tokens(
         self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
-        """Returns each token as a string.
+        """Returns each token as a string. Bytes that are part of a character are written as `<0xE2>`; see `to_string`.
 
         A text, an id, or ids [pos] or [1, pos] give one list of strings. A list of texts, a list of rows or ids
         [batch, pos] give a list of such lists. The tokens of `VisionInputs` are read as if they were given.
@@ -257,10 +258,11 @@ class Tokens:
         return ids
 
     def to_single_str_token(self, int_token: int) -> str:
-        """Returns the string of one id."""
+        """Returns the string of one id. Bytes that are part of a character are written as `<0xE2>`."""
         token = _one_id(int_token)
         self.check_ids(torch.tensor(token))
-        return _decode(self.need_tokenizer(), [token])
+        [string] = _decode_each(self.need_tokenizer(), [token])
+        return string
 
     def get_token_position(
         self,
@@ -385,7 +387,7 @@ def _decode(tokenizer: Any, ids: list[int]) -> str:
 
 
 def _decode_each(tokenizer: Any, ids: list[int]) -> list[str]:
-    return [_decode(tokenizer, [token]) for token in ids]
+    return [as_text(tokenizer, token, _decode(tokenizer, [token])) for token in ids]
 
 
 def checked_texts(input: Any) -> list[str]:

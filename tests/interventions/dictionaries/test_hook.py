@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.interventions import HookObject, Hooks
+from hooked_lm.interventions import AddDirection, HookObject, Hooks
 from hooked_lm.interventions.dictionaries import (
     SAE,
     Dictionary,
@@ -71,6 +71,64 @@ def test_every_class_of_model(kind: str) -> None:
     with dictionary.disabled():
         assert torch.equal(model.run_with_hooks(*inputs, fwd_hooks=[dictionary]), plain)
     assert not any(point.is_listening for point in model.hook_points())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", [{"value": 0}, {"value": 1.5}, {"factor": -2}, {"coefficient": 4.0}])
+def test_one_feature_is_set_scaled_or_raised(kind: str, change: dict[str, Any]) -> None:
+    make, inputs, site = KINDS[kind]
+    model, sae = make(), noisy(SAE.Config(D, 48))
+    by_hand = {"value": lambda v, n: n, "factor": lambda v, n: v * n, "coefficient": lambda v, n: v + n}
+    [(name, number)] = change.items()
+    active = (
+        sae.encode(model.run_with_cache(*inputs, names_filter=site)[1][site])[:, 1].mean(0).topk(2).indices.tolist()
+    )
+
+    def edit(features: Tensor) -> None:
+        features[:, 1, active] = by_hand[name](features[:, 1, active], number)
+
+    hook = Dictionary(site, sae=sae, feature=[active[0], active[1] - 48], positions=1, **change)
+    found = model.run_with_hooks(*inputs, fwd_hooks=[hook])
+    assert_close(found, model.run_with_hooks(*inputs, fwd_hooks=[Dictionary(site, sae=sae, edit=edit)]))
+    assert_apart(found, model(*inputs), msg="the control: it matters")
+    again = HookObject.from_dict(hook.to_dict())
+    assert_close(model.run_with_hooks(*inputs, fwd_hooks=[again]), found)
+
+
+@torch.no_grad()
+def test_raising_a_feature_is_adding_its_direction(tmp_path: Path) -> None:
+    model, sae = toy("rotary"), noisy(SAE.Config(D, 48))
+    site = "blocks.1.hook_resid_pre"
+    hook = Dictionary(site, sae=sae, feature=5, coefficient=3)
+    Hooks([hook]).save(tmp_path / "hooks")
+    assert "feature=5, coefficient=3" in repr(hook)
+    direction = AddDirection(site, vector=sae.W_dec[5], coefficient=3)
+    expected = model.run_with_hooks(ids(), fwd_hooks=[direction])
+    for one in (hook, *Hooks.load(tmp_path / "hooks")):
+        assert_close(model.run_with_hooks(ids(), fwd_hooks=[one]), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"value": 0}, "value=0 is of a feature, and none is given: add feature="),
+        ({"positions": [1]}, r"positions=\[1\] is of a feature"),
+        ({"feature": 5}, r"feature=5 needs one of value, factor, coefficient; got none \(value=0 ablates it\)"),
+        ({"feature": 5, "value": 0, "factor": 2}, "got value=0, factor=2"),
+        ({"feature": 5, "value": 0, "edit": one_row_more}, "give feature=... or edit=..., not both"),
+        ({"feature": 5, "factor": float("nan")}, "factor of Dictionary must be finite"),
+    ],
+)
+def test_settings_of_an_edit_that_do_not_go_together(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Dictionary("z", 0, SAE.Config(D, 48).build(), **settings)
+
+
+def test_a_feature_that_does_not_exist() -> None:
+    hook = Dictionary("blocks.1.hook_resid_pre", sae=SAE.Config(D, 48).build(), feature=48, value=0)
+    with pytest.raises(IndexError, match="48"):
+        toy("rotary").run_with_hooks(ids(), fwd_hooks=[hook])
 
 
 @torch.no_grad()
