@@ -104,6 +104,7 @@ ELSEWHERE = {
     "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",
     "Probes": "a Scores: tests/analysis/test_probes.py",
+    "LayerProbes": "the base class of both kinds of probes",
     "Saliency": "tests/analysis/reading/test_saliency.py",
     "Tabular": "the base class of results",
 }

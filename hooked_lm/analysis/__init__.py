@@ -10,7 +10,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
-from hooked_lm.analysis.probes import Probes, train_probe
+from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.dashboards import write_dashboards
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
@@ -38,6 +38,7 @@ __all__ = [
     "MaxActivating",
     "Patchscope",
     "Probes",
+    "RegressionProbes",
     "SVDInterpreter",
     "Saliency",
     "TunedLens",

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import Probes, train_probe
+from hooked_lm.analysis import Probes, RegressionProbes, train_probe
+from hooked_lm.analysis.probe_tasks import Regression
 from hooked_lm.interventions.controllers import AddDirection
 from tests.close import assert_close, assert_equal
+from tests.unchecked import unchecked
 
 WIDTH, N = 12, 80
 
@@ -64,6 +66,85 @@ def test_the_seed_decides_and_files_give_everything_back(tmp_path: Path) -> None
     assert_equal(found.select(layer=[1]).direction(1), one.direction(1))
     with pytest.raises(ValueError, match="keep their axes"):
         one.select(of="probe")
+
+
+def numbers(strength: float = 3.0) -> tuple[dict[int, Tensor], list[float], Tensor]:
+    """Noise in layer 0; in layer 1 noise with a number along a direction."""
+    vectors, _, direction = planted(0.0)
+    labels = torch.randn(N, generator=torch.Generator().manual_seed(5)) * 7 + 100
+    return (
+        {0: vectors[0], 1: vectors[1] + strength * (labels[:, None] - 100) / 7 * direction},
+        labels.tolist(),
+        direction,
+    )
+
+
+def test_a_planted_number_is_found_and_noise_is_not(tmp_path: Path) -> None:
+    vectors, labels, direction = numbers()
+    probes = train_probe(vectors, labels)
+    assert isinstance(probes, RegressionProbes)
+    assert probes.r2[1] > 0.8
+    assert probes.r2[0] < 0.1
+    assert (probes.mean[1] < 0.1).all(), "the control explains nothing"
+    assert float(probes.direction(1) @ direction) > 0.9
+    low, high = probes.interval()
+    assert low[0, 1] <= probes.r2[1] <= high[0, 1]
+    assert list(probes.to_dataframe().columns) == ["layer", "r2", "low", "high", "control", "selectivity"]
+    predicted = vectors[1] @ probes.weights[1, 0] + probes.biases[1, 0]
+    assert torch.corrcoef(torch.stack([predicted, torch.tensor(labels)]))[0, 1] > 0.9
+    assert "best layer 1 with 0." in repr(probes)
+    assert [trace.name for trace in probes.plot().data if trace.name][-1] == "mean label"
+    probes.save(tmp_path / "probes")
+    again = RegressionProbes.load(tmp_path / "probes")
+    assert_equal(again.direction(1), probes.direction(1))
+    assert_equal(again.select(layer=[1]).r2, probes.r2[1:])
+    with pytest.raises(ValueError, match="no probe of 7"):
+        probes.direction(7)
+
+
+def test_r2_is_that_of_predictions_from_other_folds() -> None:
+    vectors, labels, _ = numbers()
+    folds = Regression.of(labels).folds(None, 4, 2)
+    found = train_probe({1: vectors[1]}, torch.tensor(labels), n_folds=4, seed=2, regularisation=0.1)
+    x, y = vectors[1].double(), torch.tensor(labels, dtype=torch.float64)
+    predicted = torch.zeros_like(y)
+    for train, test in folds:
+        mean, std = x[train].mean(0), x[train].std(0, correction=0)
+        z, centre = (x[train] - mean) / std, y[train].mean()
+        weights = torch.linalg.solve(z.T @ z + 10 * torch.eye(WIDTH), z.T @ (y[train] - centre))
+        predicted[test] = (x[test] - mean) / std @ weights + centre
+    r2 = 1 - (y - predicted).square().sum() / (y - y.mean()).square().sum()
+    assert_close(found.mean[0, 0], r2.float(), depth=3)
+
+
+def test_numbers_of_a_group_are_held_out_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    groups = [i // 8 for i in range(N)]
+    numbers = torch.randn(max(groups) + 1, generator=generator)
+    names = torch.randn(max(groups) + 1, WIDTH, generator=generator) * 10
+    vectors = {0: names[groups] + torch.randn(N, WIDTH, generator=generator)}
+    alone, together = (train_probe(vectors, numbers[groups].tolist(), groups=given) for given in (None, groups))
+    assert alone.mean[0, 0] > 0.95
+    assert together.mean[0, 0] < 0.5
+    assert together.n_prompts == 10
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "says"),
+    [
+        ([0.5] * N, ValueError, "all 80 labels are 0.5"),
+        ([0.5, float("nan")] * (N // 2), ValueError, "finite, and that of prompt 1 is nan"),
+        ([None] * N, TypeError, "classes .* or numbers .*, got None"),
+        ([(1, 2)] * N, TypeError, "got \\(1, 2\\)"),
+        (["a", 1] * (N // 2), TypeError, "labels are strings or numbers, and 'a' and 1 are both there"),
+        ([], ValueError, "there are no labels"),
+        ([1.0, 2.0], ValueError, "there are 2 prompts, and 5 folds need 5"),
+        (list(range(N)), ValueError, "class 0 has 1 prompts, .* for a regression give floats"),
+    ],
+)
+def test_labels_that_are_neither(labels: list, error: type[Exception], says: str) -> None:
+    with unchecked(), pytest.raises(error, match=says):
+        train_probe(planted()[0], labels)
 
 
 def test_several_classes_have_a_direction_each() -> None:
