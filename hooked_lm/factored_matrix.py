@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from hooked_lm.shown import Shown, Table
+
 HALF = (torch.float16, torch.bfloat16)
 Scalar = TypeVar("Scalar")
 SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float[Tensor, "*leading rdim k"]]
@@ -21,7 +23,7 @@ class ShapeMismatch(ValueError, AssertionError, RuntimeError):
     """Incompatible shapes: a ValueError, and also the errors that other implementations raise."""
 
 
-class FactoredMatrix:
+class FactoredMatrix(Shown):
     """The matrix `A @ B`, stored as its factors; only `AB` computes the product.
 
     Leading dimensions of the factors broadcast. The factors are real; in float16 and bfloat16 decompositions are computed
@@ -268,6 +270,15 @@ class FactoredMatrix:
         if sum(map(_dims_used, leading)) != self.ndim - 2:
             raise IndexError(f"new dimensions and masks of matrix {list(self.shape)} go before its last two dimensions")
         return tuple(leading), _keeping(rows, self.ldim, "row"), _keeping(columns, self.rdim, "column")
+
+    def rows_shown(self) -> Table:
+        """The factors, with their shapes, dtypes and devices."""
+        return Table(
+            ("factor", "shape", "dtype", "device"), [(n, [*x.shape], x.dtype, x.device) for n, x in self._factors()]
+        )
+
+    def _factors(self) -> list[tuple[str, Tensor]]:
+        return [("A", self.A), ("B", self.B)]
 
     def __repr__(self) -> str:
         return f"FactoredMatrix({list(self.shape)}, mdim={self.mdim})"

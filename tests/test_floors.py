@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 FLOORS = {
     "files": -2,  # of the standard library alone
     "extras": -2,  # optional packages
+    "shown": -2,  # what notebooks show, as strings
     "viz": -1,  # pictures of tensors, strings and tables
     "hooks": 0,
     "factored_matrix": 0,  # a value that needs torch alone, and that components and models hand out

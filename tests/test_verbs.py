@@ -1,12 +1,17 @@
 """The verbs that every result has: one line of text, HTML for notebooks, a table, a picture, a file and back.
 
-`RESULTS` lists every public result; where one lacks a verb, the reason is beside it.
+`RESULTS` in `shown.py` has every public result; where one lacks a picture, the reason is beside it. Whatever else is public
+shows itself in notebooks too, or is listed below.
 """
 
 import ast
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from inspect import isabstract, isclass
 from pathlib import Path
 from typing import Any
 
@@ -14,92 +19,18 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
-from hooked_lm import HookedTransformer, analysis, interventions
-from hooked_lm.analysis import circuits
-from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.interventions import GradientReport
-from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, train_on
-from hooked_lm.interventions.top_examples import Examples
-from hooked_lm.results import Scores
 from hooked_lm.viz import View
+from tests.shown import HOSTILE, RESULTS, SHOWN, TEXT, model, scores, steering
 
-PACKAGE = Path(__file__).parents[1] / "hooked_lm"
-HOSTILE = "<img src=x onerror=alert(1)>"
-TEXT = "The capital of France is"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hooked_lm"
 LONGEST = 160
+OPTIONAL = ("pandas", "plotly")
 
 
-@lru_cache
-def model() -> HookedTransformer:
-    return HookedTransformer.from_pretrained("demo", device="cpu")
-
-
-def scores() -> Scores:
-    return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
-
-
-def circuit() -> circuits.Circuit:
-    graph = Graph.of(model())
-    return circuits.Circuit.of(graph, [("input", "m0"), ("input", "logits"), ("m0", "logits")])
-
-
-def comparison() -> Any:
-    graph = Graph.of(model())
-    return circuit().compare(circuits.Circuit.of(graph, [("input", "m1"), ("input", "logits")]))
-
-
-def gradients() -> GradientReport:
-    report = GradientReport("blocks.*.hook_resid_post")
-    with model().hooks([report]):
-        model()(TEXT, return_type="loss").backward()
-    return report
-
-
-def steering() -> interventions.SteeringVectors:
-    women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    return interventions.steering_vectors(model(), women, men, layers=[1, 2])
-
-
-def examples() -> Examples:
-    ids = torch.zeros(2, 1, dtype=torch.long)
-    return Examples(torch.ones(2, 1), ids, ids, torch.ones(2, 1, 3, dtype=torch.long))
-
-
-def trained() -> Any:
-    rows = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    return train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=32, k=4), Settings(steps=5, vectors_per_step=50))
-
-
-@dataclass(frozen=True)
-class Result:
-    """A result on the bundled model, and the reasons for the verbs that it lacks."""
-
-    make: Callable[[], Any]
-    no_plot: str = ""
-    no_file: str = ""
-
-
-RESULTS = {
-    "Scores": Result(scores),
-    "Circuit": Result(circuit),
-    "Comparison": Result(comparison),
-    "GradientReport": Result(gradients, no_file="a hook that is filled by runs; its table is what one keeps"),
-    "Saliency": Result(lambda: analysis.saliency(model(), TEXT, max_new_tokens=1)),
-    "Lens": Result(lambda: analysis.logit_lens(model(), TEXT)),
-    "MaxActivating": Result(
-        lambda: analysis.max_activating_examples(model(), [TEXT], site=("post", 1), neuron=5, k=2, context=2)
-    ),
-    "Patchscope": Result(
-        lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
-    ),
-    "SteeringVectors": Result(steering),
-    "Trained": Result(trained, no_file="its parts have files: `sae.save`, `losses.save`, `figures.save`"),
-    "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
-}
 # Results of classes that others list, and why they are not made here.
 ELSEWHERE = {
     "Alignment": "tests/analysis/alignment",
-    "Attribution": "a SweepResult, which is a Scores: tests/analysis/attribution",
     "Evaluation": "a Scores: tests/analysis/circuits",
     "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",
@@ -107,6 +38,33 @@ ELSEWHERE = {
     "LayerProbes": "the base class of both kinds of probes",
     "Saliency": "tests/analysis/reading/test_saliency.py",
     "Tabular": "the base class of results",
+}
+
+
+# Public classes that a notebook shows as text, which says all there is, and why.
+TEXT_IS_ENOUGH = {
+    "a setting or an entry of a list": {"Slice", "Row", "Edit", "Rewrite", "Location", "Part", "Settings", "Metric"},
+    "data of a few strings": {"Example", "Pair", "Picture", "Question", "Work"},
+    "a part of a page, which `viz.report` writes": {"Facts", "Plate", "Section", "TokenStrip"},
+    "runs things, and keeps no result": {
+        "Activations",
+        "BertNextSentencePrediction",
+        "Checkpoint",
+        "Experiment",
+        "Job",
+        "LocallyOverridenDefaults",
+        "Runner",
+        "SVDInterpreter",
+        "Sweep",
+    },
+}
+# Shown by a method of their own, which tests elsewhere call.
+SHOWN_ELSEWHERE = {
+    "FeatureReport": "tests/analysis/reading/test_feature_report.py",
+    "MaxActivating": "tests/analysis/reading",
+    "PairTable": "tests/studies",
+    "Result": "tests/demo",
+    "Study": "tests/reports",
 }
 
 
@@ -121,6 +79,11 @@ def classes_with_a_table() -> set[str]:
     }
 
 
+@cache
+def made(name: str) -> Any:
+    return RESULTS[name].make() if name in RESULTS else SHOWN[name]()
+
+
 def test_every_result_is_listed() -> None:
     assert classes_with_a_table() == RESULTS.keys() | ELSEWHERE.keys()
 
@@ -130,9 +93,9 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def result(name: str) -> Any:
-    return RESULTS[name].make()
+    return made(name)
 
 
 def test_one_line_of_text(result: Any, name: str) -> None:
@@ -159,8 +122,6 @@ def test_a_picture(result: Any, name: str) -> None:
 
 
 def test_a_file_and_back(result: Any, name: str, tmp_path: Path) -> None:
-    if RESULTS[name].no_file:
-        return
     result.save(tmp_path / "result")
     again = type(result).load(tmp_path / "result")
     assert type(again) is type(result)
@@ -173,6 +134,76 @@ def test_html_escapes_what_it_shows(make: Callable[[], Any]) -> None:
     html = make()._repr_html_()
     assert HOSTILE not in html
     assert "&lt;img src=x" in html
+
+
+# ---- what notebooks show ---------------------------------------------------------------------------------------------
+
+
+def public_classes() -> dict[str, type]:
+    """The classes of the API reference by name."""
+    sys.path.append(str(ROOT / "docs"))
+    import api
+
+    named = [
+        (name, getattr(import_module(module), name)) for module in api.MODULES for name in api.public_names(module)
+    ]
+    return {name: kind for name, kind in named if isclass(kind) and not issubclass(kind, BaseException)}
+
+
+@pytest.fixture(params=[*RESULTS, *SHOWN])
+def shown(request: pytest.FixtureRequest) -> Any:
+    return made(request.param)
+
+
+def test_every_public_class_shows_itself_or_says_why_not() -> None:
+    plain = {name for name, kind in public_classes().items() if not hasattr(kind, "_repr_html_")}
+    assert plain == set().union(*TEXT_IS_ENOUGH.values())
+
+
+def test_every_way_to_show_something_is_tried() -> None:
+    """Each method that shows a public class is that of an object below."""
+
+    def ways(kind: type) -> set[object]:
+        return {getattr(kind, name, None) for name in ("_repr_html_", "rows_shown", "__repr__")}
+
+    tried = set().union(*(ways(type(made(name))) for name in [*RESULTS, *SHOWN]))
+    for name, kind in public_classes().items():
+        if hasattr(kind, "_repr_html_") and not isabstract(kind) and name not in SHOWN_ELSEWHERE | ELSEWHERE:
+            missing = ways(kind) - tried
+            assert not missing, f"{name}: {missing}"
+
+
+def test_a_notebook_shows_a_table_and_escapes_it(shown: Any) -> None:
+    html = shown._repr_html_()
+    assert HOSTILE not in html
+    assert "<td" in html or "<iframe" in html or "<p" in html
+
+
+def test_nothing_that_is_shown_needs_an_optional_package(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.partition(".")[0] in OPTIONAL]:
+        monkeypatch.setitem(sys.modules, module, None)
+    assert repr(shown)
+    assert repr(shown)[:20].split("(")[0] in shown._repr_html_() or "<t" in shown._repr_html_()
+
+
+WITHOUT_THEM = """
+import sys
+sys.modules["pandas"] = sys.modules["plotly"] = None  # as if they were not installed
+from tests.shown import RESULTS, SHOWN
+
+for name, make in [*((name, result.make) for name, result in RESULTS.items()), *SHOWN.items()]:
+    made = make()
+    assert repr(made), name
+    assert "<" in made._repr_html_(), name
+print(len(RESULTS) + len(SHOWN))
+"""
+
+
+@pytest.mark.slow
+def test_everything_is_made_and_shown_without_the_optional_packages() -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT_THEM], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split()[-1] == str(len(RESULTS) + len(SHOWN))
 
 
 # ---- models, configs, caches -----------------------------------------------------------------------------------------

@@ -230,10 +230,17 @@ class TransformerBridge(HookedTransformer):
         weights = [_attribute(block, attr_path) for _, block in found]
         return [i for i, _ in found], torch.stack([w if reshape_fn is None else reshape_fn(w) for w in weights])
 
-    def hf_generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises NotImplementedError: there is no underlying transformers model."""
-        raise NotImplementedError(
-            "there is no underlying transformers model: use generate(...), or original_model.generate(...)"
+    def hf_generate(self, input: str | Tensor, **options: Any) -> Any:
+        """What `generate` of `original_model` gives: the text of a text, with its prompt, or ids [batch, pos] of ids.
+
+        `options` are those of transformers. No hook runs in it: it is a model of its own, made for this call.
+        """
+        ids = self.to_tokens(input) if isinstance(input, str) else input
+        found = self.original_model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        return (
+            self.to_string(found[0, 1:] if self.cfg.default_prepend_bos else found[0])
+            if isinstance(input, str)
+            else found
         )
 
 

@@ -73,11 +73,11 @@ def make_tracr_transformer_bridge_state_dict(
 ) -> dict[str, Tensor]:
     """The weights of a compiled model as a state dict for the config of `make_tracr_transformer_bridge_config`.
 
-    Raises NotImplementedError for a model with norms, which Tracr does not compile.
+    Raises ValueError for a model with norms, which Tracr does not compile.
     """
     cfg = model.model_config
     if cfg.layer_norm:
-        raise NotImplementedError("compiled models with norms are not supported: Tracr does not compile any")
+        raise ValueError("this model has norms, and Tracr compiles none: its weights have another meaning")
 
     def read(module: str, name: str) -> Tensor:
         return torch.tensor(np.asarray(model.params[module][name]), dtype=dtype)
@@ -105,8 +105,8 @@ def make_tracr_transformer_bridge_state_dict(
 
 
 def _outputs(model: Any) -> dict[Any, int]:
-    """The logit of each output value; raises NotImplementedError for numerical outputs, which have no logits."""
+    """The logit of each output value; raises ValueError for numerical outputs, which have no logits."""
     found = getattr(model.output_encoder, "encoding_map", None)
     if found is None:
-        raise NotImplementedError("the output is numerical: only a categorical output has logits")
+        raise ValueError("the output is numerical: only a categorical output has logits")
     return dict(found)

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.shown import Shown, Table
+
 
 class KeyValueCacheEntry:
     """One layer's keys (after rotary) and values, in buffers for at least `room` positions that grow by doubling.
@@ -119,7 +121,7 @@ class StateCacheEntry:
 Entry = KeyValueCacheEntry | StateCacheEntry
 
 
-class KeyValueCache:
+class KeyValueCache(Shown):
     """The keys and values of all layers (`entries`), the states of layers with a mixer (`states`), and the attention mask of all
     past tokens.
 
@@ -218,6 +220,14 @@ class KeyValueCache:
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    def rows_shown(self) -> Table:
+        """The shape of the keys of each layer, [batch, pos, kv_head, d_head]."""
+        keys = [(i, entry.past_keys) for i, entry in enumerate(self.entries)]
+        return Table(("layer", "keys"), [(i, "none" if k is None else [*k.shape]) for i, k in keys])
+
+    def __repr__(self) -> str:
+        return f"KeyValueCache({len(self)} layers, {self.length} positions{', frozen' if self.frozen else ''})"
 
 
 HookedTransformerKeyValueCache = KeyValueCache

@@ -24,6 +24,7 @@ from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.shown import Shown, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Shown):
     """The results of the experiment for each pair of prompts, and attention patterns.
 
     `differences` are logit differences, in nats; `sites` and `heads` are effects: the share of the mean difference between
@@ -111,6 +112,14 @@ class Result:
     heads: patching.SweepResult  # layer x head
     patterns: Float[Tensor, "layer head query_pos key_pos"]
     work: Work
+
+    def rows_shown(self) -> Table:
+        """The results in a line each."""
+        parts = {name: getattr(self, name) for name in ("differences", "sites", "heads", "work")}
+        return Table(("", "value"), [(name, str(part)) for name, part in parts.items()])
+
+    def __repr__(self) -> str:
+        return f"Result({len(self.pairs)} pairs of prompts of {len(self.tokens)} tokens; {self.work})"
 
     @property
     def changed(self) -> list[int]:

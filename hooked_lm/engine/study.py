@@ -22,6 +22,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
 from hooked_lm.results.scores import origin
+from hooked_lm.shown import Shown, Table, in_short
 
 Metrics = Metric | Mapping[str, Metric]
 SAVE_EVERY = 30.0  # seconds
@@ -45,7 +46,7 @@ class CheckpointWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Shown):
     """The axes of a grid with their labels, and the cell at each index; `base` holds changes that all cells share."""
 
     axes: Mapping[str, Sequence[Label]]
@@ -53,6 +54,13 @@ class Study:
     base: Cell = ()
     title: str = "patching"
     changes: str = "corrupted"  # the run that is changed: "corrupted" or "clean"
+
+    def rows_shown(self) -> Table:
+        """The axes with their labels."""
+        return Table(("axis", "length", "labels"), [(name, len(of), in_short([*of])) for name, of in self.axes.items()])
+
+    def __repr__(self) -> str:
+        return f"Study({self.title!r}: {_sizes(self.axes)}, {len(self.cells)} cells of the {self.changes} run)"
 
     @undisturbed
     def carry_out(

@@ -17,6 +17,7 @@ from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
 from hooked_lm.models.names import get_act_name
 from hooked_lm.shards import Shards
+from hooked_lm.shown import Shown, Table
 
 SiteName = str | tuple[str, int]  # a name, a short name such as "z0", or ("z", 0)
 
@@ -72,6 +73,12 @@ class Columns(Shards):
             f"no site {given!r} in {self.path}; did you mean {near}? Other columns are {', '.join(COLUMNS)}"
         )
 
+    def rows_shown(self) -> Table:
+        """The columns with their axes, shapes and dtypes."""
+        columns = [self[name] for name in (*self.sites, *COLUMNS)]
+        rows = [(c.name, " ".join(c.dims), [*c.shape], str(c.dtype).removeprefix("torch.")) for c in columns]
+        return Table(("column", "axes", "shape", "dtype"), rows)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {_shards(len(self.shards))} ({self._state}), "
@@ -101,7 +108,7 @@ class Columns(Shards):
         return self.plan.values[name].restored(endings)
 
 
-class Column:
+class Column(Shown):
     """The values of one site, or of one column of numbers, of all tokens: [token, ...].
 
     `column[i]`, `column[a:b]`, `column[[3, 5]]` and `column[tensor]` read these tokens; a slice within one shard is a view of the
@@ -127,6 +134,10 @@ class Column:
         """The type of the values that are read; that of int8 on disk is float32."""
         value = self.store.plan.values.get(self.name)
         return COLUMNS[self.name] if value is None else torch.float32 if value.dtype == "int8" else value.torch_dtype
+
+    def rows_shown(self) -> Table:
+        """The axes and their lengths."""
+        return Table(("axis", "length"), [*zip(self.dims, self.shape, strict=True)])
 
     def __len__(self) -> int:
         return len(self.store)

@@ -15,7 +15,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.shards.plan import check_counts, facts_of_model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan(shards.Plan):
     """What a harvest computes: everything that determines its files.
 

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from hooked_lm.files import replacing
 from hooked_lm.hooks import checkpoint
+from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
+from hooked_lm.shown import bytes_in_words, html_table, summary
 
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site
 MOST_GROUPS = 60  # shown as text
@@ -93,8 +95,6 @@ class Cache(Mapping[str, Tensor]):
         return "\n".join([self._summary(), *lines, *more])
 
     def _repr_html_(self) -> str:
-        from hooked_lm.viz.tables import bytes_in_words, html_table, summary
-
         rows = [(*row[:-1], bytes_in_words(row[-1])) for row in self._groups()]
         return summary(self._summary(), html_table(("site", "shape", "axes", "dtype", "bytes"), rows))
 
@@ -117,7 +117,7 @@ class Cache(Mapping[str, Tensor]):
         rows = []
         for key, values in groups.items():
             before, after, shape, shown, dtype = key
-            sites, n_bytes = before + _layers_in_words(layers[key]) + after, sum(value.nbytes for value in values)
+            sites, n_bytes = before + layers_in_words(layers[key]) + after, sum(value.nbytes for value in values)
             rows.append((sites, shape, shown, dtype, n_bytes))
         return rows
 
@@ -227,14 +227,22 @@ class Cache(Mapping[str, Tensor]):
 
     @classmethod
     def load(cls, path: str | Path, *args: Any) -> "Cache":
-        """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model)."""
-        from safetensors import safe_open
+        """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model).
 
-        with safe_open(str(path), framework="pt") as file:
-            about = file.metadata() or {}
-            if "names" not in about:
-                raise ValueError(f"{path} is not a cache: it was not written by Cache.save")
-            values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
+        Raises FileNotFoundError if there is no such file, ValueError for any other file.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"cannot read {path}: it is a folder; name a file that Cache.save wrote")
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                about = file.metadata() or {}
+                if "names" not in about:
+                    raise ValueError(f"{path} is not a cache: it was not written by Cache.save")
+                values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a cache that Cache.save wrote: {error}") from None
         cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
         cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
         return cache
@@ -341,11 +349,3 @@ def _only_row(name: str, value: Tensor) -> Tensor:
     if value.shape[:1] != (1,):
         raise ValueError(f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}")
     return value[0]
-
-
-def _layers_in_words(layers: list[int]) -> str:
-    """The layers of a group: "{0-3}", "{0,2}", "1"; nothing for a site without a layer."""
-    if len(layers) < 2:
-        return "".join(map(str, layers))
-    is_range = layers == list(range(layers[0], layers[-1] + 1))
-    return f"{{{layers[0]}-{layers[-1]}}}" if is_range else f"{{{','.join(map(str, layers))}}}"

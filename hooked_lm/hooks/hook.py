@@ -6,13 +6,14 @@ from typing import Any
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.values import spec_of, takes_hook_keyword, wrong_return
+from hooked_lm.shown import Shown, Table
 
 HookFunction = Callable[..., Any]
 """A hook: `function(value, hook)` that returns the new value, or None to keep the value or what it wrote into it."""
 _clock = itertools.count(1)
 
 
-class Hook:
+class Hook(Shown):
     """A hook function at one point, with its options.
 
     `user_hook` is the user's function, `is_permanent` says whether it survives resets, `context_level` is the depth of the
@@ -93,6 +94,24 @@ class Hook:
                 kind = "forward" if self.dir == "fwd" else "backward"
                 raise wrong_return(f"a {kind} hook at '{point.name}'", value, *expected)
         return value
+
+    @property
+    def function_name(self) -> str:
+        """The name of a function, the text of a hook object, or the class of any other callable."""
+        if hasattr(self.user_hook, "hook_point"):
+            return repr(self.user_hook)
+        return getattr(self.user_hook, "__name__", type(self.user_hook).__name__)
+
+    @property
+    def options(self) -> str:
+        """The options that differ from their defaults, in words."""
+        stays = "permanent" if self.is_permanent else "until removed" if self.context_level is None else ""
+        return ", ".join(filter(None, ["runs first" if self.when == "pre" else "", stays]))
+
+    def rows_shown(self) -> Table:
+        """The function, its point and its options."""
+        shown = {"hook": self.function_name, "site": self.point.name, "direction": self.dir, "options": self.options}
+        return Table(("", "value"), [(name, value) for name, value in shown.items() if value])
 
     def __repr__(self) -> str:
         name = getattr(self.user_hook, "__name__", type(self.user_hook).__name__)

@@ -12,6 +12,7 @@ from hooked_lm.hooks import scope
 from hooked_lm.hooks.cache import Cache, Recorder, copying_together
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.hook_spec import HookList, HookSpec, companions_of, direction_and_when, hook_list, parse_hook
+from hooked_lm.hooks.listed import ListedHooks, ShownSites
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
@@ -25,7 +26,7 @@ from hooked_lm.hooks.values import backward_from
 _ids = itertools.count(1)
 
 
-class HookedRootModule(Properties):
+class HookedRootModule(ShownSites, Properties):
     """A network with HookPoints; call `setup()` at the end of `__init__`.
 
     A hook is a pair `(site, fn)`, or a callable object with a `hook_point` and the optional attributes `layer`, `direction`
@@ -418,10 +419,10 @@ class HookedRootModule(Properties):
 
     def list_hooks(
         self, name_filter: NamesFilter = None, dir: str = "both", including_permanent: bool = True
-    ) -> dict[str, list[Hook]]:
-        """The hooks that are active in this context, by the name of their point; of some sites, or of one direction."""
+    ) -> ListedHooks:
+        """The hooks that are active in this context, by the name of their point; of some sites, or one direction."""
         directions = directions_of(dir)
-        listed: dict[str, list[Hook]] = {}
+        listed = ListedHooks()
         if callable(name_filter):  # a predicate also applies to on-demand points with hooks
             name_filter = [name for name, p in self.all_points().items() if p.active_hooks() and name_filter(name)]
         for point in self.hook_points() if name_filter is None else self.points(name_filter) if name_filter else ():

@@ -18,11 +18,12 @@ from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
+from hooked_lm.shown import Shown, Table
 
 _shows_name = ContextVar("shows_name", default=True)
 
 
-class HookPoint(nn.Identity):
+class HookPoint(Shown, nn.Identity):
     """A named site in a network, which returns its input unless a hook changes it.
 
     A hook is called as `fn(value, hook=point)` with a copy of the value; consecutive hooks receive the same copy. It returns
@@ -328,6 +329,12 @@ class HookPoint(nn.Identity):
         """The state for copies and pickles: with the hooks of `add_hook`, without those of open scopes."""
         by_hand = self._hooks.get(None)
         return {**self.__dict__, "_hooks": {None: by_hand} if by_hand else {}}
+
+    def rows_shown(self) -> Table:
+        """The name, the axes, and the hooks at this point."""
+        shown = {"site": self.name, "axes": " ".join(self.dims), "in a cache": "on demand" if self.on_demand else ""}
+        hooks = [("hook", f"{hook.dir}  {hook.function_name}") for hook in self.hooks_by_id().values()]
+        return Table(("", "value"), [*((name, value) for name, value in shown.items() if value), *hooks])
 
     def extra_repr(self) -> str:
         n = len(self.hooks_by_id())

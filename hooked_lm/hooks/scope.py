@@ -19,7 +19,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.hooks import checkpoint
-from hooked_lm.hooks.hook_spec import HookList
+from hooked_lm.hooks.hook_spec import HookList, hook_list, parse_hook
+from hooked_lm.shown import Shown, Table, in_short
 
 # Held while the hooks of a point change; readers do not take it. Reentrant, because the garbage collector may close a scope at
 # any moment, also during such a change.
@@ -145,7 +146,7 @@ def warn_in_pool_thread(name: str | None, owners: list[Owner]) -> None:
 # ---- the context manager -----------------------------------------------------------------------------------------------
 
 
-class Scope(ContextDecorator):
+class Scope(Shown, ContextDecorator):
     """The context manager that `model.hooks(...)` returns; also a decorator of functions.
 
     Its hooks end with the block, also after errors and interrupts. If it is never closed, they end when it is garbage-collected.
@@ -172,6 +173,19 @@ class Scope(ContextDecorator):
             self._open.close()
             raise
 
+    def rows_shown(self) -> Table:
+        """The hooks that were given: their sites, directions and functions."""
+        rows: list[tuple[str, str, str]] = []
+        for given, direction in zip(self._given[1:3], ("fwd", "bwd"), strict=True):
+            rows += [_in_words(hook, direction) for hook in hook_list(given)]
+        return Table(("site", "direction", "hook"), rows)
+
+    def __repr__(self) -> str:
+        fwd, bwd = (len(hook_list(given)) for given in self._given[1:3])
+        is_open = self._open is not None and self._open.gi_frame is not None
+        n_hooks = f"{fwd} forward hook{'s' * (fwd != 1)}" + (f", {bwd} backward" if bwd else "")
+        return f"Scope({n_hooks}{'; open' if is_open else ''})"
+
     def __exit__(self, *_: object) -> None:
         self._open.close()  # must come first: an interrupt before it would leave the hooks
 
@@ -183,6 +197,15 @@ class Scope(ContextDecorator):
         finally:
             if self._open is not None:
                 self._open.close()
+
+
+def _in_words(hook: object, direction: str) -> tuple[str, str, str]:
+    """The site, direction and function of a hook; the hook alone if it is none, of which `with` tells."""
+    try:
+        site, function, to, _ = parse_hook(hook, direction)
+    except (TypeError, ValueError):
+        return "", direction, in_short(hook)
+    return in_short(site), to, getattr(function, "__name__", in_short(function))
 
 
 def _installed(root: Any, plan: list[Any], level: int | None, clear_contexts: bool) -> Generator[None, None, None]:

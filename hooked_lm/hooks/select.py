@@ -6,6 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
+from hooked_lm.shown import Shown, Table, html_table, summary
+
+WHEN = {True: "always", False: "on demand"}
 Point = TypeVar("Point")
 Site = str | tuple[Any, ...] | Sequence[Any] | Callable[[str], bool]
 NamesFilter = Site | None
@@ -19,7 +22,7 @@ class UnknownSite(KeyError):
         return str(self.args[0])
 
 
-class PointDict(MutableMapping[str, Point]):
+class PointDict(Shown, MutableMapping[str, Point]):
     """The hook points of a network by name, in order of computation.
 
     Iteration and length cover the points of a bare run: those on demand only if their flag is set. `[...]` and `in` cover all
@@ -56,6 +59,16 @@ class PointDict(MutableMapping[str, Point]):
 
     def __delitem__(self, name: str) -> None:
         del self.points[name]
+
+    def rows_shown(self) -> Table:
+        """The points with what they are."""
+        points = self.points.items()
+        return Table(
+            ("site", "point", "in a cache"), [(name, point, WHEN[self.is_on(point)]) for name, point in points]
+        )
+
+    def _repr_html_(self) -> str:
+        return summary(f"{type(self).__name__}({len(self)} points)", html_table(*self.rows_shown()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)})"

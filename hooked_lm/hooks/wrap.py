@@ -11,6 +11,7 @@ from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, format_path
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import NamesFilter, Site, UnknownSite, select
+from hooked_lm.shown import Table
 
 
 class WrappedModule(HookedRootModule):
@@ -64,6 +65,10 @@ class WrappedModule(HookedRootModule):
         self._points, self._outputs, self._inputs_of, self.aliases = {}, {}, {}, {}
         self._registered = {}
         return self.module
+
+    def rows_shown(self) -> Table:
+        """The submodules, whose inputs and outputs have points, with their classes."""
+        return Table(("module", "class"), [(name, type(self.mod_dict[name]).__name__) for name in self._outputs])
 
     # ---- names -------------------------------------------------------------------------------------------------------
 

@@ -31,11 +31,8 @@ def find_adapter(source: Source) -> Path | None:
     if isinstance(source, Directory):
         is_adapter = source.file(CONFIG).is_file() and not source.file("config.json").is_file()
         return source.path if is_adapter else None
-    try:
-        source.file("config.json")
+    if source.has_config:
         return None
-    except ValueError:
-        pass
     try:
         folder = source.file(CONFIG).parent
     except ValueError:

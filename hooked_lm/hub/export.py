@@ -79,14 +79,17 @@ def moved_when_done(folder: Path, last: str = "config.json") -> Iterator[Path]:
 
     The file `last` is moved last.
     """
-    if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"a model is written to a directory, and {folder} is a file")
+    if file := next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None):
+        raise FileExistsError(f"a model is written to a directory, and {file} is a file")
     if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"nothing can be written to {folder}")
     made = [parent for parent in folder.parents if not parent.exists()]
     unfinished = folder.parent / f".{folder.name}.{uuid4().hex[:8]}.unfinished"
     try:
-        unfinished.mkdir(parents=True)
+        try:
+            unfinished.mkdir(parents=True)
+        except OSError as error:
+            raise type(error)(error.errno, f"cannot write a model to {folder}: {error.strerror}") from None
         yield unfinished
         if not folder.exists():
             unfinished.rename(folder)

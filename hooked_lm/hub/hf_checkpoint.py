@@ -240,7 +240,13 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
     file = folder / "config.json"
     if not file.is_file():
-        raise ValueError(f"no config.json in {folder}: not a model in HF format")
+        interrupted = (
+            "; model.save writes it last: was it interrupted?" if (folder / "model.safetensors").is_file() else ""
+        )
+        raise ValueError(
+            f"no config.json in {folder}, so it is no model in HF format, and no hooked_lm.json, which model.save "
+            f"writes{interrupted}"
+        )
     written = _read_json(file)
     model_type = written.get("model_type")
     if model_type is None:

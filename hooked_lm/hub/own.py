@@ -75,9 +75,11 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
 
 
 def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
-    """The checkpoint of a local folder in the format of `save`; None for any other source."""
-    if not (isinstance(source, Directory) and (file := source.file(CONFIG)).is_file()):
+    """The checkpoint of a folder, or of a repository on the hub, in the format of `save`; None for any other source."""
+    folder = _folder(source)
+    if folder is None:
         return None
+    file = folder.file(CONFIG)
     given = {"checkpoint_index": options.checkpoint_index, "checkpoint_value": options.checkpoint_value}
     given |= options.overrides
     if unknown := [name for name, value in given.items() if value is not None]:
@@ -89,7 +91,20 @@ def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
         hf_config = written["hf_config"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
-    return OwnCheckpoint(source, cfg, hf_config, strides, options)
+    return OwnCheckpoint(folder, cfg, hf_config, strides, options)
+
+
+def _folder(source: Source) -> Directory | None:
+    """The folder with the files that `save` wrote: a local one, or that of a repository in the cache of the hub."""
+    if isinstance(source, Directory):
+        return source if source.file(CONFIG).is_file() else None
+    if source.has_config:
+        return None
+    try:
+        source.file(CONFIG)
+    except ValueError:
+        return None
+    return Directory(source.name, source.folder())
 
 
 def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:

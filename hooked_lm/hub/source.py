@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,6 +78,15 @@ class Repository:
 
     def check(self) -> None:
         """Nothing: whether there is such a repository turns out with its first file."""
+
+    @cached_property
+    def has_config(self) -> bool:
+        """Whether the hub gives a `config.json`, which checkpoints in HF format have, and those of TransformerLens."""
+        try:
+            self.file("config.json")
+        except ValueError:
+            return False
+        return True
 
     def file(self, name: str) -> Path:
         """The path of a file in the cache, after a download if needed. Raises ValueError if the hub does not give it."""
@@ -152,7 +162,7 @@ class Repository:
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in ("name", "unreachable") and value is not None
+            if name not in ("name", "unreachable", "has_config") and value is not None
         }
 
 

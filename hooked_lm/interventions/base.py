@@ -22,6 +22,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.results import stored
+from hooked_lm.shown import Shown, Table, html_table, in_short, summary
 
 Kind = TypeVar("Kind", bound="HookObject")
 Loaded = TypeVar("Loaded", bound="Hooks[Any]")
@@ -34,7 +35,7 @@ _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default
 
 
 @dataclass(eq=False, repr=False)
-class HookObject(ABC):
+class HookObject(Shown, ABC):
     """A hook with its site and settings.
 
     `hook_point` is a site (name, glob, short name, list or predicate); with `layer`, the short name of a site of that layer.
@@ -170,6 +171,11 @@ class HookObject(ABC):
         """`to_dict`, with paths adapted to the location of the file."""
         return self.to_dict()
 
+    def rows_shown(self) -> Table:
+        """The settings, with the site first, and whether the hook is switched off."""
+        settings = [(name, in_short(value)) for name, value in self.settings().items() if value is not None]
+        return Table(("setting", "value"), [*settings, *([] if self.is_enabled else [("enabled", "no")])])
+
     def __repr__(self) -> str:
         """The site, and the settings that differ from their defaults."""
         usual = {of.name: _as_text(of.default) for of in fields(self)}
@@ -249,7 +255,7 @@ class HookFile:
     store: str | Path | None = None
 
 
-class Hooks(list[Kind]):
+class Hooks(Shown, list[Kind]):
     """A list of hook objects that can be saved and loaded. A single object is a list of one.
 
     >>> from hooked_lm.interventions import Scale
@@ -259,6 +265,14 @@ class Hooks(list[Kind]):
 
     def __init__(self, objects: Kind | Iterable[Kind] = ()) -> None:
         super().__init__([objects] if isinstance(objects, HookObject) else objects)
+
+    def rows_shown(self) -> Table:
+        """A row for each object: its class, and all that its text says."""
+        rows = [(i, type(one).__name__, in_short(one)) for i, one in enumerate(self)]
+        return Table(("", "class", "hook"), rows)
+
+    def _repr_html_(self) -> str:
+        return summary(f"Hooks({len(self)} object{'s' * (len(self) != 1)})", html_table(*self.rows_shown()))
 
     def save(self, path: str | Path) -> None:
         """Writes the objects to one safetensors file: tensors bit for bit, other settings as JSON.

@@ -15,6 +15,7 @@ from hooked_lm.interventions.collector import Collector, pick_site
 from hooked_lm.interventions.input_tokens import InputTokens
 from hooked_lm.interventions.part import selected
 from hooked_lm.interventions.part_editor import PartHook
+from hooked_lm.shown import Table, bytes_in_words
 
 __all__ = ["Collector", "InputTokens", "NanGradientGuard", "NanGuard", "Output", "Record"]
 
@@ -119,6 +120,12 @@ class Record(PartHook, Collector):
         """Whether a value of that size may be kept in addition to `kept`."""
         enough_calls = self.most_calls is None or len(kept) < self.most_calls
         return enough_calls and (self.most_bytes is None or n_bytes + size <= self.most_bytes)
+
+    def rows_shown(self) -> Table:
+        """A row for each site: the number of calls that are kept, the shape of the last, and their memory."""
+        kept = self.values.items()
+        rows = [(site, len(v), [*v[-1].shape], bytes_in_words(sum(one.nbytes for one in v))) for site, v in kept]
+        return Table(("site", "calls", "shape", "memory"), rows)
 
     @property
     def values(self) -> dict[str, list[Tensor]]:

@@ -1,6 +1,7 @@
 """Finds the sites whose gradients explode, vanish or are not finite."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
-from hooked_lm.interventions.base import Detector
+from hooked_lm.interventions.base import Detector, check_no_functions
 from hooked_lm.interventions.per_thread import Lock
+from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     pd = later("pandas", "viz")
+
+FORMAT = "hooked_lm.GradientReport"
 
 
 @dataclass(eq=False, repr=False)
@@ -95,6 +99,23 @@ class GradientReport(Tabular, Detector):
             for site, verdict in zip(table["site"], table["verdict"], strict=True)
         ]
         return viz.bars(torch.tensor([*table["rms"]]), labels, title=title or "Gradients", y_title="root mean square")
+
+    def save(self, path: str | Path) -> None:
+        """Writes the settings and the measurements to one file; `load` restores them."""
+        settings = {"hook_point": self.hook_point, "layer": self.layer, "factor": self.factor, "when": self.when}
+        check_no_functions(self, settings)
+        stored.write(path, FORMAT, {}, {**settings, "sums": {site: vars(sums) for site, sums in self._sums.items()}})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "GradientReport":
+        """The report that `save` wrote, to which more runs can be added. Raises ValueError for any other file."""
+        _, header = stored.read(path, FORMAT)
+        sums = header.pop("sums")
+        found = cls(header.pop("hook_point"), header.pop("layer"), **header)
+        for site, numbers in sums.items():
+            found._sums[site] = Sums()
+            vars(found._sums[site]).update(numbers)
+        return found
 
     def clear(self) -> None:
         """Deletes all measurements."""

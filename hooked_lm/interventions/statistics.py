@@ -2,29 +2,40 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.part import position_axis
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
+from hooked_lm.shown import Shown, Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
 
 __all__ = ["Statistics", "Summary"]
 
 FORMAT = "hooked_lm.Statistics"
+NAMES = ("mean", "std", "minimum", "maximum")
+EXTENT = (torch.min, torch.mean, torch.max)
 AT_ONCE = 1 << 20  # entries in one chunk
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary:
+class Summary(Shown):
     """Statistics of a site over `count` vectors, for each entry of [*features], in double precision.
 
     `variance` is the population variance (divided by `count`). `covariance` is [*features, *features]. `histogram` is
@@ -47,6 +58,12 @@ class Summary:
         means = f"means {self.mean.min():.4g} to {self.mean.max():.4g}" if self.mean.numel() else "no features"
         beside = "".join(f", {name}" for name in more)
         return f"Summary({self.count:,} vectors of {[*self.mean.shape]}; {means}{beside})"
+
+    def rows_shown(self) -> Table:
+        """Each statistic with the smallest, mean and largest of its numbers."""
+        named = [(name, value) for name, value in self.tensors().items() if name != "count" and value.numel()]
+        rows = [(name, [*v.shape], *(f"{f(v.double()).item():.4g}" for f in EXTENT)) for name, v in named]
+        return Table(("statistic", "shape", "smallest", "mean", "largest"), rows)
 
     @property
     def std(self) -> Float[Tensor, "*features"]:
@@ -208,6 +225,34 @@ class Statistics(Streaming[Moments]):
         """The statistics of a site, by its name or as ("z", 1); KeyError if it had no values."""
         return self._states[pick_site(site, self._states)].summary()
 
+    def rows_shown(self) -> Table:
+        """A row for each site: its features, the number of vectors, and the smallest, mean and largest number."""
+        rows = []
+        for site, state in self._states.items():
+            numbers = (state.minimum.min(), state.mean.mean(), state.maximum.max())
+            rows.append((site, [*state.features], f"{state.count:,}", *(f"{number.item():.4g}" for number in numbers)))
+        return Table(("site", "features", "vectors", "smallest", "mean", "largest"), rows)
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """A row for each site and feature: `count`, `mean`, `std`, `minimum`, `maximum`."""
+        rows: list[dict[str, Any]] = []
+        for site in self.sites:
+            found = self[site]
+            columns = {name: getattr(found, name).flatten().tolist() for name in NAMES}
+            for i, place in enumerate(product(*map(range, found.mean.shape))):
+                feature = place[0] if len(place) == 1 else place
+                rows.append(
+                    {"site": site, "feature": feature, "count": found.count, **{n: c[i] for n, c in columns.items()}}
+                )
+        return pd.DataFrame(rows, columns=["site", "feature", "count", *NAMES])
+
+    def plot(self, statistic: str = "mean", title: str = "") -> "go.Figure":
+        """A figure of the mean, std, minimum or maximum of each feature at each site.
+
+        Raises ValueError if there were no values, or if the sites have different numbers of features.
+        """
+        return self.scores().select(statistic=statistic).plot(title or f"{statistic.capitalize()} of each feature")
+
     def scores(self) -> Scores:
         """Mean, std, minimum and maximum with axes "site", "statistic" and "feature" (or "feature 0", "feature 1", ...).
 
@@ -216,13 +261,12 @@ class Statistics(Streaming[Moments]):
         shapes = {site: state.features for site, state in self._states.items()}
         if len(set(shapes.values())) != 1:
             raise ValueError(f"scores need sites with the same features; these are {shapes or 'none'}")
-        names = ("mean", "std", "minimum", "maximum")
-        found = torch.stack([torch.stack([getattr(self[site], name) for name in names]) for site in shapes])
+        found = torch.stack([torch.stack([getattr(self[site], name) for name in NAMES]) for site in shapes])
         features = next(iter(shapes.values()))
         axes = {"feature" if len(features) == 1 else f"feature {i}": range(n) for i, n in enumerate(features)}
         counts = {site: state.count for site, state in self._states.items()}
         about = {"detector": type(self).__name__, "counts": counts}
-        return Scores(found[..., None], {"site": list(shapes), "statistic": names, **axes}, about=about)
+        return Scores(found[..., None], {"site": list(shapes), "statistic": NAMES, **axes}, about=about)
 
     def merge(self, other: "Statistics") -> None:
         """Adds the statistics of another object with the same settings; ValueError if they differ (then nothing is added)."""

@@ -229,11 +229,14 @@ class SteeringVectors(Tabular):
         return cls(directions, midpoints, separation, header["site"], header["method"])
 
     def __repr__(self) -> str:
-        best = self.to_dataframe().set_index("layer").loc[self.best_layer()]
+        best = self.best_layer()
+        own, random = (
+            self.separation.select(of=of, metric="accuracy", layer=best).mean for of in (self.method, "random")
+        )
         n_layers = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
         return (
-            f"SteeringVectors({self.method} at {self.site}, {n_layers}; best {self.best_layer()}: accuracy "
-            f"{best['accuracy']:.2f} on held-out pairs, random directions {best['random_accuracy']:.2f})"
+            f"SteeringVectors({self.method} at {self.site}, {n_layers}; best {best}: accuracy "
+            f"{own:.2f} on held-out pairs, random directions {random:.2f})"
         )
 
 

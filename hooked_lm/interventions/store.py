@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hooked_lm.files import replacing
 from hooked_lm.results import stored
+from hooked_lm.shown import Shown, Table, in_short
 
 __all__ = ["Batch", "Run", "Store"]
 
@@ -40,7 +41,7 @@ class Batch:
 
 
 @dataclass
-class Run:
+class Run(Shown):
     """One run of detectors in a store. `add` writes a batch; iteration yields batches in the order of writing.
 
     A line is added to the index atomically, after its file is complete: readers see complete batches only, and several
@@ -80,6 +81,11 @@ class Run:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def rows_shown(self) -> Table:
+        """A row for each batch: its site, texts and metadata."""
+        rows = [(one.site, in_short(one.prompts or ""), in_short(one.about)) for one in self]
+        return Table(("site", "texts", "about"), rows)
+
     @property
     def sites(self) -> list[str]:
         """The sites with batches, in the order of writing."""
@@ -101,7 +107,7 @@ class Run:
         return f"Run({self.id!r}, {len(self)} batches of {len(self.sites)} sites)"
 
 
-class Store:
+class Store(Shown):
     """A persistent directory of detector runs: list, read and delete them.
 
     Several processes may use it at once: each run has a separate directory, files are written atomically, and runs are
@@ -156,6 +162,11 @@ class Store:
         doomed = run.path.with_name(f".{run.id}.deleted")
         run.path.rename(doomed)  # atomic, unlike the removal of the files
         shutil.rmtree(doomed)
+
+    def rows_shown(self) -> Table:
+        """A row for each run, the oldest first."""
+        rows = [(run.id, len(run), in_short(", ".join(run.sites)), in_short(run.about)) for run in self]
+        return Table(("run", "batches", "sites", "about"), rows)
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, {len(self)} runs)"

@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.input_tokens import InputTokens
+from hooked_lm.shown import Table, bytes_in_words
 
 __all__ = ["Streaming"]
 
@@ -91,6 +92,14 @@ class Streaming(Collector, Generic[Found]):
         return sum(
             tensor.numel() * tensor.element_size() for state in self._states.values() for tensor in state.tensors
         )
+
+    def rows_shown(self) -> Table:
+        """A row for each site that had values, with its features and the memory of its state."""
+        states = self._states.items()
+        rows = [
+            (site, [*state.features], bytes_in_words(sum(t.nbytes for t in state.tensors))) for site, state in states
+        ]
+        return Table(("site", "features", "memory"), rows)
 
     @property
     def sites(self) -> list[str]:

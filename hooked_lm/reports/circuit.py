@@ -28,6 +28,7 @@ from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.shown import Shown, Table, in_short
 from hooked_lm.viz.numbers import rounded
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class TaskWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Shown):
     """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair.
 
     Prompts are texts; or ids with the images among them, for a model that reads images.
@@ -65,6 +66,10 @@ class Task:
             raise ValueError(
                 f"a task has the same number of clean prompts, corrupted prompts, answers and wrong answers; got {sizes}"
             )
+
+    def __repr__(self) -> str:
+        n = len(self.clean)
+        return f"Task({n} pair{'s' * (n != 1)}; answers {in_short([*self.answers])})"
 
     def metric(self, model: HookedTransformer) -> metrics.Metric:
         """The logit difference of right and wrong answer, in nats. Raises ValueError for answers of several tokens."""
@@ -129,7 +134,7 @@ def _first_choice(model: HookedTransformer, task: Task, logits: Float[Tensor, "p
 
 
 @dataclass(frozen=True)
-class Study:
+class Study(Shown):
     """A circuit of a task, with the effects of edges and an evaluation.
 
     `drawn` is the circuit with the effect of each edge on the logit difference: exact, if the method has none. `effects` are the
@@ -148,6 +153,13 @@ class Study:
     nodes: "pd.DataFrame"
     ahead: dict[str, float]
     seconds: float
+
+    def rows_shown(self) -> Table:
+        """The key figures."""
+        return Table(("", "value"), [*self.facts.items()])
+
+    def __repr__(self) -> str:
+        return f"Study({self.circuit!r} of {len(self.task.clean)} pairs, in {self.seconds:.1f} s)"
 
     @property
     def facts(self) -> dict[str, str]:

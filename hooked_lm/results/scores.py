@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from html import escape
 from importlib.metadata import version
 from itertools import product
 from math import prod
@@ -10,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import bootstrap
 from hooked_lm.results.labels import Label, Wanted, chosen_places
+from hooked_lm.results.tabular import Tabular, as_text
+from hooked_lm.shown import html_table, summary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +28,12 @@ else:
 
 COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
+SHOWN = 5  # cells in a notebook
 Own = TypeVar("Own", bound="Scores")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scores:
+class Scores(Tabular):
     """Numbers over a grid with named axes, one for each cell and prompt.
 
     Args:
@@ -182,15 +184,19 @@ class Scores:
             for metric, part in parts:
                 part.insert(0, METRIC, metric)
             return pd.concat([part for _, part in parts], ignore_index=True)
+        best, columns = self._largest(n, level)
+        table = self._cells().iloc[best.tolist()].reset_index(drop=True)
+        return table.assign(**{name: column.numpy() for name, column in columns.items()})
+
+    def _largest(self, n: int, level: float = 0.95) -> tuple[Int[Tensor, " cell"], dict[str, Float[Tensor, " cell"]]]:
+        """The places of the cells of `top` in the flattened grid, and its columns of numbers."""
         effects = self._ranked().reshape(-1, self.n_prompts)
         size = effects.mean(-1).abs()
         best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
         best = best[: min(n, int((~size.isnan()).sum()))]
         low, high = bootstrap(effects[best], level)
         ranked = {"effect": effects[best].mean(-1)} if self.RANKED_BY == "effect" else {}
-        columns = {"value": self.mean.flatten()[best], **ranked, "low": low, "high": high}
-        table = self._cells().iloc[best.tolist()].reset_index(drop=True)
-        return table.assign(**{name: column.numpy() for name, column in columns.items()})
+        return best, {"value": self.mean.flatten()[best], **ranked, "low": low, "high": high}
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """A figure of the means, with their intervals over prompts.
@@ -251,9 +257,27 @@ class Scores:
 
     def _repr_html_(self) -> str:
         """The summary and the cells with the largest numbers, as a table."""
-        table = self.top(5).to_html(index=False, float_format=lambda number: f"{number:.4g}", border=0)
-        how = "<code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest."
-        return f"<p>{escape(repr(self))}</p>{table}<p>{how}</p>"
+        parts = [self.select(metric=one) for one in self.axes[METRIC]] if METRIC in self.axes else [self]
+        metrics = [[one] for one in self.axes.get(METRIC, ())] or [[]]
+        axes = [list(labels) for name, labels in self.axes.items() if name != METRIC]
+        columns, rows = [], []
+        for metric, part in zip(metrics, parts, strict=True):
+            best, numbers = part._largest(SHOWN)
+            columns = [*self.axes, *numbers]
+            cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
+            for place, *values in cells:
+                rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
+        how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
+        return summary(repr(self), html_table(columns, rows), how)
+
+
+def _labels_at(axes: list[list[Label]], place: int) -> list[Label]:
+    """The label on each axis of a place in the flattened grid."""
+    found: list[Label] = []
+    for labels in reversed(axes):
+        place, at = divmod(place, len(labels))
+        found.insert(0, labels[at])
+    return found
 
 
 def origin(model: Any, **settings: Any) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import torch
 from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.files import replacing
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.shown import Shown
 
 FILE = "plan.json"
 Own = TypeVar("Own", bound="Plan")
 
 
-@dataclass(frozen=True)
-class Plan(ABC):
+@dataclass(frozen=True, repr=False)
+class Plan(Shown, ABC):
     """What a job computes: everything that determines its files.
 
     The items of the data are cut into shards by their places alone: each shard but the last has `items_per_shard` items.
@@ -45,6 +46,10 @@ class Plan(ABC):
     def n_shards(self) -> int | None:
         """The number of shards; None for a stream whose end is not known."""
         return None if self.n_items is None else -(-self.n_items // self.items_per_shard)
+
+    def __repr__(self) -> str:
+        size = "a stream" if self.n_items is None else f"{self.n_items:,} items in {self.n_shards:,} shards"
+        return f"{type(self).__name__}({self.KIND} with {self.model['name']}: {size})"
 
     def places(self, shard: int) -> tuple[int, int]:
         """The items of a shard, from the first place to before the second."""

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
+from hooked_lm.shown import Shown, Table
 
 
-class Shards:
+class Shards(Shown):
     """The shards in a folder that have a record, also of a job in progress.
 
     Raises FileNotFoundError for a folder without a plan, ValueError for a damaged one.
@@ -37,6 +38,14 @@ class Shards:
         n_shards = self.plan.n_shards
         assert n_shards is not None, "streams have a reader of their own"
         return n_shards
+
+    def rows_shown(self) -> Table:
+        """The folder, and how many shards are there."""
+        facts = {"folder": self.path, "shards": f"{len(self.shards)} ({self._state})", "model": self.plan.model["name"]}
+        return Table(("", "value"), [*facts.items()])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r}, {len(self.shards)} shards, {self._state})"
 
     @property
     def is_complete(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from hooked_lm import shards
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StudyPlan(shards.Plan):
     """What a study computes. The items are pairs, in their order."""
 

@@ -15,11 +15,13 @@ from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
 from hooked_lm.shards.records import checksum, record_path, sync_folder, unfinished_path
+from hooked_lm.shown import Table
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
 from hooked_lm.studies.plan import StudyPlan
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
     import pyarrow
 else:
     pd = later("pandas", "viz")
@@ -63,6 +65,18 @@ class PairTable(Shards):
             f"{type(self).__name__}({str(self.path)!r}): {self.plan.experiment['name']} of {self.n_pairs:,} pairs in "
             f"{len(self.shards)} shards ({self._state}), {len(self):,} rows"
         )
+
+    def rows_shown(self) -> Table:
+        """The folder, the state of its shards, the experiment, and the axes of its grid."""
+        columns, rows = super().rows_shown()
+        axes = ", ".join(self._record["axes"]) if self.shards else ""
+        found = {
+            "experiment": self.plan.experiment["name"],
+            "pairs": f"{self.n_pairs:,}",
+            "axes": axes,
+            "rows": f"{len(self):,}",
+        }
+        return Table(columns, [*rows, *found.items()])
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
@@ -146,6 +160,10 @@ class PairTable(Shards):
                     f"shard {shard} has the columns {schema.names}, shard {self.shards[0]} {schemas[0].names}: the experiment "
                     "must have the same axes for all pairs"
                 )
+
+    def plot(self, title: str = "", align: str | None = None) -> "go.Figure":
+        """A figure of the means over pairs; see `scores` for `align`, and what it raises."""
+        return self.scores(align).plot(title)
 
     # ---- files -----------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from hooked_lm import (
     HookedVisionEncoder,
     pretrained,
 )
+from hooked_lm.hooks import Cache
 from hooked_lm.models.config.stored import from_json, to_json
 from hooked_lm.weights import slots
 from tests.core import CORE, CORE_KINDS, thinned
@@ -194,6 +195,35 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_repository_of_the_hub(tmp_path: Path) -> None:
+    """In the layout of the hub's cache, from which huggingface_hub serves files without a connection."""
+    model = toy("rotary", tokenizer=words())
+    repository = tmp_path / "cache" / "models--someone--toy"
+    model.save(repository / "snapshots" / "abc")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc")
+    options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache"), "local_files_only": True, "device": "cpu"}
+    again = pretrained.from_pretrained_no_processing("someone/toy", **options)
+    assert_same(again, model)
+    assert again.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    folded = HookedTransformer.from_pretrained("someone/toy", **options)
+    assert "fold_ln" in folded.cfg.processed
+    with pytest.raises(ValueError, match="someone/other"):
+        HookedTransformer.from_pretrained("someone/other", **options)
+
+
+def test_a_model_on_several_devices_and_in_another_dtype(tmp_path: Path) -> None:
+    load = pretrained.from_pretrained_no_processing
+    spread = load("demo", device_map={"": "cpu", "blocks.1": "disk"}, dtype="bfloat16")
+    spread.save(tmp_path / "demo")
+    again = HookedTransformer.load(tmp_path / "demo", device="cpu")
+    assert again.cfg.dtype == torch.bfloat16
+    for name, slot in slots(spread).items():
+        assert torch.equal(slots(again)[name].tensor, slot.tensor), name
+    wider = load(tmp_path / "demo", device="cpu", dtype="float32")
+    assert torch.equal(wider.W_E, spread.W_E.float())
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -229,6 +259,46 @@ def test_folders_that_hold_no_saved_model(tmp_path: Path) -> None:
         file.write_text(broken)
         with pytest.raises(ValueError, match=r"hooked_lm\.json cannot be read"):
             HookedTransformer.load(tmp_path / "toy")
+
+
+def test_folders_that_a_save_or_a_copy_left_half_written(tmp_path: Path) -> None:
+    for missing, message in (
+        ("model.safetensors", "no checkpoint at .*model.safetensors"),
+        (
+            "hooked_lm.json",
+            r"no hooked_lm\.json, which model\.save writes; model\.save writes it last: was it interrupted",
+        ),
+    ):
+        toy("standard").save(tmp_path / missing)
+        (tmp_path / missing / missing).unlink()
+        with pytest.raises(ValueError, match=message):
+            pretrained.from_pretrained(tmp_path / missing, device="cpu")
+    toy("standard").save(tmp_path / "cut")
+    weights = tmp_path / "cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(ValueError, match="truncated or not a safetensors file"):
+        HookedTransformer.load(tmp_path / "cut")
+
+
+def test_places_where_no_model_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(FileExistsError, match=rf"{tmp_path}/file is a file"):
+            toy("standard").save(path)
+    with pytest.raises(OSError, match="cannot write a model to /proc/nothing/toy"):
+        toy("standard").save("/proc/nothing/toy")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_files_that_are_no_config_and_no_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    for load in (HookedTransformerConfig.load, Cache.load):
+        with pytest.raises(IsADirectoryError, match="is a folder"):
+            load(tmp_path)
+        with pytest.raises(FileNotFoundError, match="nothing"):
+            load(tmp_path / "nothing")
+        with pytest.raises(ValueError, match="is not a c"):
+            load(tmp_path / "file")
 
 
 # ---- configs ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The result of attribution: the estimated effects of many exchanges, and how well they agree with exact ones."""
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
+from hooked_lm.results import Label
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = later("pandas", "viz")
 
+BY = ("metric", "site")  # the axes whose agreement is measured separately
 ROUNDING = 1e-5  # relative to the largest effect; smaller ones count as 0
 
 
@@ -53,16 +56,23 @@ class Attribution(SweepResult):
         """
         if self.exact is None:
             return pd.DataFrame(columns=["cells", "spearman", "pearson", "sign"])
-        unchanged = self._for_cells(self.unchanged)
-        both = torch.stack([self.values - unchanged, self.exact - unchanged]).mean(-1)
-        by = [name for name in ("metric", "site") if name in self.axes]
-        table = self._cells().assign(estimated=both[0].flatten().numpy(), exact=both[1].flatten().numpy()).dropna()
-        groups = table.groupby(by, sort=False) if by else [((), table)]
-        rows = []
-        for key, part in groups:
-            ends = (torch.tensor(part[name].to_numpy()) for name in ("estimated", "exact"))
-            rows.append(dict(zip(by, key, strict=True)) | agreement(*ends))
-        return pd.DataFrame(rows)
+        by = [name for name in BY if name in self.axes]
+        return pd.DataFrame([dict(zip(by, key, strict=True)) | row for key, row in self._agreements().items()])
+
+    def _agreements(self) -> dict[tuple[Label, ...], dict[str, float | int]]:
+        """The agreement for each metric and site that has exact values."""
+        if self.exact is None:
+            return {}
+        by = [name for name in BY if name in self.axes]
+        found = {}
+        for key in product(*(self.axes[name] for name in by)):
+            part = self.select(**dict(zip(by, key, strict=True)))
+            assert part.exact is not None
+            unchanged = part._for_cells(part.unchanged)
+            row = agreement(*((values - unchanged).mean(-1).flatten() for values in (part.values, part.exact)))
+            if row["cells"] or not by:
+                found[key] = row
+        return found
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
         """The table of a SweepResult; if exact patching was run, with a column `exact`, NaN for cells it did not include."""
@@ -73,19 +83,20 @@ class Attribution(SweepResult):
 
     def _summary(self) -> list[str]:
         parts = [*super()._summary(), *([self.method] if self.method else [])]
-        table = self.agreement
-        if not len(table) or not table["cells"].sum():
+        found = self._agreements()
+        n_cells = int(sum(row["cells"] for row in found.values()))
+        if not n_cells:
             return [*parts, "not checked by exact patching"]
-        worst = table["spearman"].min()
-        of = f"{table['cells'].sum()} cells"
-        if worst != worst:
+        known = [row["spearman"] for row in found.values() if row["spearman"] == row["spearman"]]
+        of = f"{n_cells} cells"
+        if not known:
             return [
                 *parts,
                 f"agreement with exact patching of {of} is undefined: estimates or exact effects do not vary",
             ]
         return [
             *parts,
-            f"agrees with exact patching of {of}: rank correlation {worst:.2f}{' or more' * (len(table) > 1)}",
+            f"agrees with exact patching of {of}: rank correlation {min(known):.2f}{' or more' * (len(found) > 1)}",
         ]
 
 
@@ -99,19 +110,25 @@ def agreement(estimated: Float[Tensor, " cell"], exact: Float[Tensor, " cell"]) 
     >>> agreement(torch.tensor([0.1, 0.2, -5.0]), torch.tensor([1.0, 2.0, -1.0]))["spearman"]
     1.0
     """
-    table = pd.DataFrame({"estimated": estimated.double().numpy(), "exact": exact.double().numpy()}).dropna()
-    large = table[table["exact"].abs() > table["exact"].abs().max() / 100]
-    sign = float((large["estimated"] * large["exact"] > 0).mean()) if len(large) else float("nan")
-    ranks = table.where(table.abs() > ROUNDING * table.abs().max(), 0.0).rank()
+    both = torch.stack([estimated, exact]).double()
+    both = both[:, ~both.isnan().any(0)]
+    large = both[:, both[1].abs() > both[1].abs().amax() / 100] if both.shape[1] else both
+    ranks = [_ranks(one.where(one.abs() > ROUNDING * one.abs().max(), 0.0)) if len(one) else one for one in both]
     return {
-        "cells": len(table),
-        "spearman": _correlation(ranks["estimated"], ranks["exact"]),
-        "pearson": _correlation(table["estimated"], table["exact"]),
-        "sign": sign,
+        "cells": both.shape[1],
+        "spearman": _correlation(*ranks),
+        "pearson": _correlation(*both),
+        "sign": float((large[0] * large[1] > 0).double().mean()),
     }
 
 
-def _correlation(one: "pd.Series", other: "pd.Series") -> float:
+def _ranks(numbers: Float[Tensor, " cell"]) -> Float[Tensor, " cell"]:
+    """The rank of each number; equal ones share the mean of their ranks."""
+    _, place, counts = numbers.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
+
+
+def _correlation(one: Float[Tensor, " cell"], other: Float[Tensor, " cell"]) -> float:
     one, other = one - one.mean(), other - other.mean()
-    size = float((one**2).sum() * (other**2).sum()) ** 0.5
+    size = float(one.square().sum() * other.square().sum()) ** 0.5
     return float((one * other).sum()) / size if size > 0 else float("nan")

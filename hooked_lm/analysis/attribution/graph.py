@@ -18,6 +18,7 @@ from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.shown import Shown, Table, in_short
 
 INPUT, LOGITS = "input", "logits"
 
@@ -49,7 +50,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Shown):
     """The writers and readers of a model, each in the order of computation, and the edges, `is_edge[writer, reader]`.
 
     Writers are the embeddings, with images among them ("input"), attention heads ("L2H1"), MLPs ("m3"), mixers with a state
@@ -129,6 +130,17 @@ class Graph:
         """The names of both ends of some edges."""
         for writer, reader in edges.nonzero().tolist():
             yield self.writers[writer].name, self.readers[reader].name
+
+    def rows_shown(self) -> Table:
+        """The writers and readers of each layer."""
+        layers = dict.fromkeys(node.layer for node in (*self.writers, *self.readers))
+        names = [
+            [[node.name for node in ends if node.layer == n] for ends in (self.writers, self.readers)] for n in layers
+        ]
+        rows = [
+            (layer, in_short(", ".join(w)), in_short(", ".join(r))) for layer, (w, r) in zip(layers, names, strict=True)
+        ]
+        return Table(("layer", "writers", "readers"), rows)
 
     def __repr__(self) -> str:
         return f"Graph({len(self.writers)} writers, {len(self.readers)} readers, {self.n_edges} edges)"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,11 +14,19 @@ from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Which, chosen, rows_of, some_rows
+from hooked_lm.extras import later
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.tabular import Tabular
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
 
 __all__ = ["TunedLens", "train_tuned_lens"]
 
@@ -26,7 +34,7 @@ Texts = Sequence[str] | Int[Tensor, "*prompt pos"] | VisionInputs  # `_tokens` c
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TunedLens:
+class TunedLens(Tabular):
     """Affine translators of the residual stream: the value x of layer `layers[i]` becomes `x + x A[i] + b[i]` (Belrose et al.
     2023, arXiv:2303.08112). With zeros this is the logit lens.
 
@@ -86,6 +94,24 @@ class TunedLens:
         """The translated stream of a layer."""
         place = self.layers.index(layer)
         return translated(stream, self.A[place].to(stream.device), self.b[place].to(stream.device))
+
+    def to_dataframe(self) -> "pd.DataFrame":
+        """A row for each layer: `before` and `after`, the mean held-out divergence before and after training, in nats."""
+        before, after = self.held_out.mean.tolist()
+        return pd.DataFrame({"layer": list(self.layers), "before": before, "after": after})
+
+    def plot(self, title: str = "") -> "go.Figure":
+        """Lines of the held-out divergence by layer, before and after training."""
+        from hooked_lm import viz
+
+        before, after = self.held_out.mean
+        return viz.lines(
+            list(self.layers),
+            {"before training": before, "after training": after},
+            title=title or "Tuned lens on held-out prompts",
+            x_title="layer",
+            y_title="KL divergence, nats",
+        )
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""

@@ -14,6 +14,7 @@ from hooked_lm.interventions.dictionaries.sae import (
     read_dictionary,
     write_dictionary,
 )
+from hooked_lm.shown import Shown, Table
 
 Norm = Callable[[Tensor], tuple[Tensor, Tensor | float]]  # the divisor and the offset
 
@@ -33,7 +34,7 @@ CARRIED = "_norms_of_vectors"  # the attribute of features that holds the norms
 EPS = {"layer_norm": 1e-5, "constant_norm_rescale": 0.0}  # added to the divisor of the input, not to that of the output
 
 
-class Normalized(nn.Module):
+class Normalized(Shown, nn.Module):
     """A dictionary that was trained on normalised vectors: `encode` normalises them, `decode` reverses that.
 
     `how` is "layer_norm" (mean zero, standard deviation one) or "constant_norm_rescale" (norm sqrt(d_in)). The module has no
@@ -97,5 +98,10 @@ class Normalized(nn.Module):
             raise ValueError(f"{path} holds a {type(sae).__name__}, not a Normalized: use {type(sae).__name__}.load")
         return frozen(cls(sae, normalization))
 
-    def extra_repr(self) -> str:
-        return f"how={self.how!r}"
+    def rows_shown(self) -> Table:
+        """The normalisation, and the dictionary."""
+        columns, rows = self.sae.rows_shown()
+        return Table(columns, [("how", self.how), *rows])
+
+    def __repr__(self) -> str:
+        return f"Normalized({self.sae!r}, how={self.how!r})"

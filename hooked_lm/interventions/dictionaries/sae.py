@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.results import stored
+from hooked_lm.shown import Shown, Table
 
 FORMAT = "hooked_lm.dictionary"
 Kind = TypeVar("Kind", bound="SAE")
@@ -25,7 +26,7 @@ FeatureValues = Float[Tensor, "*batch d_sae"]
 PerFeature = Float[Tensor, " d_sae"]
 
 
-class SAE(nn.Module):
+class SAE(Shown, nn.Module):
     """A sparse autoencoder with a ReLU and an L1 penalty (Bricken et al. 2023; Cunningham et al. 2023, arXiv:2309.08600).
 
     `W_enc` is [d_in, d_sae], `W_dec` [d_sae, d_out]. New weights come from `seed`: the rows of `W_dec` are random unit vectors,
@@ -184,6 +185,13 @@ class SAE(nn.Module):
     def to_dict(self) -> dict[str, Any]:
         """The kind and sizes, from which `build` makes a dictionary of the same structure."""
         return {"kind": self.kind, **asdict(self.cfg)}
+
+    def rows_shown(self) -> Table:
+        """The sizes and sites, and the shapes of the weights."""
+        config = [(name, value) for name, value in asdict(self.cfg).items() if value is not None]
+        return Table(
+            ("", "value"), [*config, *((name, f"{[*w.shape]} {w.dtype}") for name, w in self.state_dict().items())]
+        )
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in asdict(self.cfg).items() if value is not None)

@@ -17,6 +17,7 @@ from hooked_lm.interventions.dictionaries.hook import flat
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results.scores import origin
+from hooked_lm.shown import Shown
 
 FILES = (".jsonl", ".json", ".parquet", ".csv", ".txt")  # endings of their names
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
@@ -37,8 +38,8 @@ class Stream(Protocol):
         """Metadata of the vectors."""
 
 
-@dataclass
-class Vectors:
+@dataclass(repr=False)
+class Vectors(Shown):
     """Vectors in memory: inputs [row, d_in], and outputs [row, d_out] of a transcoder."""
 
     inputs: Tensor
@@ -49,6 +50,10 @@ class Vectors:
 
     def about(self) -> dict[str, Any]:
         return origin(None, rows=len(self.inputs))
+
+    def __repr__(self) -> str:
+        outputs = "" if self.outputs is None else f", outputs {[*self.outputs.shape]}"
+        return f"Vectors(inputs {[*self.inputs.shape]}{outputs})"
 
 
 def _not_a_path(text: str) -> str:

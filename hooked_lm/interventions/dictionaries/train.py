@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
-from hooked_lm.interventions.dictionaries.sae import SAE, config_of
+from hooked_lm.interventions.dictionaries.sae import SAE, config_of, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.results import stored
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 CHECKPOINT, FINISHED = "checkpoint.safetensors", "dictionary.safetensors"
-FORMAT = "hooked_lm.dictionary_training"
+FORMAT, TRAINED = "hooked_lm.dictionary_training", "hooked_lm.Trained"
+SCORES = ("losses", "figures")  # of a trained dictionary
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +50,29 @@ class Trained(Tabular):
     def plot(self, title: str = "") -> "go.Figure":
         """The loss by step as a line."""
         return self.losses.plot(title or "Loss in training")
+
+    def save(self, path: str | Path) -> None:
+        """Writes the dictionary, the losses and the figures to one safetensors file; `load` restores them bit for bit."""
+        tensors = {f"sae.{name}": weight for name, weight in self.sae.state_dict().items()}
+        header: dict[str, Any] = {"sae": self.sae.to_dict()}
+        for name in SCORES:
+            if (scores := getattr(self, name)) is not None:
+                tensors[name] = scores.values
+                header[name] = {"axes": list(scores.axes.items()), "about": scores.about}
+        stored.write(path, TRAINED, tensors, header)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Trained":
+        """What `save` wrote, with the dictionary in evaluation mode. Raises ValueError for any other file."""
+        tensors, header = stored.read(path, TRAINED)
+        weights = {name[4:]: weight.clone() for name, weight in tensors.items() if name.startswith("sae.")}
+        sae = frozen(filled(header["sae"], weights, str(path)))
+        scores = {
+            name: Scores(tensors[name], dict(header[name]["axes"]), about=header[name]["about"])
+            for name in SCORES
+            if name in header
+        }
+        return cls(sae, **scores)
 
     def __repr__(self) -> str:
         losses = self.losses.mean

@@ -5,6 +5,7 @@ from textwrap import wrap
 from typing import Any, cast
 
 from hooked_lm.models.config.row import Row, table
+from hooked_lm.shown import details, html_table, summary
 
 __all__ = ["ShownConfig"]
 
@@ -26,8 +27,6 @@ class ShownConfig:
         return "\n".join(lines).replace("\0", " ")
 
     def _repr_html_(self) -> str:
-        from hooked_lm.viz.tables import details, html_table, summary
-
         rows = self._rows()
         columns = ("name", "value", "meaning")
         shown = [(name, value, rows[name].doc) for name, value in self._shown_values().items()]

@@ -154,6 +154,12 @@ class StoredConfig:
     @classmethod
     def load(cls: type[Own], path: str | PathLike[str]) -> Own:
         """The config that `save` wrote. Raises ValueError for another file, and for a config of another class."""
+        if Path(path).is_dir():
+            raise IsADirectoryError(
+                f"{path} is a folder: name a file that cfg.save wrote, or load the model and take its cfg"
+            )
+        if not Path(path).exists():
+            raise FileNotFoundError(f"there is no file {path}")
         try:
             written = json.loads(Path(path).read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

@@ -9,9 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.shown import Shown, Table, in_short
+
 
 @dataclass(frozen=True)
-class VisionInputs:
+class VisionInputs(Shown):
     """Token ids [batch, pos], and tensors of images under the names that processors of transformers give them.
 
     Images are in the order in which their tokens occur, row after row. `len` is the number of prompts; `model.rows(inputs,
@@ -29,6 +31,15 @@ class VisionInputs:
     attention_mask: Int[Tensor, "batch all_pos"] | Bool[Tensor, "batch all_pos"] | None = None
     is_image: Bool[Tensor, "batch pos"] | None = None
     is_suffix: Bool[Tensor, "batch suffix_pos"] | None = None
+
+    def rows_shown(self) -> Table:
+        """The tensors with their shapes."""
+        named = {"tokens": self.tokens, **self.images, **self.of_rows()}
+        return Table(("", "value"), [(name, in_short(value)) for name, value in named.items() if value is not None])
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name} {value}" for name, value in self.rows_shown().rows)
+        return f"VisionInputs({shown})"
 
     def __len__(self) -> int:
         return 1 if isinstance(self.tokens, str) else len(self.tokens)

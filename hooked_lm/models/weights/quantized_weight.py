@@ -236,7 +236,7 @@ def dequantized(packed: Tensor) -> Float[Tensor, "out in"]:
         return packed.contiguous()
     try:
         return packed.dequantize().to(packed.dtype).contiguous()
-    except (NotImplementedError, AttributeError):  # a format that only its kernel can read
+    except (NotImplementedError, AttributeError):  # what tensor subclasses raise for an operation that they lack
         identity = torch.eye(packed.shape[1], dtype=packed.dtype, device=packed.device)
         with torch.no_grad():
             rows = [F.linear(part, packed) for part in identity.split(IDENTITY_ROWS)]

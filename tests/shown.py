@@ -1,0 +1,177 @@
+"""One object of each kind that a notebook shows, on the bundled model. Imports no optional package."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from hooked_lm import (
+    FactoredMatrix,
+    HookedTransformer,
+    HookedTransformerKeyValueCache,
+    VisionInputs,
+    analysis,
+    interventions,
+)
+from hooked_lm.analysis import circuits
+from hooked_lm.analysis.attribution.graph import Graph
+from hooked_lm.harvest import harvest
+from hooked_lm.hooks import Cache, wrap
+from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples
+from hooked_lm.interventions.dictionaries import Normalized, Settings, TopK, Vectors, train_on
+from hooked_lm.interventions.top_examples import Examples
+from hooked_lm.patching import Study
+from hooked_lm.reports.circuit import Task
+from hooked_lm.results import Scores
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+TEXT = "The capital of France is"
+
+
+@lru_cache
+def model() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo", device="cpu")
+
+
+def scores() -> Scores:
+    return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
+
+
+def circuit() -> circuits.Circuit:
+    graph = Graph.of(model())
+    return circuits.Circuit.of(graph, [("input", "m0"), ("input", "logits"), ("m0", "logits")])
+
+
+def comparison() -> Any:
+    graph = Graph.of(model())
+    return circuit().compare(circuits.Circuit.of(graph, [("input", "m1"), ("input", "logits")]))
+
+
+def gradients() -> GradientReport:
+    report = GradientReport("blocks.*.hook_resid_post")
+    with model().hooks([report]):
+        model()(TEXT, return_type="loss").backward()
+    return report
+
+
+def steering() -> interventions.SteeringVectors:
+    women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+    return interventions.steering_vectors(model(), women, men, layers=[1, 2])
+
+
+def examples() -> Examples:
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    return Examples(torch.ones(2, 1), ids, ids, torch.ones(2, 1, 3, dtype=torch.long))
+
+
+def trained() -> Any:
+    rows = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    return train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=32, k=4), Settings(steps=5, vectors_per_step=50))
+
+
+def after_a_run(hook: Any) -> Any:
+    model().run_with_hooks(TEXT, fwd_hooks=[hook])
+    return hook
+
+
+def attributed() -> analysis.Attribution:
+    estimated = torch.tensor([[1.0], [2.0], [4.0]])
+    return analysis.Attribution(
+        estimated, {"layer": [0, 1, 2]}, torch.zeros(1), method="gradient", exact=estimated.sqrt()
+    )
+
+
+def hooks() -> list[tuple[str, Callable[..., Any]]]:
+    return [("blocks.0.attn.hook_z", torch.neg), (HOSTILE, print)]
+
+
+def listed() -> Any:
+    with model().hooks([("blocks.*.attn.hook_z", torch.neg), Scale("resid_post", 1, factor=2.0)]):
+        return model().list_hooks()
+
+
+def hooked_point() -> Any:
+    point = wrap(torch.nn.Sequential(torch.nn.ReLU())).hook_dict["0"]
+    point.add_hook(torch.neg)
+    return point
+
+
+def store() -> Store:
+    found = Store(mkdtemp())
+    found.start(data=HOSTILE).add("blocks.0.hook_resid_post", {"value": torch.ones(2, 3)}, prompts=["one", HOSTILE])
+    return found
+
+
+def sae() -> TopK:
+    return TopK(TopK.Config(d_in=16, d_sae=32, k=4))
+
+
+@lru_cache
+def harvested() -> Any:
+    return harvest(model(), [TEXT], "resid_post1", mkdtemp(), progress=False)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result on the bundled model, and why it has no picture."""
+
+    make: Callable[[], Any]
+    no_plot: str = ""
+
+
+RESULTS = {
+    "Scores": Result(scores),
+    "Circuit": Result(circuit),
+    "Comparison": Result(comparison),
+    "GradientReport": Result(gradients),
+    "Attribution": Result(attributed),
+    "Statistics": Result(lambda: after_a_run(Statistics(["blocks.1.attn.hook_z"]))),
+    "TunedLens": Result(lambda: analysis.TunedLens.identity(model())),
+    "Saliency": Result(lambda: analysis.saliency(model(), TEXT, max_new_tokens=1)),
+    "Lens": Result(lambda: analysis.logit_lens(model(), TEXT)),
+    "MaxActivating": Result(
+        lambda: analysis.max_activating_examples(model(), [TEXT], site=("post", 1), neuron=5, k=2, context=2)
+    ),
+    "Patchscope": Result(
+        lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
+    ),
+    "SteeringVectors": Result(steering),
+    "Trained": Result(trained),
+    "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
+}
+# What is no result, but shows itself in a notebook.
+SHOWN: dict[str, Callable[[], Any]] = {
+    "model": model,
+    "config": lambda: model().cfg,
+    "cache": lambda: model().run_with_cache(TEXT)[1],
+    "Cache": lambda: Cache({HOSTILE: torch.zeros(2, 3)}),
+    "WrappedModule": lambda: wrap(torch.nn.Sequential(torch.nn.ReLU())),
+    "hook_dict": lambda: model().hook_dict,
+    "HookPoint": hooked_point,
+    "Hook": lambda: next(iter(hooked_point().hooks_by_id().values())),
+    "Scope": lambda: model().hooks(hooks()),
+    "list_hooks": listed,
+    "Hooks": lambda: Hooks([Scale("z", 2, factor=0.5), Record(HOSTILE)]),
+    "Alignment": lambda: analysis.BoundlessAlignment(analysis.Location("blocks.0.hook_resid_pre"), width=8),
+    "Scale": lambda: Scale("z", 2, factor=0.5),
+    "Record": lambda: after_a_run(Record("z", 1)),
+    "TopExamples": lambda: after_a_run(TopExamples("post", 1, k=2)),
+    "Summary": lambda: after_a_run(Statistics("z", 1))["blocks.1.attn.hook_z"],
+    "Store": store,
+    "Run": lambda: store().runs()[0],
+    "SAE": sae,
+    "Normalized": lambda: Normalized(sae(), "layer_norm"),
+    "Vectors": lambda: Vectors(torch.zeros(3, 4)),
+    "Graph": lambda: Graph.of(model()),
+    "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),
+    "KeyValueCache": lambda: HookedTransformerKeyValueCache.init_cache(model().cfg),
+    "VisionInputs": lambda: VisionInputs(torch.tensor([[1, 9]]), {"pixel_values": torch.zeros(1, 3, 4, 8)}),
+    "ActivationStore": harvested,
+    "Column": lambda: harvested()["resid_post1"],
+    "Plan": lambda: harvested().plan,
+    "Study": lambda: Study({"layer": [0, 1]}, {}),
+    "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),
+}
