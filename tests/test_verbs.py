@@ -64,7 +64,9 @@ SHOWN_ELSEWHERE = {
     "MaxActivating": "tests/analysis/reading",
     "PairTable": "tests/studies",
     "Result": "tests/demo",
+    "Shards": "the base class of harvests and tables of studies",
     "Study": "tests/reports",
+    "View": "tests/viz/test_view.py",
 }
 
 
