@@ -103,15 +103,8 @@ class Picture:
             "note": self.note,
         }
         if not panel:
-            interval, marks = (values[1], values[2]) if len(values) > 1 else None, self._baselines()
-            return viz.heatmap(
-                values[0],
-                centre=_first(marks),
-                marks=marks,
-                interval=interval,
-                show_values=self.show_values,
-                **settings,
-            )
+            ends = (values[1], values[2]) if len(values) > 1 else None
+            return viz.heatmap(values[0], interval=ends, **self._centred(), show_values=self.show_values, **settings)
         [name] = panel
         labels = shown(self.axes[name])
         if len(labels) > viz.MOST_PANELS:
@@ -119,22 +112,23 @@ class Picture:
             raise ValueError(
                 f"{len(labels)} panels are more than {viz.MOST_PANELS}: plot select({some}), or some others"
             )
-        titles = labels if name == METRIC else [f"{name} {label}" for label in labels]
-        if name == METRIC:
-            every = self.baselines if len(self.baselines) == len(labels) else [{}] * len(labels)
-            return viz.heatmap_panels(
-                values[0], titles, centre=[_first(each) for each in every], marks=every, **settings
-            )
-        marks = self._baselines()
-        return viz.heatmap_panels(values[0], titles, centre=_first(marks), marks=[marks], **settings)
+        if name != METRIC:
+            return viz.heatmap(values[0], panels=[f"{name} {label}" for label in labels], **self._centred(), **settings)
+        every = self.baselines if len(self.baselines) == len(labels) else [{}] * len(labels)
+        centres = [_first(marks) or 0.0 for marks in every]
+        return viz.heatmap(values[0], panels=labels, centre=centres, marks=every, **settings)
+
+    def _centred(self) -> dict[str, Any]:
+        """The white value of the colours, and the values that the colour bar names."""
+        return {"centre": _first(self._baselines()), "marks": self._baselines()}
 
     def _baselines(self) -> Mapping[str, float]:
         """Those of the only metric."""
         return self.baselines[0] if len(self.baselines) == 1 else {}
 
 
-def _first(baselines: Mapping[str, float]) -> float:
-    return next(iter(baselines.values()), 0.0)
+def _first(baselines: Mapping[str, float]) -> float | None:
+    return next(iter(baselines.values()), None)
 
 
 def shown(labels: Sequence[Label]) -> list[str]:

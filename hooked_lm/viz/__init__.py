@@ -1,18 +1,29 @@
 """Plotly figures from tensors and strings, and self-contained HTML pages of figures.
 
-`heatmap`, `bars`, `attention_patterns` and `image_heat_map` return figures; `report` writes a page of `Section`s, whose parts
-are text, tables (pandas), figures (plotly, alone or as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s.
+| picture of | function |
+|---|---|
+| a matrix, or one for each panel | `heatmap` |
+| values of named things | `bars`; what each adds to a whole, sorted: `contributions` |
+| values over layers or steps | `lines` |
+| attention of all heads, to explore; of a few heads, to print | `attention`; `attention_patterns` |
+| numbers of tokens in one text, or in several | `tokens`, `snippets` |
+| values over an image, maps of channels | `image_heat_map`, `feature_maps` |
+| a graph with levels | `layered_graph` |
+
+`attention`, `tokens` and `snippets` return a `View`, the others a figure of plotly; notebooks show both. `write_html(picture,
+path)` writes one of them to a small page, `report` a page of `Section`s, whose parts are text, tables (pandas), figures (alone or
+as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s. Pages need no network, and are light or dark as readers prefer.
 """
 
 from hooked_lm.viz.attention import attention
 from hooked_lm.viz.graphs import layered_graph
+from hooked_lm.viz.heatmaps import MOST_PANELS, feature_maps, heatmap
 from hooked_lm.viz.images import image_heat_map
+from hooked_lm.viz.labels import position_labels, token_label, visible
 from hooked_lm.viz.lines import lines
-from hooked_lm.viz.maps import feature_maps
-from hooked_lm.viz.page import Section, report
-from hooked_lm.viz.panels import MOST_PANELS, heatmap_panels
+from hooked_lm.viz.page import Section, report, write_html
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
-from hooked_lm.viz.plots import attention_patterns, bars, heatmap, position_labels, token_label, visible
+from hooked_lm.viz.plots import attention_patterns, bars, contributions
 from hooked_lm.viz.tokens import snippets, tokens
 from hooked_lm.viz.view import View
 
@@ -26,9 +37,9 @@ __all__ = [
     "attention",
     "attention_patterns",
     "bars",
+    "contributions",
     "feature_maps",
     "heatmap",
-    "heatmap_panels",
     "image_heat_map",
     "layered_graph",
     "lines",
@@ -38,4 +49,5 @@ __all__ = [
     "token_label",
     "tokens",
     "visible",
+    "write_html",
 ]

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.viz.attention_data import Packed, pack
-from hooked_lm.viz.plots import visible
+from hooked_lm.viz.labels import visible
 from hooked_lm.viz.theme import DARK_DIVERGING, DARK_SEQUENTIAL, DIVERGING, SEQUENTIAL
 from hooked_lm.viz.view import View, as_json
 

@@ -3,8 +3,8 @@
 import html
 from collections.abc import Mapping, Sequence
 
+from hooked_lm.viz.labels import token_label
 from hooked_lm.viz.numbers import rounded
-from hooked_lm.viz.plots import token_label
 from hooked_lm.viz.tokens import SCRIPT, Snippet, snippet_table
 from hooked_lm.viz.tokens import STYLE as TEXT_STYLE
 from hooked_lm.viz.view import View

@@ -13,9 +13,32 @@ function repainted(value, colours, isColour = false) {
     [key, repainted(part, colours, isColour && key !== "bdata" || /colou?rs?(cale)?$/.test(key))]));
 }
 
+function lines(text, letters) {  // a text as lines of at most so many letters, broken between words
+  const found = [""];
+  for (const word of (text || "").split(" ")) {
+    const last = found[found.length - 1];
+    if (last && last.length + word.length >= letters) found.push(word);
+    else found[found.length - 1] = last ? `${last} ${word}` : word;
+  }
+  return found;
+}
+
+function fitted(layout, width) {  // the layout with its title in as many lines as a narrow figure needs
+  const {title, margin} = layout;
+  if (!title || !margin) return layout;
+  const room = width - 24, below = title.subtitle && title.subtitle.text;
+  const parts = [lines(title.text, room / 8), lines(below, room / 6.3)];
+  const more = 18 * (parts[0].length - 1) + 16 * (parts[1].length - 1);
+  if (!more) return layout;
+  const texts = {text: parts[0].join("<br>"), subtitle: {...title.subtitle, text: parts[1].join("<br>")}};
+  const at = title.y === undefined ? {y: 1, yref: "container", yanchor: "top", pad: {...title.pad, t: 14}} : {};
+  return {...layout, title: {...title, ...texts, ...at}, height: layout.height + more, margin: {...margin, t: margin.t + more}};
+}
+
 function draw(place, figure, dark) {
   const shown = dark ? {data: repainted(figure.data, dark), layout: repainted(figure.layout, dark)} : figure;
-  return Plotly.react(place, structuredClone(shown.data), structuredClone(shown.layout), {
+  const layout = fitted(shown.layout, shown.layout.width || place.clientWidth);
+  return Plotly.react(place, structuredClone(shown.data), structuredClone(layout), {
     displaylogo: false, displayModeBar: false, responsive: true});
 }
 

@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import colour_bar, style
+from hooked_lm.viz.figure import style
+from hooked_lm.viz.scales import Scale, colour_bar, scale_of
 from hooked_lm.viz.theme import DOWN, FAINT, PAPER, UP
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ def image_heat_map(
     names = [str(name) for name in (range(len(maps)) if panels is None else panels)]
     if len(names) != len(maps):
         raise ValueError(f"{len(names)} titles for {len(maps)} panels")
-    if limit is None:
-        limit = maps.abs().nan_to_num().max().item() if maps.numel() else 0.0
+    scale = scale_of(maps, 0.0, limit)
     n_rows, n_columns = maps.shape[1:]
     shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
     figure = subplots.make_subplots(
@@ -74,7 +74,7 @@ def image_heat_map(
     for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
         if picture is not None:
             figure.add_trace(_picture(picture, n_rows, n_columns, pale=True), 1, column)
-        figure.add_trace(_overlay(cells.numpy(), limit or 1.0, value_name, opaque=picture is None), 1, column)
+        figure.add_trace(_overlay(cells.numpy(), scale, value_name, opaque=picture is None), 1, column)
     top = 84 if title else 44
     style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16})
     figure.update_layout(width=len(shown) * round(PANEL * n_columns / n_rows + GAP) + 110)
@@ -120,15 +120,22 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip")
 
 
-def _overlay(cells: np.ndarray, limit: float, value_name: str, opaque: bool) -> "go.Heatmap":
+def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
     middle = PAPER if opaque else "rgba(255, 255, 255, 0)"
-    ends = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
+    down, up = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
+    stops = {scale.low: down, scale.white: middle, scale.high: up}
+    if scale.white in (scale.low, scale.high):
+        stops = {
+            scale.low: middle if scale.low == scale.white else down,
+            scale.high: up if scale.low == scale.white else middle,
+        }
+    colours = [((at - scale.low) / (scale.high - scale.low), colour) for at, colour in stops.items()]
     return go.Heatmap(
         z=cells,
-        zmin=-limit,
-        zmax=limit,
-        colorscale=[(0.0, ends[0]), (0.5, middle), (1.0, ends[1])],
+        zmin=scale.low,
+        zmax=scale.high,
+        colorscale=colours,
         colorbar=colour_bar(value_name),
         hovertemplate="row %{y}, column %{x}<br><b>%{z:.3f}</b><extra></extra>",
     )

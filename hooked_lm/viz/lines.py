@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import and_missing, mark_levels, style
+from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.plots import mark_levels
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hooked_lm.extras import need
 from hooked_lm.files import replacing
 from hooked_lm.viz.parts import Part, part_html, text_html
 from hooked_lm.viz.theme import dark_colours
-from hooked_lm.viz.view import UNPACK, as_json, document, packed
+from hooked_lm.viz.view import UNPACK, View, as_json, document, packed
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,32 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     """
     parts = "".join(_section(number, section) for number, section in enumerate(sections, 1))
     below = f'<p class="lead">{text_html(lead)}</p>' if lead else ""
-    body = f"<main>\n<header><h1>{text_html(title)}</h1>{below}</header>\n{parts}{FOOTER}</main>{_plotly(parts)}"
+    body = f"<main>\n<header><h1>{text_html(title)}</h1>{below}</header>\n{parts}{FOOTER}</main>"
+    return _written(title, body, STYLE, path)
+
+
+def write_html(picture: Part, path: str | os.PathLike[str], title: str = "") -> Path:
+    """Writes one figure, view or table to a page of its own and returns the path.
+
+    The page is like those of `report`: it loads nothing, is light or dark, and has half the size of `figure.write_html(path)` of
+    plotly. `title` is that of the browser's window. Raises OSError if the file cannot be written, TypeError for an unknown part.
+
+    >>> import tempfile, torch
+    >>> from hooked_lm.viz import heatmap, write_html
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_html(heatmap(torch.randn(10, 10), title="Noise"), f"{folder}/noise.html").name
+    'noise.html'
+    """
+    if isinstance(picture, View):
+        return picture.write_html(path)
+    body = f"<main>{part_html(picture, 'figure-1')}</main>"
+    return _written(title or "hooked_lm", body, STYLE + ALONE, path)
+
+
+def _written(title: str, body: str, style: str, path: str | os.PathLike[str]) -> Path:
+    """Writes a page with figures."""
     script = UNPACK + Path(__file__).with_name("figures.js").read_text(encoding="utf-8")
-    page = document(title, body, STYLE, f"{script}drawAll({as_json(dark_colours())});")
+    page = document(title, body + _plotly(body), style, f"{script}drawAll({as_json(dark_colours())});")
     with replacing(path) as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return Path(path)
@@ -101,3 +124,4 @@ footer { margin-top: 64px; padding-top: 16px; border-top: 1px solid var(--line);
 @media (max-width: 640px) { main { padding: 32px 16px; } h1 { font-size: 30px; } .strip { display: block; } }
 @media print { main { padding: 0; } section { break-inside: avoid-page; } }
 """
+ALONE = "main { padding: 16px; } figure { margin: 0; }\n"  # a page of one part

@@ -17,7 +17,7 @@ else:
     go = later("plotly.graph_objects", "viz")
 
 
-from hooked_lm.viz.plots import token_label
+from hooked_lm.viz.labels import token_label
 from hooked_lm.viz.view import View
 
 

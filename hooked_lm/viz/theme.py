@@ -33,8 +33,10 @@ DIVERGING = [
     (0.62, "#b9d2e8"), (0.8, "#5b8fc2"), (1.0, "#173f73"),
 ]  # fmt: skip
 SEQUENTIAL = [(0.0, "#ffffff"), (0.15, "#dbe8f3"), (0.45, "#8db5d8"), (0.75, "#386fa8"), (1.0, "#12325e")]
+FALLING = [(0.0, "#6b2113"), (0.25, "#b4573b"), (0.55, "#dc9c80"), (0.85, "#f5ddd0"), (1.0, "#ffffff")]
 DARK_DIVERGING = ["#ffb59a", "#d9764f", "#7a3e2b", "#14181f", "#2a4d70", "#5593cf", "#b4d8ff"]
 DARK_SEQUENTIAL = ["#14181f", "#1d3148", "#2f5f8f", "#6aa5e0", "#cfe6ff"]
+DARK_FALLING = ["#ffd9c7", "#e58a6b", "#8f4a33", "#3d241c", "#14181f"]
 
 
 def dark_colours() -> dict[str, str]:
@@ -46,7 +48,7 @@ def dark_colours() -> dict[str, str]:
     >>> dark_colours()["#1c2330"], dark_colours()["0.2 #c8694c"]
     ('#e4e8ef', '#d9764f')
     """
-    scales = [(DIVERGING, DARK_DIVERGING), (SEQUENTIAL, DARK_SEQUENTIAL)]
+    scales = [(DIVERGING, DARK_DIVERGING), (SEQUENTIAL, DARK_SEQUENTIAL), (FALLING, DARK_FALLING)]
     stops = {
         f"{place:g} {light}": dark for scale, darks in scales for (place, light), dark in zip(scale, darks, strict=True)
     }

@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.plots import MINUS, heatmap, token_label
-from hooked_lm.viz.theme import SEQUENTIAL
+from hooked_lm.viz.heatmaps import heatmap
+from hooked_lm.viz.labels import token_label
+from hooked_lm.viz.scales import MINUS
 from hooked_lm.viz.view import View
 
 if TYPE_CHECKING:
@@ -42,10 +43,9 @@ def token_grid(
     limit: float | None = None,
     details: Sequence[Sequence[Sequence[str]]] | None = None,
 ) -> "go.Figure":
-    """A grid of tokens, coloured by their numbers; row 0 is at the top, NaN is empty.
+    """A grid of tokens, coloured by their numbers as in `heatmap`; row 0 is at the top.
 
-    Colours are those of `heatmap`, or without negative numbers they go from white at zero to dark at `limit` (the largest
-    number if None). On hover a cell shows its token and number, or its lines in `details`. Raises ValueError for tokens, details
+    On hover a cell shows its token and number, or its lines in `details`. Raises ValueError for tokens, details
     or labels that do not fit.
 
     >>> import torch
@@ -56,7 +56,7 @@ def token_grid(
     sizes = [len(row) for row in tokens]
     if sizes != [values.shape[1]] * values.shape[0]:
         raise ValueError(f"tokens in rows of {sizes} do not fit values {list(values.shape)}")
-    figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit)
+    figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit, centre=0.0)
     texts = [[token_label(token, 12) if token else "" for token in row] for row in tokens]
     figure.data[0].update(
         text=texts,
@@ -71,8 +71,6 @@ def token_grid(
             )
         lines = [["<br>".join(html.escape(line, quote=False) for line in cell) for cell in row] for row in details]
         figure.data[0].update(hovertext=lines, hovertemplate="%{y}<br>%{x}<br>%{hovertext}<extra></extra>")
-    if not bool((values < 0).any()):
-        figure.data[0].update(zmin=0.0, colorscale=SEQUENTIAL)
     return figure
 
 

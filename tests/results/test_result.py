@@ -357,7 +357,7 @@ def test_a_heat_map_has_positions_from_left_to_right():
     assert figure.layout.title.subtitle.text.endswith("metric difference")
     assert figure.layout.xaxis.title.text == "position"
     assert figure.layout.xaxis.ticktext == ("&lt;bos&gt;", "When (1)", "Mary", "When (3)")
-    assert figure.layout.yaxis.autorange is True  # layer 0 is at the bottom
+    assert figure.layout.yaxis.range == (-0.5, 2.5)  # layer 0 is at the bottom
     turned = SweepResult(plain.values[0].transpose(0, 1), {"position": POSITIONS, "layer": LAYERS}, plain.corrupted[0])
     assert torch.equal(torch.from_numpy(turned.plot().data[0].z), plain.mean[0])
     low, high = plain.interval()
@@ -365,15 +365,24 @@ def test_a_heat_map_has_positions_from_left_to_right():
     assert turned.plot(title="T").layout.title.text == "T"
 
 
-def test_colours_are_centred_on_the_unchanged_run():
+def test_white_is_the_unchanged_run():
     plain = result().select(metric="difference")
-    [trace] = plain.plot().data
-    assert_close(trace.zmin + trace.zmax, 2 * float(plain.corrupted.mean()))
+    baseline = float(plain.corrupted.mean())
+    spread = plain.values - plain.mean[..., None]
+    effects = torch.linspace(-1.0, 2.0, spread[..., 0].numel()).view_as(plain.mean)
+    both = SweepResult(baseline + effects[..., None] + spread, plain.axes, plain.corrupted)
+    [trace] = both.plot().data
+    assert_close((trace.zmin, trace.zmax), (baseline - 2, baseline + 2))
     names = [text.split()[-1] for text in trace.colorbar.ticktext]
     assert "corrupted" in names
-    noised = SweepResult(plain.values, plain.axes, plain.corrupted, plain.corrupted + 1, base="clean")
+    above = SweepResult(baseline + effects.abs()[..., None] + spread, plain.axes, plain.corrupted)
+    [trace] = above.plot().data
+    assert_close((trace.zmin, trace.zmax), (baseline, baseline + 2))
+    assert trace.colorscale[0] == (0, "#ffffff")
+    values = baseline + 1 - effects.abs()[..., None] + spread
+    noised = SweepResult(values, plain.axes, plain.corrupted, plain.corrupted + 1, base="clean")
     [trace] = noised.plot().data
-    assert_close(trace.zmin + trace.zmax, 2 * float(noised.clean.mean()))
+    assert_close((trace.zmin, trace.zmax), (baseline - 1, baseline + 1))  # all values are below that of the clean run
     assert noised.plot().layout.title.subtitle.text.startswith("noising")
     assert noised.normalized().plot().data[0].colorbar.title.text == "kept"
     assert plain.effects().plot().data[0].colorbar.title.text == "change of difference"
@@ -400,10 +409,11 @@ def test_three_axes_are_panels():
     assert [panel.text for panel in figure.layout.annotations] == ["difference", "probability"]
     for trace, mean, baseline in zip(figure.data, found.mean, found.corrupted.mean(-1), strict=True):
         assert torch.equal(torch.from_numpy(trace.z), mean)
-        scale = figure.layout[trace.coloraxis]
-        assert_close(scale.cmin + scale.cmax, 2 * float(baseline))
+        assert trace.zmin <= float(baseline) <= trace.zmax
+        assert trace.showscale
     sites = Scores(torch.rand(3, 2, 4, 2), {"site": ["q", "k", "v"], "layer": [0, 1], "head": range(4)}).plot()
-    assert {trace.coloraxis for trace in sites.data} == {"coloraxis"}
+    assert len({(trace.zmin, trace.zmax) for trace in sites.data}) == 1
+    assert [trace.showscale for trace in sites.data] == [True, False, False]
     assert sites.layout.annotations[2].text == "site v"
 
 

@@ -31,6 +31,9 @@ def test_panels_share_a_scale_and_show_the_image_in_grey() -> None:
     assert [(trace.zmin, trace.zmax) for trace in maps] == [(-3.0, 3.0)] * 2
     assert [note.text for note in figure.layout.annotations] == ["image", "layer 0", "layer 1"]
     assert len(image_heat_map(torch.rand(2, 3)).data) == 1
+    [above], [below] = (image_heat_map(sign * torch.tensor([[0.0, 2.0]])).data for sign in (1, -1))
+    assert (above.zmin, above.zmax, above.colorscale[0]) == (0.0, 2.0, (0.0, "#ffffff"))
+    assert (below.zmin, below.zmax, below.colorscale[1]) == (-2.0, 0.0, (1.0, "#ffffff"))
 
 
 class Picture:

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hooked_lm.viz import Facts, Plate, Section, TokenStrip, heatmap, report
+from hooked_lm.viz import Facts, Plate, Section, TokenStrip, View, heatmap, report, write_html
 from hooked_lm.viz.parts import part_html
 
 EVIL = "</script><script>alert('x')</script>"
@@ -102,6 +102,19 @@ def test_parts_are_set_as_what_they_are(page: str):
     assert "<dt>pairs</dt><dd>8</dd></div>" in page
     assert '<dt>gap</dt><dd>2</dd><dd class="note">1 to 3 &lt;/script&gt;' in page
     assert "<code>x &lt; y</code>" in page
+
+
+def test_one_picture_has_a_small_page(tmp_path: Path):
+    path = write_html(heatmap(torch.eye(2), title="One"), tmp_path / "one.html")
+    page = path.read_text(encoding="utf-8")
+    assert len(page) < 2_500_000
+    assert re.findall(r'data-figure="([^"]*)"', page) == ["figure-1-data"]
+    assert "prefers-color-scheme: dark" in page
+    view = View("T", "<p>text</p>")
+    assert write_html(view, tmp_path / "view.html").read_text(encoding="utf-8") == view.to_html()
+    with pytest.raises(TypeError, match="a page is made of"):
+        write_html(3, tmp_path / "no.html")
+    assert not (tmp_path / "no.html").exists()
 
 
 def test_something_that_is_no_part():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hooked_lm.viz import attention_patterns, bars, heatmap, token_label, visible
+from hooked_lm.viz import attention_patterns, bars, contributions, feature_maps, heatmap, token_label, visible
 from tests.close import assert_close
 
 TOKENS = [" Mary", " Mary", "<b>", "\n"]
@@ -17,7 +17,7 @@ def test_a_heatmap_holds_the_numbers():
     assert figure.layout.title.text == "T"
     assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("X", "Y")
     assert trace.colorbar.title.text == "V"
-    assert figure.layout.yaxis.autorange == "reversed"
+    assert figure.layout.yaxis.range == (2.5, -0.5)  # row 0 is at the top
 
 
 def test_values_that_need_gradients_or_other_types_are_drawn():
@@ -26,19 +26,70 @@ def test_values_that_need_gradients_or_other_types_are_drawn():
 
 
 @pytest.mark.parametrize(
-    ("values", "limit", "expected"),
+    ("values", "how", "expected", "white"),
     [
-        ([[0.0, -3.0], [1.0, 2.0]], None, 3.0),
-        ([[0.0, -3.0], [1.0, 2.0]], 1.0, 1.0),
-        ([[0.0, torch.nan]], None, 1.0),
-        ([[torch.nan, 0.25]], None, 0.25),
+        ([0.0, -3.0, 1.0, 2.0], {}, (-3.0, 3.0), 0.0),
+        ([0.0, -3.0, 1.0, 2.0], {"limit": 1.0}, (-1.0, 1.0), 0.0),
+        ([0.0, torch.nan], {}, (0.0, 1.0), 0.0),
+        ([torch.nan, 0.25], {}, (0.0, 0.25), 0.0),
+        ([torch.nan, -0.25], {}, (-0.25, 0.0), 0.0),
+        ([0.2, 0.7, torch.inf], {"limit": 1.0}, (0.0, 1.0), 0.0),
+        ([5.0, 6.0], {}, (5.0, 6.0), 5.0),
+        ([5.0, 6.0], {"centre": 0.0}, (0.0, 6.0), 0.0),
+        ([-5.0, -6.0], {}, (-6.0, -5.0), -5.0),
+        ([2.0, 4.0], {"centre": 3.0}, (2.0, 4.0), 3.0),
+        ([2.0, 2.5], {"centre": 3.0}, (2.0, 3.0), 3.0),
+        ([torch.nan], {}, (0.0, 1.0), 0.0),
     ],
 )
-def test_colours_are_centred_at_zero(values: list, limit: float | None, expected: float):
-    trace = heatmap(torch.tensor(values), limit=limit).data[0]
-    assert (trace.zmin, trace.zmax) == (-expected, expected)
-    middle = dict(trace.colorscale)[0.5]
-    assert middle == "#ffffff"
+def test_colours_cover_the_sides_that_have_values(values: list, how: dict, expected: tuple, white: float):
+    trace = heatmap(torch.tensor([values]), **how).data[0]
+    assert_close((trace.zmin, trace.zmax), expected)
+    place = (white - expected[0]) / (expected[1] - expected[0])
+    assert dict(trace.colorscale)[place] == "#ffffff"
+
+
+def test_missing_cells_are_hatched_and_say_so():
+    values = torch.ones(3, 4)
+    values[1, 1:3] = values[2, 3] = torch.nan
+    cells, holes, hatch = heatmap(values, y_title="layer").data
+    assert torch.from_numpy(holes.z).isnan().equal(~values.isnan())
+    assert holes.hovertemplate.startswith("layer %{y}<br>%{x}<br>no value")
+    assert hatch.fillpattern.shape == "/"
+    assert (hatch.x.count(None), hatch.y.count(None)) == (2, 2)  # two runs of cells
+    assert len(cells.z) == 3
+    assert len(heatmap(torch.ones(2, 2)).data) == 1
+
+
+def test_long_labels_are_cut_on_the_axis_and_whole_on_hover():
+    long = ["blocks.10.attn.hook_result of the second model", "a"]
+    figure = heatmap(torch.eye(2), long, ["r", "s"], x_title="site")
+    assert figure.layout.xaxis.ticktext == ("blocks.10.attn.hook_result of the s…", "a")
+    assert figure.data[0].hovertext[0][0] == f"r<br>site {long[0]}"
+    assert bars(torch.ones(2), long).data[0].hovertext[0] == long[0]
+    assert heatmap(torch.eye(2), ["blocks.10.attn.hook_result", "a"]).data[0].hovertext is None
+    names = [f"a feature with a very long description, number {i}" for i in range(8)]
+    for figure in (feature_maps(torch.ones(8, 3, 3), names), heatmap(torch.ones(8, 3, 3), panels=names)):
+        for name, title in zip(names, figure.layout.annotations, strict=True):
+            assert title.text.endswith("…")
+            assert title.hovertext == name
+
+
+def test_contributions_are_sorted_by_sign_and_size():
+    values = torch.tensor([0.5, -0.25, 0.01, torch.nan, 2.0, -0.02])
+    names = ["<a>", "b", "c", "d", "e", "f"]
+    figure = contributions(values, names, (values - 1, values + 2), n=3, subtitle="S")
+    [trace] = figure.data
+    assert trace.orientation == "h"
+    assert_close(torch.tensor(trace.x), [2.0, 0.5, -0.25])
+    assert figure.layout.yaxis.ticktext == ("e", "&lt;a&gt;", "b")
+    assert_close(
+        (torch.tensor(trace.error_x.arrayminus), torch.tensor(trace.error_x.array)),
+        (torch.ones(3), torch.full((3,), 2.0)),
+    )
+    said = figure.layout.title.subtitle.text
+    assert said == "S; 3 of 6 parts; the others add up to \N{MINUS SIGN}0.01; 1 of 6 without a value"
+    assert contributions(values[:2]).layout.title.subtitle.text is None
 
 
 def test_equal_labels_stay_apart():
@@ -106,11 +157,11 @@ def test_patterns_stand_in_panels(n_heads: int):
         assert figure.layout.annotations[head].text == f"{head}&lt;i&gt;"
         across, down = (trace[axis].replace(axis[0], axis[0] + "axis") for axis in ("xaxis", "yaxis"))
         assert figure.layout[across].ticktext == figure.layout[down].ticktext == tuple(map(token_label, TOKENS))
-        assert figure.layout[down].autorange == "reversed"
+        assert figure.layout[down].range == (3.5, -0.5)
         # the tokens are written below the lowest panel of each column, and left of the first of each row
         assert figure.layout[across].showticklabels == (head + 2 >= n_heads)
         assert figure.layout[down].showticklabels == (head % 2 == 0)
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0, 1)
+    assert {(trace.zmin, trace.zmax) for trace in figure.data} == {(0, 1)}
 
 
 def test_patterns_name_their_heads():
@@ -121,7 +172,7 @@ def test_patterns_name_their_heads():
 def test_patterns_with_the_wrong_number_of_labels():
     with pytest.raises(ValueError, match="1 head labels for 2 heads"):
         attention_patterns(torch.zeros(2, 4, 4), TOKENS, ["a"])
-    with pytest.raises(ValueError, match="3 labels for 4 positions"):
+    with pytest.raises(ValueError, match="3 tokens for 4 positions"):
         attention_patterns(torch.zeros(2, 4, 4), TOKENS[:3])
 
 

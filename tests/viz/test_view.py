@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from hooked_lm.viz import Section, View, report
-from hooked_lm.viz.theme import COLOURS, DARK_DIVERGING, DIVERGING, MISSING, css, dark_colours
+from hooked_lm.viz.theme import COLOURS, DARK_DIVERGING, DARK_FALLING, DIVERGING, FALLING, MISSING, css, dark_colours
 from hooked_lm.viz.view import as_json, packed
 
 EVIL = "</script><script>alert('x')</script>"
@@ -92,7 +92,8 @@ def test_packing_depends_on_the_bytes_alone():
 def test_every_colour_of_a_figure_has_a_dark_counterpart():
     dark = dark_colours()
     assert all(dark[light] == other for light, other in COLOURS.values())
-    assert [dark[f"{place:g} {colour}"] for place, colour in DIVERGING] == DARK_DIVERGING
+    for light, darks in ((DIVERGING, DARK_DIVERGING), (FALLING, DARK_FALLING)):
+        assert [dark[f"{place:g} {colour}"] for place, colour in light] == darks
     assert MISSING in dark
     assert f"--ink: {COLOURS['ink'][1]}" in css().split("@media")[1]
 

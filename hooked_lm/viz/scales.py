@@ -1,0 +1,82 @@
+"""Colour scales of numbers: which colours, from where to where, and the bar beside the figure."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hooked_lm.viz.theme import DIVERGING, FAINT, FALLING, SEQUENTIAL
+
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Colours from `low` to `high`; `white` is the number that is white (on dark paper, black)."""
+
+    colours: list[tuple[float, str]]
+    low: float
+    white: float
+    high: float
+
+    def settings(self) -> dict[str, Any]:
+        """The scale for a heat map of plotly."""
+        return {"colorscale": self.colours, "zmin": self.low, "zmax": self.high}
+
+    def ticks(self, marks: Mapping[str, float] | None) -> dict[str, Any]:
+        """The ticks of a colour bar: named values and the ends, or round numbers if none is named and zero is among them."""
+        if not marks and 0.0 in (self.low, self.white, self.high):
+            return {}
+        reach = self.high - self.low
+        named = {
+            value: f"{short(value)} {html.escape(name, quote=False)}"
+            for name, value in reversed(list((marks or {}).items()))
+        }
+        there = {at: text for at, text in named.items() if self.low - reach / 100 <= at <= self.high + reach / 100}
+        ends = [self.low, *([self.white] if self.low < self.white < self.high else []), self.high]
+        ticks = there | {end: short(end) for end in ends if all(abs(end - at) > reach / 16 for at in there)}
+        return {"tickmode": "array", "tickvals": list(ticks), "ticktext": list(ticks.values())}
+
+
+def scale_of(values: Tensor, centre: float | None = None, limit: float | None = None) -> Scale:
+    """The colours of values: diverging from white at the centre; if all are on one side of it, from white to one end.
+
+    Without a centre it is zero; values that are all far from zero, such as 5 to 6, then take the whole scale. `limit` is the
+    distance from the centre to the ends, the largest of a finite value if None.
+
+    >>> import torch
+    >>> [(scale.low, scale.high) for scale in map(scale_of, torch.tensor([[-1.0, 2.0], [0.0, 2.0], [-2.0, 0.0], [5.0, 6.0]]))]
+    [(-2.0, 2.0), (0.0, 2.0), (-2.0, 0.0), (5.0, 6.0)]
+    """
+    found = values[values.isfinite()]
+    low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 0.0)
+    middle = centre or 0.0
+    reach = limit or max(high - middle, middle - low, 0.0) or 1.0
+    if low < middle < high:
+        return Scale(DIVERGING, middle - reach, middle, middle + reach)
+    free = centre is None and limit is None and low < high
+    if low >= middle:
+        start = low if free and low > high / 2 else middle
+        return Scale(SEQUENTIAL, start, start, middle + reach)
+    stop = high if free and high < low / 2 else middle
+    return Scale(FALLING, middle - reach, stop, stop)
+
+
+def colour_bar(title: str) -> dict[str, Any]:
+    """The colour bar of a figure."""
+    return {
+        "title": {"text": html.escape(title, quote=False), "side": "top", "font": {"size": 12, "color": FAINT}},
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickfont": {"size": 11},
+        "nticks": 4,
+        "x": 1.01,
+    }
+
+
+def short(value: float) -> str:
+    """A number with three digits."""
+    shown = f"{value:.3g}"
+    return "0" if shown in ("-0", "0") else shown.replace("-", MINUS)
