@@ -1,181 +1,152 @@
 """`python tests/clients/notebooks.py FOLDER`: runs notebooks that were written for TransformerLens, and counts their cells.
 
-Each notebook of the folder runs in a kernel whose `transformer_lens` is this package. The names of checkpoints in the notebooks
-lead to small models of random weights in a cache of the hub of their own (`checkpoints_of`), so nothing is downloaded and all
-prompts are known words. Of each cell the lines that install packages or change the editor are left out. A cell that raises an
-error does not end the notebook: the report names the cell, and its error. The exit status is 1 if a cell of any notebook failed.
+FOLDER may also be one notebook. Each runs in a kernel whose `transformer_lens` is this package, in a directory of its own.
+The names of checkpoints in the notebooks lead to narrow models of random weights (`notebook_checkpoints.py`) in a cache of
+the hub of their own, so nothing is downloaded. The files are not changed: rules (`RULES`, `STAND_INS`) replace what needs a
+network, an editor or hours, and the report names the cells that each rule changed. A cell that raises an error does not end
+the notebook: the report names the cell, and its error. The exit status is 1 if a cell of any notebook failed.
+
+With `--against DIRECTORY`, where TransformerLens itself is installed, each notebook runs a second time with it, with the same
+random numbers, and the report also names the cells that print other text or draw other numbers there.
 """
 
 import argparse
 import ast
+import importlib.util
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbformat
-import torch
 from nbclient import NotebookClient
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
+from notebook_checkpoints import checkpoints_of
+from notebook_outputs import differences
+
+# ---- what is replaced ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Lines of cells that are replaced: what the rule is called in reports, and the pattern and its replacement."""
+
+    name: str
+    pattern: str
+    replacement: str
+
+
+EPOCHS = 100
+RULES = (
+    Rule("installs or runs in a shell", r"^(\s*)(!|%(pip|conda|sx|system)\b|%%bash).*", r"\1pass"),
+    Rule("changes the editor", r"^(\s*)(%|ip(ython)?\.(magic|run_line_magic|extension_manager)).*", r"\1pass"),
+    Rule("shows progress as text", r"\btqdm\.notebook\b", "tqdm.std"),
+    Rule("chooses where figures are drawn", r"(renderers\.default = ).*", r'\1"json"'),
+    Rule(f"trains at most {EPOCHS} steps", r"^(\s*(?:num_|n_)?(?:epochs|steps) = )(?!\d{1,2}\b)\d+", rf"\g<1>{EPOCHS}"),
 )
-
-from hooked_lm import HookedTransformer, HookedTransformerConfig
-
-SKIPPED = re.compile(r"^\s*(%|!|ip(ython)?\.(magic|run_line_magic|extension_manager)|import google\.colab)")
-PRELUDE = """
-import importlib.util, os, sys
-from unittest.mock import MagicMock
-from hooked_lm import compat
-compat.install()
-for package in ("neel_plotly", "neel_plotly.plot", "pysvelte", "circuitsvis", "torchtyping"):  # what draws, or annotates
-    if package.split(".")[0] in sys.modules or importlib.util.find_spec(package) is None:
-        sys.modules[package] = MagicMock()
-import plotly.io
-plotly.io.renderers.default = "json"
-"""
-REVISION = "0" * 40
+# Packages without which a notebook can be followed: what they do is replaced where they are not installed.
+STAND_INS = ("gradio", "neel_plotly", "pysvelte", "circuitsvis", "torchtyping")
+PRELUDE = Path(__file__).with_name("notebook_prelude.py")
 
 
-def without_setup(source: str) -> str:
-    """The cell without lines that install packages or change the editor; `pass` where nothing else was indented."""
-    lines = [re.sub(r"\S.*", "pass", line) if SKIPPED.match(line) else line for line in source.splitlines()]
-    return re.sub(r"renderers\.default = .*", 'renderers.default = "json"', "\n".join(lines))
+def replaced(source: str) -> tuple[str, list[str]]:
+    """The cell by the rules, and the names of those that changed it."""
+    names = []
+    for rule in RULES:
+        source, count = re.subn(rule.pattern, rule.replacement, source, flags=re.MULTILINE)
+        names += [rule.name] * bool(count)
+    missing = [name for name in STAND_INS if importlib.util.find_spec(name) is None]
+    used = [name for name in missing if re.search(rf"^\s*(import|from) {name}\b", source, re.MULTILINE)]
+    return source, names + [f"stand-in for {name}" for name in used]
 
 
-def run(path: Path, seconds: int, place: Path) -> list[str]:
-    """Runs a notebook in the directory `place`; returns a line for each cell that failed, and prints how many ran."""
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ran:
+    """A notebook that ran: its code cells with outputs, the errors by cell, and the cells that each rule changed."""
+
+    name: str
+    cells: list[nbformat.NotebookNode]
+    errors: dict[int, str] = field(default_factory=dict)
+    rules: dict[str, list[int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        changed = {number for numbers in self.rules.values() for number in numbers}
+        count = f"{len(self.cells) - len(self.errors)} of {len(self.cells)} cells ran"
+        lines = [
+            f"{self.name}: {count}, {len(changed)} of them changed by rules" if changed else f"{self.name}: {count}"
+        ]
+        lines += [f"  {rule}: cells {', '.join(map(str, numbers))}" for rule, numbers in self.rules.items()]
+        return "\n".join([*lines, *(f"  cell {number}: {error}" for number, error in self.errors.items())])
+
+
+def run(path: Path, seconds: int, original: Path | None = None) -> Ran:
+    """Runs a notebook in a directory of its own, with the package in `original` instead of this one if it is given."""
     notebook = nbformat.read(path, as_version=4)
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
-    for cell in cells:
-        cell.source, cell.outputs = without_setup(cell.source), []
-    notebook.cells = [nbformat.v4.new_code_cell(PRELUDE), *cells]
-    options = {"timeout": seconds, "allow_errors": True, "kernel_name": "python3"}
-    NotebookClient(notebook, resources={"metadata": {"path": str(place)}}, **options).execute()
-    failed = []
+    ran = Ran(path.stem, [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()])
+    for number, cell in enumerate(ran.cells, 1):
+        cell.source, rules = replaced(cell.source)
+        cell.outputs = []
+        for rule in rules:
+            ran.rules.setdefault(rule, []).append(number)
+    prelude = f"ORIGINAL, STAND_INS = {str(original or '')!r}, {STAND_INS!r}\n{PRELUDE.read_text()}"
+    notebook.cells = [nbformat.v4.new_code_cell(prelude), *ran.cells]
+    options = {"timeout": seconds, "allow_errors": True, "interrupt_on_timeout": True, "kernel_name": "python3"}
+    with tempfile.TemporaryDirectory() as place:
+        NotebookClient(notebook, resources={"metadata": {"path": place}}, **options).execute()
     for number, cell in enumerate(notebook.cells):
-        errors = [output for output in cell.outputs if output.output_type == "error"]
-        failed += [f"  cell {number}: {error.ename}: {error.evalue.splitlines()[0][:300]}" for error in errors]
-    print(f"{path.stem}: {len(cells) - len(failed)} of {len(cells)} cells ran", *failed, sep="\n", flush=True)
-    return failed
+        for error in (output for output in cell.outputs if output.output_type == "error"):
+            ran.errors[number] = f"{error.ename}: {error.evalue.strip().partition(chr(10))[0][:300]}"
+    return ran
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def words_of(paths: list[Path]) -> list[str]:
-    """The texts in the code of notebooks: they are what tokenizers are trained on, so that each of their words is one token."""
-
-    def strings(source: str) -> Iterator[str]:
-        try:
-            tree = ast.parse(without_setup(source))
-        except SyntaxError:
-            return
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from (node.value, f" {node.value.strip()}")
-
-    cells = [cell for path in paths for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
-    return [text for cell in cells for text in strings(cell.source)]
-
-
-def byte_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer like GPT-2's."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=8000, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(words, trainer)
-    end = "<|endoftext|>"
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=end, eos_token=end, unk_token=end)
-
-
-def word_tokenizer(words: list[str], special: dict[str, str], template: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of words, with special tokens around a text as the template says."""
-    tokenizer = Tokenizer(models.WordPiece(unk_token=special["unk_token"]))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    named = list(dict.fromkeys(special.values()))
-    tokenizer.train_from_iterator(
-        words, trainers.WordPieceTrainer(vocab_size=4000, special_tokens=named, show_progress=False)
-    )
-    ids = [(token, tokenizer.token_to_id(token)) for token in named]
-    tokenizer.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
-def checkpoints_of(words: list[str], cache: Path) -> None:
-    """Writes random models under the names that notebooks use, in the layout of the hub's cache."""
-    torch.manual_seed(0)
-
-    def folder(name: str) -> Path:
-        home = cache / ("models--" + name.replace("/", "--"))
-        (home / "refs").mkdir(parents=True)
-        (home / "refs" / "main").write_text(REVISION)
-        (home / "snapshots" / REVISION).mkdir(parents=True)
-        return home / "snapshots" / REVISION
-
-    text = byte_tokenizer(words)
-    end = {"bos_token_id": text.bos_token_id, "eos_token_id": text.eos_token_id}
-    for name in ("gpt2", "openai-community/gpt2"):
-        small = GPT2Config(n_embd=96, n_layer=12, n_head=12, **end)
-        GPT2LMHeadModel(small).save_pretrained(folder(name))
-        text.save_pretrained(cache / ("models--" + name.replace("/", "--")) / "snapshots" / REVISION)
-    special = {
-        "unk_token": "[UNK]",
-        "cls_token": "[CLS]",
-        "sep_token": "[SEP]",
-        "pad_token": "[PAD]",
-        "mask_token": "[MASK]",
-    }
-    pieces = word_tokenizer(words, special, "[CLS] $A [SEP]")
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64}
-    for name in (
-        "bert-base-cased",
-        "google-bert/bert-base-cased",
-        "bert-base-uncased",
-        "google-bert/bert-base-uncased",
-    ):
-        home = folder(name)
-        BertForMaskedLM(BertConfig(vocab_size=len(pieces), **sizes)).save_pretrained(home)
-        pieces.save_pretrained(home)
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    pieces = word_tokenizer(words, special, "$A </s>")
-    ends = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-    t5 = T5Config(vocab_size=len(pieces), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, **ends)
-    for name in ("t5-small", "google-t5/t5-small"):
-        home = folder(name)
-        T5ForConditionalGeneration(t5).save_pretrained(home)
-        pieces.save_pretrained(home)
-    fields = {"n_layers": 8, "d_model": 512, "n_heads": 8, "d_vocab": 61, "n_ctx": 59, "act_fn": "gelu"}
-    othello = HookedTransformer(HookedTransformerConfig(**fields, d_head=64, d_mlp=2048, normalization_type="LNPre"))
-    torch.save(othello.state_dict(), folder("NeelNanda/Othello-GPT-Transformer-Lens") / "synthetic_model.pth")
+def texts_of(paths: list[Path]) -> Iterator[str]:
+    """The strings in the code of notebooks, also with the space that precedes a word inside a text."""
+    for path in paths:
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type != "code":
+                continue
+            try:
+                tree = ast.parse(replaced(cell.source)[0])
+            except SyntaxError:
+                continue
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield from (node.value, f" {node.value.strip()}")
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the notebooks of a folder; 1 if a cell failed."""
+    """Runs the notebooks of a folder; 1 if a cell failed, or differs from what TransformerLens itself gives."""
     parser = argparse.ArgumentParser(prog="python tests/clients/notebooks.py", description=__doc__)
-    parser.add_argument("folder", type=Path, help="a folder of .ipynb files")
-    parser.add_argument("--seconds", type=int, default=300, help="the longest time of a cell")
+    parser.add_argument("folder", type=Path, help="a folder of .ipynb files, or one of them")
+    parser.add_argument("--seconds", type=int, default=600, help="the longest time of a cell")
+    parser.add_argument(
+        "--against", type=Path, metavar="DIRECTORY", help="also run with the transformer_lens of this directory"
+    )
     given = parser.parse_args(arguments)
-    paths = sorted(given.folder.glob("*.ipynb"))
-    if not paths:
+    paths = sorted(given.folder.glob("*.ipynb")) if given.folder.is_dir() else [given.folder]
+    if not paths or not paths[0].is_file():
         parser.error(f"there are no notebooks in {given.folder}")
-    with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as place:
-        checkpoints_of(words_of(paths), Path(home))
+    failed = False
+    with tempfile.TemporaryDirectory() as home:
+        checkpoints_of(list(texts_of(paths)), Path(home))
         os.environ |= {"HF_HUB_CACHE": home, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-        failed = [run(path, given.seconds, Path(place)) for path in paths]
-        return int(any(failed))
+        for path in paths:
+            ours = run(path, given.seconds)
+            print(ours, flush=True)
+            failed |= bool(ours.errors)
+            if given.against:
+                theirs = run(path, given.seconds, given.against.resolve())
+                lines = [f"  with TransformerLens, cell {number}: {error}" for number, error in theirs.errors.items()]
+                found = differences(ours.cells, theirs.cells)
+                failed |= bool(found)
+                lines += [f"  differs, cell {number}: {what}" for number, what in found.items()]
+                print("\n".join(lines or ["  the same with TransformerLens"]), flush=True)
+    return int(failed)
 
 
 if __name__ == "__main__":
