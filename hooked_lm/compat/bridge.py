@@ -10,7 +10,7 @@ from hooked_lm import pretrained
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.weights.fold import process_weights
-from hooked_lm.pretrained import HookedEncoder, HookedEncoderDecoder, HookedTransformer
+from hooked_lm.pretrained import HookedEncoder, HookedEncoderDecoder, HookedTransformer, PretrainedModel
 
 SUBLAYERS = ("attn", "mixer", "mlp")
 # Fields of the bridge's config without effect here, and their accepted values.
@@ -56,20 +56,65 @@ class TransformerBridgeConfig(HookedTransformerConfig):
         super().__init__(d_model=d_model, d_head=d_head, n_layers=n_layers, n_ctx=n_ctx, **fields)
 
 
-class TransformerBridge(HookedTransformer):
+class _Bridge(PretrainedModel):
+    """What models of every kind have that `TransformerBridge.boot_transformers` returns."""
+
+    compatibility_mode = False
+
+    def enable_compatibility_mode(
+        self, disable_warnings: bool = False, no_processing: bool = False, **rewrites: bool
+    ) -> None:
+        """Folds the weights as `from_pretrained` of the model's class does, or keeps them; the site names exist in any case.
+
+        `rewrites` are the arguments of `hooked_lm.models.weights.fold.process_weights`, such as `fold_ln=False`.
+        """
+        if not no_processing:
+            self.process_weights(**rewrites)
+        self.compatibility_mode = True
+
+    def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:
+        """Rewrites nothing: encoders and encoder-decoders are not folded. Raises ValueError for a rewrite that is requested."""
+        if requested := ", ".join(name for name, is_wanted in rewrites.items() if is_wanted):
+            raise ValueError(
+                f"{requested}: the weights of decoders are folded, not those of an {type(self).__name__}; omit it"
+            )
+
+    @property
+    def original_model(self) -> Any:
+        """A new transformers model with these weights; changes to it do not affect this model."""
+        return self.to_hf()
+
+    def tl_parameters(self) -> dict[str, Tensor]:
+        """The weights by parameter names of HookedTransformer; keys and values are not repeated for grouped heads."""
+        return dict(self.state_dict(keep_vars=True))
+
+    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yields the items of `tl_parameters`."""
+        return iter(self.tl_parameters().items())
+
+    get_params = tl_parameters
+
+
+class EncoderBridge(_Bridge, HookedEncoder):
+    """An encoder with the unprocessed weights of a checkpoint; `enable_compatibility_mode` keeps them, as for `HookedEncoder`."""
+
+
+class EncoderDecoderBridge(_Bridge, HookedEncoderDecoder):
+    """An encoder-decoder with the unprocessed weights of a checkpoint; `enable_compatibility_mode` keeps them."""
+
+
+class TransformerBridge(_Bridge, HookedTransformer):
     """A decoder with the unprocessed weights of a checkpoint, and the methods of both interfaces.
 
     The site names of a bridge ("blocks.0.hook_out", "blocks.0.attn.q.hook_out") are aliases, as in every model of hooked_lm.
     `enable_compatibility_mode` folds the weights as `HookedTransformer.from_pretrained` does. `boot_transformers` returns
-    `HookedEncoder` and `HookedEncoderDecoder` for encoders and encoder-decoders.
+    an `EncoderBridge` or `EncoderDecoderBridge` for encoders and encoder-decoders.
 
     >>> bridge = TransformerBridge.boot_transformers("demo")
     >>> logits, cache = bridge.run_with_cache("The capital of France is", names_filter="blocks.0.attn.q.hook_out")
     >>> cache["blocks.0.attn.q.hook_out"] is cache["q", 0]
     True
     """
-
-    compatibility_mode = False
 
     @property
     def _hook_registry(self) -> dict[str, HookPoint]:
@@ -97,7 +142,7 @@ class TransformerBridge(HookedTransformer):
         revision: str | None = None,
         checkpoint_index: int | None = None,
         checkpoint_value: int | None = None,
-    ) -> "TransformerBridge | HookedEncoder | HookedEncoderDecoder":
+    ) -> "TransformerBridge | EncoderBridge | EncoderDecoderBridge":
         """A model with a checkpoint's unprocessed weights; see `hooked_lm.pretrained.from_pretrained`.
 
         Raises ValueError for unsupported options: a model without weights, code from a checkpoint, another transformers class.
@@ -125,8 +170,8 @@ class TransformerBridge(HookedTransformer):
             checkpoint_value=checkpoint_value,
             **(hf_config_overrides or {}),
         )
-        if isinstance(model, HookedTransformer):  # the checkpoint decides the class
-            model.__class__ = cls
+        bridges = {HookedTransformer: cls, HookedEncoder: EncoderBridge, HookedEncoderDecoder: EncoderDecoderBridge}
+        model.__class__ = next((bridges[kind] for kind in bridges if isinstance(model, kind)), type(model))
         return model
 
     @classmethod
@@ -149,37 +194,11 @@ class TransformerBridge(HookedTransformer):
         bridge.cfg.model_name = model_name
         return bridge.to(device=device, dtype=dtype) if device is not None or dtype is not None else bridge
 
-    @property
-    def original_model(self) -> Any:
-        """A new transformers model with these weights; changes to it do not affect this model."""
-        return self.to_hf()
-
     # ---- the weights of a HookedTransformer --------------------------------------------------------------------------
-
-    def enable_compatibility_mode(
-        self, disable_warnings: bool = False, no_processing: bool = False, **rewrites: bool
-    ) -> None:
-        """Folds the weights as `HookedTransformer.from_pretrained` does, or keeps them; the site names exist in any case.
-
-        `rewrites` are the arguments of `hooked_lm.models.weights.fold.process_weights`, such as `fold_ln=False`.
-        """
-        if not no_processing:
-            self.process_weights(**rewrites)
-        self.compatibility_mode = True
 
     def process_weights(self, verbose: bool = False, **rewrites: bool) -> None:
         """Rewrites the weights in place; see `hooked_lm.models.weights.fold.process_weights`."""
         process_weights(self, **rewrites)
-
-    def tl_parameters(self) -> dict[str, Tensor]:
-        """The weights by parameter names of HookedTransformer; keys and values are not repeated for grouped heads."""
-        return dict(self.state_dict(keep_vars=True))
-
-    def tl_named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the items of `tl_parameters`."""
-        return iter(self.tl_parameters().items())
-
-    get_params = tl_parameters
 
     # ---- names -------------------------------------------------------------------------------------------------------
 

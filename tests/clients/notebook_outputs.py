@@ -13,7 +13,8 @@ TOLERANCE = 1e-3  # relative; of figures, to the largest number
 NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
 # What belongs to one run or to one package, such as what TransformerLens prints when it loads a model.
 PASSING = re.compile(
-    r"0x[0-9a-f]+|circuits-vis-[\w-]+|<(class|function|bound method) [^>]*>|Loaded pretrained model.*|Moving model to device.*"
+    r"0x[0-9a-f]+|id='\d+'|circuits-vis-[\w-]+|<(class|function|bound method) [^>]*>"
+    r"|Loaded pretrained model.*|Moving model to device.*"
 )
 
 
@@ -69,13 +70,12 @@ def drawn_apart(one: np.ndarray, other: np.ndarray) -> str:
     if one.shape != other.shape:
         return f"an array of {one.size} numbers is drawn, not {other.size}"
     one, other = one.astype(float), other.astype(float)
-    near = np.isclose(
-        one, other, rtol=0, atol=TOLERANCE * max(1.0, float(np.nanmax(np.abs(other), initial=0))), equal_nan=True
-    )
-    if near.all():
+    scale = max(1.0, float(np.nanmax(np.abs(other), initial=0)))
+    far = (np.abs(one - other) > TOLERANCE * scale) | (np.isnan(one) != np.isnan(other))
+    if not far.any():
         return ""
-    first = int(near.argmin())
-    return f"{int((~near).sum())} of {one.size} numbers in a figure, such as {one[first]}, not {other[first]}"
+    first = int(far.argmax())
+    return f"{int(far.sum())} of {one.size} numbers in a figure, such as {one[first]}, not {other[first]}"
 
 
 def printed_apart(one: str, other: str) -> str:

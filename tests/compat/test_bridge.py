@@ -126,8 +126,15 @@ def test_copies_and_device(bridge: TransformerBridge) -> None:
 
 
 @pytest.mark.parametrize(("model_type", "expected"), [("bert", HookedEncoder), ("t5", HookedEncoderDecoder)])
-def test_other_kinds_of_model_are_what_they_are_here(model_type: str, expected: type) -> None:
-    assert type(TransformerBridge.boot_transformers("tiny", hf_model=reference(case_of(model_type)))) is expected
+def test_other_kinds_of_model_have_the_methods_of_a_bridge(model_type: str, expected: type) -> None:
+    model: Any = TransformerBridge.boot_transformers("tiny", hf_model=reference(case_of(model_type)))
+    assert isinstance(model, expected)
+    model.enable_compatibility_mode(disable_warnings=True)
+    assert model.compatibility_mode
+    assert dict(model.tl_named_parameters()).keys() == model.state_dict().keys()
+    assert type(model.original_model) is type(reference(case_of(model_type)))
+    with pytest.raises(ValueError, match="fold_ln"):
+        model.enable_compatibility_mode(fold_ln=True)
 
 
 def test_a_model_in_memory() -> None:
