@@ -1,21 +1,28 @@
 """The command `hooked-lm`, also as `python -m hooked_lm`."""
 
+import logging
 import os
 import sys
 
 
 def main() -> None:
-    """Runs the command line; progress bars are for terminals."""
+    """Runs the command line; progress bars are for terminals, and what other libraries log is for those who ask for it."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         from hooked_lm.cli import app
+
+        app(prog_name="hooked-lm")
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
         print(f"error: this needs the package {error.name}: pip install 'hooked-lm[cli]'", file=sys.stderr)
         sys.exit(2)
-    app(prog_name="hooked-lm")
+    except KeyboardInterrupt:  # before a command has begun
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -60,6 +61,7 @@ MAX_UNTYPED = 600  # parameters annotated Any, outside of compat; lower it with 
 Import = tuple[str, int]  # the module imported, the line
 
 
+@cache
 def read(package: Path) -> dict[str, tuple[Path, ast.Module]]:
     """Dotted name -> file and syntax tree; `hooked_lm.hooks` stands for `hooked_lm/hooks/__init__.py`."""
     modules = {}

@@ -4,19 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from hooked_lm.cli.choices import integers
-from hooked_lm.cli.shared import (
-    ModelArgument,
-    PromptArgument,
-    Result,
-    check_prompt,
-    check_writable,
-    command,
-    decoder,
-    say,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import check_prompt, check_writable, decoder, integers
+from hooked_lm.cli.options import ModelArgument, PromptArgument
+from hooked_lm.cli.output import say_path
 
 
 @command("hooked-lm attention demo 'Mary gave it to John, and Mary left' --layers 0,1")
@@ -51,5 +43,5 @@ def attention(
     labels = None if heads is None else [label.strip() for label in heads.split(",")]
     viz.attention(patterns, words, heads=labels, title=f"Attention of {model}").write_html(out)
     n_heads = len(labels) if labels else sum(len(pattern) for pattern in patterns.values())
-    say(f"{n_heads} heads of {len(names)} layers: [bold]{escape(str(out.resolve()))}[/]")
+    say_path(f"{n_heads} heads of {len(names)} layers:", out)
     return {"model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "html": out.resolve()}

@@ -4,19 +4,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from hooked_lm.cli.shared import (
-    ModelArgument,
-    PromptArgument,
-    Result,
-    check_prompt,
-    check_writable,
-    command,
-    load,
-    say,
-    show_table,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import check_prompt, check_writable, load
+from hooked_lm.cli.options import ModelArgument, PromptArgument
+from hooked_lm.cli.output import say_path, show_table
 
 
 @command("hooked-lm cache demo 'Mary and John left' --sites '*hook_resid_post' --out hooked_lm_cache.safetensors")
@@ -47,5 +39,5 @@ def cache(
         for name, value in found.items()
     ]
     show_table(rows, {"bytes": ",d"})
-    say(f"{len(words)} tokens, {found.nbytes:,} bytes in [bold]{escape(str(out.resolve()))}[/]")
+    say_path(f"{len(words)} tokens, {found.nbytes:,} bytes in", out)
     return {"model": model, "prompt": prompt, "tokens": words, "sites": rows, "file": out.resolve()}

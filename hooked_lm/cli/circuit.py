@@ -6,21 +6,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.shared import (
-    AnswersOption,
-    CleanOption,
-    CorruptedOption,
-    ModelArgument,
-    Result,
-    answers_of,
-    check_writable,
-    command,
-    decoder,
-    records,
-    say,
-    show_table,
-    shown,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import answers_of, check_writable, decoder
+from hooked_lm.cli.options import AnswersOption, CleanOption, CorruptedOption, ModelArgument
+from hooked_lm.cli.output import records, say, say_path, show_table, shown
 
 
 @command(
@@ -77,7 +66,7 @@ def circuit(
     if save is not None:
         study.circuit.save(save)
     path = report.write_report(study, output).resolve()
-    say(f"report: [bold]{escape(str(path))}[/]  ({study.seconds:.1f} s)")
+    say_path("report:", path, f"  ({study.seconds:.1f} s)")
     return {
         "model": model,
         "ahead": study.ahead,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.shared import Result, check_writable, command, records, say, show_table
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import check_writable
+from hooked_lm.cli.output import records, say, say_path, show_table
 
 if TYPE_CHECKING:
     from hooked_lm.demo import experiment
@@ -41,7 +43,7 @@ def demo(
     _show_result(result, clean, corrupted, ranking)
     path = experiment.write_report(result, output).resolve()
     seconds = time.perf_counter() - start
-    say(f"report: [bold]{escape(str(path))}[/]  ({seconds:.1f} s)")
+    say_path("report:", path, f"  ({seconds:.1f} s)")
     if open_report:
         typer.launch(path.as_uri())
     return {

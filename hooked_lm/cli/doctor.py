@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from hooked_lm.cli.shared import Result, command, say, show_table
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.output import say, show_table
 
 BASE = ("hooked-lm", "torch", "transformers", "einops", "jaxtyping", "safetensors", "tqdm")
 EXTRAS = {  # as in pyproject.toml

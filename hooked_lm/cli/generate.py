@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from hooked_lm.cli.shared import ModelArgument, PromptArgument, Result, check_prompt, command, console, load
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import check_prompt, load
+from hooked_lm.cli.options import ModelArgument, PromptArgument
+from hooked_lm.cli.output import console
 
 
 @command("hooked-lm generate demo 'The capital of France is' --max-new-tokens 4 --greedy")

@@ -6,18 +6,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.choices import integers
-from hooked_lm.cli.shared import (
-    EngineOption,
-    ModelArgument,
-    Result,
-    ShardOption,
-    ThreadsOption,
-    WorkersOption,
-    command,
-    load,
-    say,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import integers, load
+from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.output import say
 
 
 @command("hooked-lm harvest demo corpus.jsonl hooked_lm_harvest --site resid_post1", interrupt="resumes")

@@ -6,19 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.choices import integers
-from hooked_lm.cli.shared import (
-    ModelArgument,
-    PromptArgument,
-    Result,
-    check_prompt,
-    check_writable,
-    command,
-    decoder,
-    records,
-    say,
-    show_table,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import check_prompt, check_writable, decoder, integers
+from hooked_lm.cli.options import ModelArgument, PromptArgument
+from hooked_lm.cli.output import records, say, say_path, show_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +41,7 @@ def lens(
     if html is not None:
         figure = analysis.logit_lens(loaded, prompt, site=site, k=k).plot(title=f"Logit lens: {prompt}")
         figure.write_html(html)
-        say(f"page: [bold]{escape(str(html.resolve()))}[/]")
+        say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
     return {"model": model, "tokens": words, "rows": records(table[columns]), "html": html and html.resolve()}
 

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from hooked_lm.cli.shared import Result, command, show_table
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.output import show_table
 
 
 @command("hooked-lm models --missing")

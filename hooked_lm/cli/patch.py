@@ -7,24 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.choices import named, which
-from hooked_lm.cli.shared import (
-    EngineOption,
-    ModelArgument,
-    Result,
-    ShardOption,
-    ThreadsOption,
-    WorkersOption,
-    answers_of,
-    check_prompt,
-    check_writable,
-    command,
-    decoder,
-    load,
-    records,
-    say,
-    show_table,
-)
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import answers_of, check_prompt, check_writable, decoder, load, named, which
+from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.output import records, say, say_path, show_table
 
 if TYPE_CHECKING:
     from hooked_lm.studies import PairTable
@@ -154,16 +140,31 @@ def _sweep(
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
     say("\nThe cells that move it most, and the logit difference with each:")
     some = ["low", "high"] if len(clean) == 1 else []  # intervals need several pairs
-    show_table(records(result.top(10).drop(columns=some, errors="ignore")), NUMBERS)
+    _show_cells(records(result.top(10).drop(columns=some, errors="ignore")))
     if html is not None:
         result.plot().write_html(html)
-        say(f"page: [bold]{escape(str(html.resolve()))}[/]")
+        say_path("page:", html)
     return {
         "model": model,
         "logit_difference": baselines,
         "cells": records(result.to_dataframe()),
         "html": html and html.resolve(),
     }
+
+
+def _show_cells(cells: list[dict[str, object]]) -> None:
+    """The token of a position is visible: `10 ·Mary`."""
+    show_table(
+        [{name: _position(value) if name == "position" else value for name, value in cell.items()} for cell in cells],
+        NUMBERS,
+    )
+
+
+def _position(label: object) -> str:
+    from hooked_lm import viz
+
+    number, space, token = str(label).partition(" ")
+    return f"{number} {viz.visible(token)}" if space else number
 
 
 def _show_study(study: "PairTable", html: Path | None) -> Result:
@@ -174,10 +175,10 @@ def _show_study(study: "PairTable", html: Path | None) -> Result:
     scores = study.scores(align=None if study.has_one_length else "end")
     effects = records(scores.top(10))
     say("\nThe largest effects, means over the pairs with 95% intervals:")
-    show_table(effects, NUMBERS)
+    _show_cells(effects)
     if html is not None:
         scores.plot().write_html(html)
-        say(f"page: [bold]{escape(str(html.resolve()))}[/]")
+        say_path("page:", html)
     return {"study": str(study), "complete": True, "effects": effects, "html": html and html.resolve()}
 
 

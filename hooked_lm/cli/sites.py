@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
-from hooked_lm.cli.shared import ModelArgument, Result, command, load, say, show_table
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.inputs import load
+from hooked_lm.cli.options import ModelArgument
+from hooked_lm.cli.output import say, show_table
 
 LAYER = re.compile(r"\.(\d+)(?=\.)")
 

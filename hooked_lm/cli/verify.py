@@ -1,6 +1,8 @@
 """`verify`: a checkpoint here and in transformers."""
 
-from hooked_lm.cli.shared import ModelArgument, Result, command, say, show_table
+from hooked_lm.cli.command import Result, command
+from hooked_lm.cli.options import ModelArgument
+from hooked_lm.cli.output import say, show_table
 
 
 @command("hooked-lm verify demo")

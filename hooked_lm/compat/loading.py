@@ -12,11 +12,11 @@ from hooked_lm.compat.state_dicts import transformer_lens_weights
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
+from hooked_lm.families.short_names import CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model, from_source
 from hooked_lm.hub.hf_load import fill
 from hooked_lm.hub.names import published_steps
 from hooked_lm.hub.options import Options, one_device
-from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.source import find
 from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.models.config.flat import HookedTransformerConfig

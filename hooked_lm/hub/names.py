@@ -5,8 +5,8 @@ import os
 import re
 from pathlib import Path
 
+from hooked_lm.families.short_names import CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.options import Options
-from hooked_lm.hub.short_names import CHECKPOINTS, SHORT_NAMES
 
 BUNDLED = Path(__file__).parents[1] / "demo"
 DEMOS = {"demo": BUNDLED / "model", "demo-shapes": BUNDLED / "shapes_model"}

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from hooked_lm.families.short_names import SHORT_NAMES
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
-from hooked_lm.hub.short_names import SHORT_NAMES
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")

@@ -17,7 +17,7 @@ import hooked_lm
 from hooked_lm import ActivationCache, HookedTransformer, families, hub
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
-from hooked_lm.cli.shared import console
+from hooked_lm.cli.output import console
 from hooked_lm.hub.missing import REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
@@ -191,7 +191,7 @@ def test_a_narrow_terminal_without_colour_cuts_nothing_off(monkeypatch: pytest.M
     shown = call("sites", "demo", "--match", "*hook_pattern", NO_COLOR="1", TERM="dumb")
     assert shown.exit_code == 0
     assert "\x1b" not in shown.output
-    cells = [line.split("│")[1].strip() for line in shown.output.splitlines() if line.startswith("│")]
+    cells = [line.split("│")[0].strip() for line in shown.output.splitlines() if "│" in line]
     assert "".join(cells) == "blocks.{0-3}.attn.hook_pattern"
     assert all(len(line) <= 40 for line in shown.output.splitlines() if "│" in line)
 
@@ -256,7 +256,7 @@ def test_lens(tmp_path: Path) -> None:
     assert found["rows"][-1]["token"] == " Paris"
     assert "Plotly" in page.read_text(encoding="utf-8")
     shown = call("lens", "demo", "The capital of France is", "--k", 1).output
-    layers = re.findall(r"│ +(\d) │ (\S+) \d\.\d\d", shown)
+    layers = re.findall(r"(?m)^ +(\d) │ (\S+) \d\.\d\d", shown)
     assert [layer for layer, _ in layers] == ["3", "2", "1", "0"]
     assert layers[0][1] == "·Paris"
 
@@ -384,7 +384,7 @@ def test_missing_models() -> None:
     shown = call("models", "--missing")
     assert shown.exit_code == 0
     found = missing()
-    assert {line.split("│")[1].strip() for line in shown.output.splitlines() if "│" in line} - {""} == set(found)
+    assert {line.split("│")[0].strip() for line in shown.output.splitlines() if "│" in line} - {""} == set(found)
     named = [model_type for model_types in REASONS.values() for model_type in model_types]
     assert len(named) == len(set(named))
     assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/missing.py"
@@ -401,33 +401,44 @@ def test_version() -> None:
 
 
 def test_the_package_is_the_command() -> None:
-    shown = subprocess.run([sys.executable, "-m", "hooked_lm", "--version"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-m", "hooked_lm", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert shown.stdout.startswith("hooked-lm ")
 
 
 def test_without_typer_the_command_says_what_to_install() -> None:
     script = "import sys; sys.modules['typer'] = None; from hooked_lm.__main__ import main; main()"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert shown.returncode == 2
     assert shown.stderr == "error: this needs the package typer: pip install 'hooked-lm[cli]'\n"
 
 
-def test_help_does_not_wait_for_torch() -> None:
-    assert_light("--help", ("demo", "verify", "models"))
-
-
-def test_the_list_of_models_does_not_wait_for_torch() -> None:
-    assert_light("models", ("gpt2", "llama", "HookedTransformer"))
-
-
-def assert_light(argument: str, expected: tuple[str, ...]) -> None:
+def test_help_models_and_completion_do_not_wait_for_torch() -> None:
     script = (
         "import sys\n"
         "from hooked_lm.cli import app\n"
-        f"app([{argument!r}], standalone_mode=False)\n"
+        "from hooked_lm.cli.options import models_to_complete\n"
+        "app(['--help'], standalone_mode=False)\n"
+        "app(['models'], standalone_mode=False)\n"
+        "print(models_to_complete('gpt2-'))\n"
         "sys.exit(sum(name in sys.modules for name in ('torch', 'transformers', 'plotly', 'pandas')))"
     )
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert shown.returncode == 0, shown.stderr
-    for word in expected:
+    for word in ("demo", "verify", "models", "gpt2", "llama", "HookedTransformer", "'gpt2-medium'"):
         assert word in shown.stdout
+
+
+def test_names_of_models_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models--org--own-model").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for words, expected in {
+        "lens de": ["demo"],
+        "sites org/": ["org/own-model"],
+        "verify gpt2-x": ["gpt2-xl", "gpt2-xs"],
+        "lens ./": [],  # a path, which the shell completes
+    }.items():
+        line = {"COMP_WORDS": f"hooked-lm {words}", "COMP_CWORD": "2", "_HOOKED_LM_COMPLETE": "complete_bash"}
+        shown = CliRunner().invoke(app, [], env=line, prog_name="hooked-lm")
+        assert (shown.exit_code, shown.output.split()) == (0, expected)

@@ -11,7 +11,7 @@ from typing import Any
 from hooked_lm import compat
 from hooked_lm.compat import loading
 from hooked_lm.families import family, supported
-from hooked_lm.hub.short_names import SHORT_NAMES
+from hooked_lm.families.short_names import SHORT_NAMES
 
 ORIGINAL = Path(sys.prefix) / "transformer-lens-3.9.0" / "transformer_lens"
 ADAPTERS = ORIGINAL / "model_bridge" / "supported_architectures"

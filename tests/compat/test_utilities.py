@@ -384,6 +384,7 @@ def test_code_in_a_pickle_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_the_cache_is_cleared_and_nothing_else(tmp_path: Path) -> None:
     """In a process whose hub keeps its cache in a folder of this test."""
     cache = tmp_path / "hub"

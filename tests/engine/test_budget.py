@@ -70,7 +70,7 @@ def growth(name: str) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
-@pytest.mark.parametrize("name", thinned(SWEEPS, keep=["one token, all keys", "patterns"]))
+@pytest.mark.parametrize("name", thinned(SWEEPS, keep=["patterns"]))
 def test_a_sweep_stays_within_max_memory(name: str) -> None:
     code = f"import torch; torch.set_num_threads(1); from {__name__} import growth; print(growth({name!r}))"
     command = [sys.executable, "-c", code.replace(__name__, "tests.engine.test_budget")]

@@ -220,6 +220,7 @@ def test_many_with_experts_states_and_borrowed_keys(seed: int, case: Case) -> No
     of_another_kind(seed, case)
 
 
+@pytest.mark.slow
 @MAY_FALL_BACK
 @given(seed=SEEDS)
 @settings(max_examples=12)

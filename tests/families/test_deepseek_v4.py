@@ -233,6 +233,7 @@ TOKEN_SITES = (
 )
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_sweeps_take_the_incremental_path() -> None:
     tokens, other = prompt(ALL, batch=2), prompt(ALL, batch=4)[2:]

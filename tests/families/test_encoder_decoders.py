@@ -804,6 +804,7 @@ def test_a_pegasus_file_without_its_sines(tmp_path: Path):
     assert not any("W_pos" in name for name, _ in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_every_layer_has_its_bias_or_shares_one():
     """umT5's layers have their own; elsewhere the stack makes one. What only hides keys has no weights."""
     for case in ENCODER_DECODER_CASES:

@@ -15,7 +15,7 @@ import tests.families.test_encoders as of_encoders
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
-from tests.core import marks
+from tests.core import marks, thinned
 from tests.families import ENCODER_CASES, ENCODER_DECODER_CASES, Case
 from tests.families._draw_encoders import drawn
 from tests.families._models import hooked
@@ -54,6 +54,7 @@ def test_draws_are_new_and_repeat(name: str):
     assert all(config not in known and configs.count(config) == 1 for config in configs)
 
 
+@pytest.mark.slow
 def test_every_class_of_a_family_is_drawn():
     lines = {case.auto for case in ENCODER_CASES if case.family == "bert"}
     assert {drawn("bert", seed).auto for seed in range(30)} == lines
@@ -108,7 +109,10 @@ def one_eps(tree: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "field", "misread"),
-    [("modernbert", "classifier_activation", one_activation_of_heads), ("t5", "layer_norm_epsilon", one_eps)],
+    thinned(
+        [("modernbert", "classifier_activation", one_activation_of_heads), ("t5", "layer_norm_epsilon", one_eps)],
+        keep=[("modernbert", "classifier_activation", one_activation_of_heads)],
+    ),
 )
 def test_a_family_that_misreads_a_field_is_noticed(
     name: str, field: str, misread: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch

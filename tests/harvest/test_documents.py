@@ -32,6 +32,7 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> 
         assert documents_of(source).between(0, 100) == list(enumerate(TEXTS))
 
 
+@pytest.mark.slow
 def test_data_sets_and_streams_give_the_same_shards(tmp_path: Path) -> None:
     model = HookedTransformer.from_pretrained("demo")
     whole = datasets.Dataset.from_dict({"text": TEXTS, "id": list(range(len(TEXTS)))})

@@ -575,6 +575,7 @@ class Line(HookedRootModule):
         return self.hook_out(3 * self.hook_in(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_hooks_fire_in_a_compiled_net(fresh_dynamo: None) -> None:
     model, x, seen = Line(), torch.ones(2), []

@@ -246,6 +246,7 @@ print(tuple(model.run_with_cache(inputs)[0].shape), model.generate(inputs, 2, st
 """
 
 
+@pytest.mark.slow
 def test_nothing_needs_pillow():
     done = subprocess.run([sys.executable, "-c", WITHOUT_PILLOW], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "(1, 6, 10) 8", done.stderr

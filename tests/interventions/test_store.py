@@ -103,6 +103,7 @@ def test_after_a_torn_line_the_next_batch_is_read(tmp_path: Path) -> None:
     assert run.sites == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_processes_write_beside_each_other(tmp_path: Path) -> None:
     store = Store(tmp_path)
     shared = store.start(who="both")

@@ -756,6 +756,7 @@ def test_a_trained_bert_embeds_sentences_as_in_transformers(minilm: Path):
     assert_close(model(tuple(SENTENCES[:2])), theirs(**pair).last_hidden_state)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_trained_bert_tells_what_is_alike(minilm: Path):
     """The mean over real tokens, as this model is used; padded on either side."""
@@ -772,6 +773,7 @@ def test_a_trained_bert_tells_what_is_alike(minilm: Path):
     assert alike[0, 2] < 0.1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_trained_bert_goes_back_as_it_came(minilm: Path, tmp_path: Path):
     model = HookedEncoder.from_pretrained(minilm)

@@ -115,6 +115,7 @@ def test_hooks_edit_read_weights_and_raise(device: str):
         same(edit(two), expected)
 
 
+@pytest.mark.slow
 def test_gradients_of_weights_and_activations(device: str):
     tokens = ids()
     with labelled_devices():
@@ -133,6 +134,7 @@ def test_gradients_of_weights_and_activations(device: str):
         assert_close(found, weight.grad, GRADIENT)  # without hooks by another kernel
 
 
+@pytest.mark.slow
 def test_the_backward_pass_copies_weights_again(device: str):
     def copies(shape: tuple[int, ...]) -> int:
         gc.collect()
@@ -227,6 +229,7 @@ def test_copies_and_files_hold_plain_or_offloaded_weights(device: str):
             two.to("cpu")
 
 
+@pytest.mark.slow
 def test_transforms_runs_without_values_and_graphs(device: str):
     one, two = both(toy(), "meta")
     assert two.estimate_cache((2, 5)).memory_report() == one.estimate_cache((2, 5)).memory_report()

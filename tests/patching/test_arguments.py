@@ -71,6 +71,7 @@ def said() -> dict[str, list[list[str]]]:
     return found
 
 
+@pytest.mark.xdist_group("mistakes in arguments")  # one process says them all
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_named(said: dict[str, list[list[str]]], name: str) -> None:
     _, error, message = WRONG[name]

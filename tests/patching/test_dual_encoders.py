@@ -100,7 +100,8 @@ def test_inputs_are_those_of_the_processor(runs: Runs):
     ids, pixels = inputs.tokens, inputs.images["pixel_values"]
     masked = VisionInputs(ids, inputs.images, mask)
     assert_close(model(masked), model(ids, pixels, attention_mask=mask))
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         found = patching.run_each(model, masked, [ZeroAblate("text.z", 0, heads=[0])], metric=lead)
     assert_close(found.corrupted, lead(model(masked)))
 

@@ -16,6 +16,7 @@ from hooked_lm.analysis.alignment.search import sweep_alignments
 from hooked_lm.analysis.reading.patchscopes import patchscope
 from hooked_lm.interventions.steering import steering_vectors, sweep_steering
 from tests.close import assert_apart, assert_close, is_close
+from tests.core import thinned
 from tests.families._vision import hooked_vlm, written
 from tests.families.vision_languages import CASES
 
@@ -74,7 +75,7 @@ def scene(request: pytest.FixtureRequest) -> Scene:
     return Scene(request.param)
 
 
-@pytest.mark.parametrize("receivers", ["logits", ["L1H1<q>", "L1H2<v>"]])
+@pytest.mark.parametrize("receivers", thinned(["logits", ["L1H1<q>", "L1H2<v>"]], keep=["logits"]))
 def test_paths(scene: Scene, receivers: Any):
     model = scene.model
     found = patching.path_patch(model, scene.corrupted, scene.clean, receivers, metric=metric)
@@ -91,6 +92,7 @@ def test_paths(scene: Scene, receivers: Any):
     assert_apart(found.values[0], found.corrupted.expand(model.cfg.n_heads, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["hook_embed_merged", "vision.hook_patch_embed"])
 def test_noise_on_parts_of_images(scene: Scene, site: str):
     """Restored in the text and in the tower, where noise on embeddings leaves everything as it was."""
@@ -162,6 +164,7 @@ def test_interchanges(scene: Scene, site: str):
         assert accuracy.values.tolist() == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["resid_pre", "vision.resid_pre"])
 def test_a_search_over_positions(scene: Scene, site: str):
     model, axis = scene.model, "patch" if site.startswith("vision") else "position"

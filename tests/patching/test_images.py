@@ -166,6 +166,7 @@ def test_a_classic_sweep_takes_images():
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_attribution_of_patches_and_tokens():
     for site in ("resid_pre", "vision.resid_pre", "hook_image_features"):
         found = analysis.attribute(MODEL, CORRUPTED, CLEAN, metric=metric, sites=site, check=True)
@@ -175,6 +176,7 @@ def test_attribution_of_patches_and_tokens():
         analysis.attribute(MODEL, prompts("two"), prompts("two", seed=1), metric=metric, sites="vision.resid_pre")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", ["hook_embed_merged", "vision.hook_patch_embed"])
 def test_integrated_gradients_of_images_are_complete(site: str):
     """What text and images embed, or patches, sums to what other images change; gradients alone do not."""
@@ -294,6 +296,7 @@ def test_examples_of_activations_are_found_at_image_tokens():
         analysis.max_activating_examples(MODEL, padded, site=("vision.post", 0), neuron=3)
 
 
+@pytest.mark.slow
 def test_a_tuned_lens_is_trained_on_prompts_with_images():
     """Of a prompt that is held out, padding is left out."""
     padded, real = padded_prompts()

@@ -91,7 +91,7 @@ def by_hand(model: HookedTransformer, sender: tuple, receivers: list[tuple] | No
     return metric(model.run_with_hooks(corrupted, fwd_hooks=[(site, put(heard, head)) for site, head in places]))
 
 
-@pytest.mark.parametrize("freeze", ["attention", "all"])
+@pytest.mark.parametrize("freeze", thinned(["attention", "all"], keep=["attention"]))
 @pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
     model, (corrupted, clean) = build(kind), prompts()
@@ -108,6 +108,7 @@ def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
         assert_apart(held.values, result.values, msg="MLPs pass something on")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_paths_from_and_to_mlps(kind: str):
     model, (corrupted, clean) = build(kind), prompts()
@@ -124,7 +125,7 @@ def test_paths_from_and_to_mlps(kind: str):
     assert_close(everyone.values[[0, 1]], result.values[[0, 2]])
 
 
-@pytest.mark.parametrize("freeze", ["attention", "all"])
+@pytest.mark.parametrize("freeze", thinned(["attention", "all"], keep=["attention"]))
 def test_direct_effects_on_logits(freeze: str):
     model, (corrupted, clean) = build("plain"), prompts()
     result = patching.path_patch(model, corrupted, clean, "logits", metric=metric, freeze=freeze)
@@ -133,6 +134,7 @@ def test_direct_effects_on_logits(freeze: str):
         assert_close(result.values[layer, head], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(MODELS, keep=["grouped"]))
 def test_all_pairs_of_heads(kind: str):
     model, (corrupted, clean) = build(kind), prompts()

@@ -146,6 +146,7 @@ def check(world: World, exact: float) -> None:
 FUNCTIONS = pytest.mark.filterwarnings("ignore:the positions that a function of a whole value changes")
 
 
+@pytest.mark.slow
 @MAY_FALL_BACK
 @FUNCTIONS
 @given(seed=SEEDS)
@@ -154,6 +155,7 @@ def test_cells_of_hooks_are_the_plain_loop(seed: int) -> None:
     check(random_world(seed), EXACT)
 
 
+@pytest.mark.slow
 @MAY_FALL_BACK
 @FUNCTIONS
 @given(seed=SEEDS, case=st.sampled_from(OTHERS))

@@ -25,6 +25,7 @@ def model() -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo")
 
 
+@pytest.mark.slow
 def test_a_circuit_that_reads_an_image(tmp_path: Path) -> None:
     model = HookedVisionLanguage.from_pretrained("demo-shapes")
     green = Picture((("circle", "red"), ("square", "green"), ("triangle", "blue"), ("cross", "yellow")), seed=5)
@@ -47,6 +48,7 @@ def task() -> circuit.Task:
     )
 
 
+@pytest.mark.slow
 def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> None:
     pairs = experiment.prompt_pairs(8)
     task = circuit.Task(
@@ -68,6 +70,7 @@ def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> 
     assert effects.nunique() > 0.9 * len(effects), "pruning scores are all 1"
 
 
+@pytest.mark.slow
 def test_estimates_are_checked_and_make_the_circuit(
     model: HookedTransformer, task: circuit.Task, tmp_path: Path
 ) -> None:
@@ -125,6 +128,8 @@ def test_the_command(tmp_path: Path) -> None:
         "eap",
         "--n-edges",
         "40",
+        "--check",
+        "20",
     ]
     found = CliRunner().invoke(app, ["circuit", "demo", *given, "--output", str(report), "--save", str(saved)])
     assert found.exit_code == 0, found.output

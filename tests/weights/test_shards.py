@@ -75,6 +75,7 @@ print(after - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux reports anonymous memory")
 def test_loading_maps_the_file_and_edits_do_not_change_it(tmp_path):
     tensors = {"wte": torch.randn(4096, 1024), "qkv": torch.randn(1024, 3 * 16 * 384)}

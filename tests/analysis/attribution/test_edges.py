@@ -24,6 +24,7 @@ from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from tests.close import GRADIENT, assert_apart, assert_close, assert_near
+from tests.core import thinned
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
 from tests.families._vision import hooked_vlm
@@ -247,7 +248,7 @@ def test_edges_from_images_sum_to_the_attribution_of_their_tokens(family: str, w
         assert_close(by_token.effects().values, effects[is_image])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_vl"])
+@pytest.mark.parametrize("family", thinned(["llama", "qwen3_vl"], keep=["llama"]))
 def test_integrated_gradients_average_the_runs_between(family: str):
     model, steps = model_of(family), 3
     corrupted, clean = runs = runs_of(model)
@@ -439,6 +440,7 @@ def test_agreement_on_the_bundled_model(estimates, exact, method: str):
     assert abs(agreement(shuffled, both[1])["spearman"]) < 0.2, "what agrees with nothing shows it"
 
 
+@pytest.mark.slow
 def test_integrated_gradients_are_nearer_to_the_exact_effects(estimates, exact):
     expected, errors = exact.effects().mean.nan_to_num(), {}
     for method, found in estimates.items():
@@ -508,7 +510,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", thinned(METHODS, keep=["eap"]))
 def test_no_tensor_of_all_edges_is_made(method: str):
     model = toy(n_layers=6, d_model=32, normalization_type="LN", d_vocab=5)
     runs = prompts_of(model, 4, 8)

@@ -62,6 +62,7 @@ def test_identities_hold(kind: str):
     assert all(torch.tensor(check.errors).isfinite().all() for check in report.checks)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SEEDS)
 def test_identities_hold_in_any_structure(structure: int):
@@ -72,6 +73,7 @@ def test_identities_hold_in_any_structure(structure: int):
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(SEEDS)
 def test_a_cache_changes_nothing_in_any_structure(structure: int):

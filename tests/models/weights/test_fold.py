@@ -76,6 +76,7 @@ def simple_tree(**changes: object) -> DecoderConfig:
 # ---- what the model says stays -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS, st.integers(0, 5))
 def test_log_probs_stay(structure: int, seed: int) -> None:
@@ -108,6 +109,7 @@ def test_exact_in_double_precision(structure: int) -> None:
     assert_close(log_probs(model), before)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS, st.permutations(sorted(REWRITES)))
 @example(1247, sorted(REWRITES, key=lambda name: name != "fold_value_biases"))  # before the norms make new ones
@@ -175,6 +177,7 @@ def test_centred_weights_have_mean_zero(structure: int) -> None:
     assert all(attn.b_V is None or not attn.b_V.any() for attn in linear)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_refactoring_keeps_products_and_makes_rotations(structure: int) -> None:
@@ -202,6 +205,7 @@ def test_refactoring_keeps_products_and_makes_rotations(structure: int) -> None:
 # ---- what is recorded ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_the_config_builds_what_the_model_became(structure: int) -> None:

@@ -1,0 +1,146 @@
+"""What makes a function a command: the options `--json` and `--debug`, warnings, errors as messages, and exit codes.
+
+The function prints for people and returns the same as a mapping, which `--json` prints instead. If the mapping says
+`"ok": False`, the exit code is 1.
+"""
+
+import functools
+import inspect
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import Annotated, TextIO
+
+import typer
+from rich.markup import escape
+
+from hooked_lm.cli.output import as_text, console, to_stderr
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes: it ran and failed or disagrees; it cannot run as asked; Ctrl-C
+BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, ImportError, NotImplementedError)
+LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
+
+app = typer.Typer(
+    help="Transformer language models in which every intermediate value has a name.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+EXAMPLES: dict[str, str] = {}  # command -> the example of its help
+
+# of every command
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, and nothing else.")]
+DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+OF_ALL = {"as_json": JsonOption, "debug": DebugOption}
+
+
+def _show_version(wanted: bool) -> bool:
+    if wanted:
+        from importlib.metadata import version
+
+        console.print(f"hooked-lm {version('hooked-lm')}")
+        raise typer.Exit
+    return wanted
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Transformer language models in which every intermediate value has a name."""
+
+
+# ---- commands --------------------------------------------------------------------------------------------------------
+
+Result = Mapping[str, object]
+Command = Callable[..., Result]
+
+
+def command(example: str, interrupt: str = "ends") -> Callable[[Command], Command]:
+    """Registers a function as a command with the options of all commands, and an example at the end of its help.
+
+    `interrupt` says what an interrupt does: it "ends" the work, or the same command "resumes" it.
+    """
+
+    def register(function: Command) -> Command:
+        @functools.wraps(function)
+        def run(**given: object) -> None:
+            as_json, debug = bool(given.pop("as_json")), bool(given.pop("debug"))
+            stdout = sys.stdout if as_json else None
+            with _output(as_json) as said, _clean_errors(stdout, debug, LINES[interrupt]):
+                result = function(**given)
+            if as_json:
+                print(as_text({**result, **({"warnings": said} if said else {})}))
+            if result.get("ok") is False:
+                raise typer.Exit(FAILED)
+
+        signature, one = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(name, one, default=False, annotation=kind) for name, kind in OF_ALL.items()]
+        run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+        run.__annotations__ = {**function.__annotations__, **OF_ALL}
+        name = function.__name__
+        EXAMPLES[name] = example
+        app.command(name, epilog=f"Example:\n\n{escape(example)}")(run)
+        return function
+
+    return register
+
+
+@contextmanager
+def _output(as_json: bool) -> Iterator[list[str]]:
+    """Where lines for people go: to the terminal, or nowhere. Warnings are lines on stderr; yields the list of them."""
+    said: list[str] = []
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        said.append(str(message))
+        to_stderr(f"[bold yellow]warning:[/] {escape(str(message))}")
+
+    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a token shows a question mark
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    quiet, console.quiet = console.quiet, as_json
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            if as_json:
+                with redirect_stdout(sys.stderr):
+                    yield said
+            else:
+                yield said
+    finally:
+        console.quiet = quiet
+
+
+@contextmanager
+def _clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
+    """Errors are a line on stderr, and the exit code says of which kind they are; on `stdout` goes the same as JSON."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except KeyboardInterrupt as error:
+        _end(interrupted, error, INTERRUPTED, stdout, debug)
+    except BAD_INPUTS as error:
+        _end(f"[bold red]error:[/] {escape(_message(error))}", error, BAD_INPUT, stdout, debug)
+    except Exception as error:
+        kind = "" if isinstance(error, (RuntimeError, ArithmeticError)) and str(error) else f"{type(error).__name__}: "
+        hint = "" if debug or not kind else " (--debug shows where)"
+        _end(f"[bold red]failed:[/] {escape(f'{kind}{error}{hint}')}", error, FAILED, stdout, debug)
+
+
+def _end(line: str, error: BaseException, code: int, stdout: TextIO | None, debug: bool) -> None:
+    if debug:
+        traceback.print_exception(error)
+    to_stderr(line)
+    if stdout is not None:
+        found = {"type": type(error).__name__, "message": _message(error)}
+        print(as_text({"ok": False, "error": found}), file=stdout)
+    raise typer.Exit(code) from None
+
+
+def _message(error: BaseException) -> str:
+    """What the error says; a KeyError would be shown in quotes."""
+    return str(error.args[0] if isinstance(error, KeyError) and error.args else error)

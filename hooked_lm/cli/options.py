@@ -1,0 +1,41 @@
+"""Arguments and options of several commands."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def models_to_complete(incomplete: str) -> list[str]:
+    """The names of models that begin so: the bundled one, those in the cache of the hub, short names. Does not import torch.
+
+    For a path there are none, and the shell completes it.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    from hooked_lm.families.short_names import SHORT_NAMES
+
+    cached = (folder.name.split("--", 1)[1].replace("--", "/") for folder in Path(HF_HUB_CACHE).glob("models--*"))
+    names = dict.fromkeys(("demo", *sorted(cached), *SHORT_NAMES))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A directory, a hub id, a short name such as gpt2, or demo.",
+        autocompletion=models_to_complete,
+    ),
+]
+PromptArgument = Annotated[str, typer.Argument(metavar="PROMPT", help="A text.")]
+CleanOption = Annotated[list[str], typer.Option(help="A prompt that the model answers correctly; may be repeated.")]
+CorruptedOption = Annotated[list[str], typer.Option(help="The prompt with a change that reverses the answer.")]
+AnswersOption = Annotated[
+    list[str], typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
+]
+# of the commands whose work is cut into shards
+ShardOption = Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")]
+WorkersOption = Annotated[int, typer.Option(help="How many processes compute.")]
+EngineOption = Annotated[str, typer.Option(help="processes of this machine, or ray.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")]
