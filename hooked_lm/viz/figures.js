@@ -42,6 +42,68 @@ function draw(place, figure, dark) {
     displaylogo: false, displayModeBar: false, responsive: true});
 }
 
+// ---- the keyboard: arrow keys move among the values of a figure, and what they say is read aloud ----
+
+function values(place) {  // everything that says something on hover, with its place in pixels
+  const found = [], layout = place._fullLayout;
+  place._fullData.forEach((trace, curveNumber) => {
+    if (trace.hoverinfo === "skip" || !trace.xaxis) return;
+    const [across, down] = [layout[trace.xaxis.replace("x", "xaxis")], layout[trace.yaxis.replace("y", "yaxis")]];
+    const add = (x, y, pointNumber) => {
+      const at = {x: across._offset + across.d2p(x), y: down._offset + down.d2p(y)};
+      if (Number.isFinite(at.x + at.y))
+        found.push({...at, curveNumber, pointNumber, data: {xval: x, yval: y}, subplot: trace.xaxis + trace.yaxis, kind: trace.mode});
+    };
+    const there = value => value !== null && !Number.isNaN(value);
+    if (trace.type === "heatmap")
+      trace.z.forEach((row, i) => row.forEach((value, k) => there(value) && add(k, i, [i, k])));
+    else if (trace.type === "bar")
+      trace.x.forEach((x, i) => trace.orientation === "h" ? there(x) && add(0, trace.y[i], i) : there(trace.y[i]) && add(x, trace.base || 0, i));
+    else if (trace.type === "scatter") trace.x.forEach((x, i) => there(trace.y[i]) && add(x, trace.y[i], i));
+  });
+  return found;
+}
+
+function next(all, from, key) {  // the nearest value in a direction: of the same trace, or of any
+  const [along, beside] = /Left|Right/.test(key) ? ["x", "y"] : ["y", "x"], sign = /Right|Down/.test(key) ? 1 : -1;
+  const best = (some, weight) => some.reduce((found, each) => {
+    const far = sign * (each[along] - from[along]), cost = far + weight * Math.abs(each[beside] - from[beside]);
+    return far > 0.5 && cost < found.cost ? {each, cost} : found;
+  }, {each: null, cost: Infinity}).each;
+  const isGraph = from.kind === "markers";
+  return best(all.filter(each => each.curveNumber === from.curveNumber), isGraph ? 3 : 0.001) || best(all, 3);
+}
+
+function hearKeys(place) {
+  const said = document.createElement("div");
+  said.className = "said";
+  said.setAttribute("role", "status");
+  place.after(said);
+  place.tabIndex = 0;
+  place.setAttribute("aria-description", "Arrow keys move among the values.");
+  let at = null;
+  const show = value => {
+    at = value;
+    Plotly.Fx.hover(place, at.data, at.subplot);
+    setTimeout(() => {  // plotly waits between two hovers
+      const texts = [...place.querySelectorAll(".hoverlayer .hovertext text")].map(text =>
+        [...text.querySelectorAll("tspan.line")].map(line => line.textContent).join(", ") || text.textContent);
+      said.textContent = texts.filter(Boolean).join(", ");
+    }, 80);
+  };
+  place.addEventListener("keydown", event => {
+    if (event.key === "Escape") return Plotly.Fx.unhover(place);
+    if (!/^(Arrow(Left|Right|Up|Down)|Home|End)$/.test(event.key)) return;
+    const all = values(place);
+    if (!all.length) return;
+    event.preventDefault();
+    const old = at && all.find(each => each.curveNumber === at.curveNumber && String(each.pointNumber) === String(at.pointNumber));
+    const ends = {Home: all[0], End: all[all.length - 1]};
+    show(ends[event.key] || (old ? next(all, old, event.key) || old : all[0]));
+  });
+  place.addEventListener("blur", () => Plotly.Fx.unhover(place));
+}
+
 async function drawAll(dark) {
   const places = [...document.querySelectorAll("[data-figure]")];
   if (!places.length) return;
@@ -60,6 +122,7 @@ async function drawAll(dark) {
   preference.addEventListener("change", redraw);
   printing.addEventListener("change", redraw);
   await redraw();
+  places.forEach(hearKeys);
   document.documentElement.dataset.drawn = places.length;
 }
 

@@ -139,7 +139,10 @@ def feature_maps(
     for i, matrix in enumerate(matrices):
         hover = f"{html.escape(titles[i], quote=False)}<br>{where}"
         cells = go.Heatmap(
-            z=matrix.numpy(), hovertemplate=f"{hover}<br><b>%{{z:.3f}}</b><extra></extra>", showscale=i == 0
+            z=matrix.numpy(),
+            hoverongaps=False,
+            hovertemplate=f"{hover}<br><b>%{{z:.3f}}</b><extra></extra>",
+            showscale=i == 0,
         )
         for part in (cells.update(scale.settings()), *missing(matrix, None, hover)):
             figure.add_trace(part, row=i // across + 1, col=i % across + 1)
@@ -177,6 +180,7 @@ def _traces(
         texts = [[_number(value) for value in row] for row in matrix.tolist()] if show_values else None
         trace = go.Heatmap(
             z=matrix.numpy(),
+            hoverongaps=False,
             text=texts,
             texttemplate="%{text}" if show_values else None,
             textfont={"size": 11},
@@ -203,7 +207,13 @@ def missing(
     holes = matrix.isnan()
     if not bool(holes.any()):
         return []
-    scale = {"colorscale": [(0.0, MISSING), (1.0, MISSING)], "showscale": False, "zmin": 0, "zmax": 1}
+    scale = {
+        "colorscale": [(0.0, MISSING), (1.0, MISSING)],
+        "showscale": False,
+        "zmin": 0,
+        "zmax": 1,
+        "hoverongaps": False,
+    }
     cells = torch.where(holes, 1.0, torch.nan).numpy()
     hatch = {"shape": "/", "size": 7, "solidity": 0.25, "fgcolor": FAINT, "bgcolor": MISSING}
     x, y = _outlines(holes)

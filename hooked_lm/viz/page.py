@@ -29,7 +29,8 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     """Writes a page of sections to `path` and returns the path. `lead` is the text below the title.
 
     Text is escaped, with `code` between backticks. The page loads nothing; its content security policy forbids it. It is light or
-    dark, as its reader prefers, and holds plotly.js compressed (about 2 MB) if it has figures.
+    dark, as its reader prefers. Arrow keys move among the values of a figure that has the focus. The page holds plotly.js
+    compressed (about 2 MB) if it has figures.
     Raises OSError if the file cannot be written, TypeError for an unknown part.
 
     >>> import tempfile, torch
@@ -102,6 +103,7 @@ p.lead { font-size: 20px; color: var(--soft); margin-bottom: 0; }
 code { font: .84em var(--mono); background: var(--panel); border-radius: 4px; padding: .12em .35em; }
 figure { margin: 24px 0 32px; overflow-x: auto; }
 .drawing { font: 14px/1.5 var(--sans); color: var(--faint); }
+.said { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 figcaption { font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; margin-top: 4px; }
 .facts { display: flex; flex-wrap: wrap; gap: 20px 56px; margin: 28px 0; }
 .facts dt { font: 13px/1.4 var(--sans); color: var(--faint); }

@@ -124,7 +124,7 @@ def tokens(
         body,
         style=STYLE + chosen,
         script=SCRIPT,
-        height=min(700, 170 + 12 * len(tokens)),
+        height=min(700, 110 + 36 * (len(rows) > 1) + 30 * -(-sum(len(token) + 1 for token in tokens) // 80)),
         text=about,
     )
 

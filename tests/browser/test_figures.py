@@ -1,5 +1,6 @@
 """A page with every kind of figure: drawn in light, dark and at phone width, with the numbers under the pointer."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,9 @@ def test_a_missing_cell_says_so(browser: Browser, page: Path) -> None:
     browser.open(page).wait("[data-drawn='9']")
     browser.hover("#figure-1-2 .nsewdrag", 2.5 / 7, 2.5 / 4)
     assert "no value" in browser.wait("#figure-1-2 .hoverlayer .hovertext").text
+    browser.hover("#figure-1-2 .nsewdrag", 1.5 / 7, 2.5 / 4)  # the cell beside it has one
+    time.sleep(0.25)
+    assert "mean of 3 prompts" in browser.text("#figure-1-2 .hoverlayer .hovertext")
     assert "1 of 28 without a value" in browser.find("#figure-1-2").get_attribute("aria-label")
 
 

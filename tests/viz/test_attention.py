@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hooked_lm import HookedTransformer
 from hooked_lm.viz import attention
 from hooked_lm.viz.attention_data import Packed, pack
 from tests.close import assert_near
@@ -86,3 +87,21 @@ def test_of_too_many_values_the_largest_of_each_query_are_kept() -> None:
     assert int((found > 0).sum(-1).max()) <= packed.kept
     top = pattern.argmax(-1, keepdim=True)
     assert_near(found.gather(-1, top), pattern.gather(-1, top).double(), 0.02, ROUNDED)
+
+
+def test_a_cache_shows_its_attention():
+    model = HookedTransformer.from_pretrained("demo")
+    prompt = "When Mary and John went"
+    _, cache = model.run_with_cache(prompt)
+    tokens, patterns = model.to_str_tokens(prompt), {layer: cache["pattern", layer][0] for layer in range(4)}
+    assert cache.attention(prompt).body == attention(patterns, tokens).body
+    last = attention({3: patterns[3]}, tokens, heads="L3H1").body
+    assert cache.attention(prompt, layers=-1, heads="L3H1").body == last
+    assert cache.remove_batch_dim().attention(model.to_tokens(prompt), [3], "L3H1").body == last
+    with pytest.raises(ValueError, match="the prompt has 2 tokens, and the run had 6: give the token ids"):
+        cache.attention("When")
+    with pytest.raises(IndexError, match="there is no layer 4: the model has 4"):
+        cache.attention(prompt, layers=4)
+    _, without = model.run_with_cache(prompt, names_filter="blocks.*.hook_resid_post")
+    with pytest.raises(KeyError, match=r"hook_pattern.*keeps it"):
+        without.attention(prompt)

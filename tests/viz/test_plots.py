@@ -1,11 +1,27 @@
 """Figures hold exactly the numbers they were given, and labels are read as text."""
 
+from pathlib import Path
+
+import plotly.graph_objects as go
 import pytest
 import torch
 
-from hooked_lm.viz import attention_patterns, bars, contributions, feature_maps, heatmap, token_label, visible
+import hooked_lm
+from hooked_lm.viz import (
+    attention_patterns,
+    bars,
+    contributions,
+    feature_maps,
+    heatmap,
+    image_heat_map,
+    layered_graph,
+    lines,
+    token_label,
+    visible,
+)
 from tests.close import assert_close
 
+PACKAGE = Path(hooked_lm.__file__).parent
 TOKENS = [" Mary", " Mary", "<b>", "\n"]
 
 
@@ -191,3 +207,25 @@ def test_patterns_with_the_wrong_number_of_labels():
 )
 def test_tokens_are_visible(token: str, shown: str):
     assert visible(token) == token_label(token) == shown
+
+
+def test_no_figure_needs_webgl():
+    """Traces such as scattergl are blank in browsers without WebGL, and in many virtual machines."""
+    names = dir(go)
+    assert {"Scattergl", "Surface"} <= set(names)
+    needing = {name for name in names if name.endswith(("gl", "gl2d"))} | {"Surface", "Scatter3d", "Mesh3d", "Volume"}
+    sources = [path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    found = {f"{path.name}: {name}" for path in sources for name in needing if f"go.{name}(" in path.read_text("utf-8")}
+    assert found == set()
+    large = torch.randn(24, 512)
+    figures = [
+        heatmap(large),
+        bars(large[0]),
+        contributions(large[0]),
+        lines(range(5000), {"loss": torch.rand(5000)}),
+        feature_maps(large.view(2, 64, 96)),
+        layered_graph({"a": 0, "b": 1}, [("a", "b", "")]),
+        image_heat_map(torch.rand(2, 2), torch.rand(3, 4, 4)),
+    ]
+    drawn = {trace.type for figure in figures for trace in figure.data}
+    assert drawn == {"heatmap", "bar", "scatter", "image"}

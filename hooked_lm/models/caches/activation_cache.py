@@ -1,10 +1,11 @@
 """The cache of a model's run: activations by short names, and decompositions of the residual stream."""
 
+from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
@@ -13,6 +14,9 @@ from hooked_lm.hooks.select import nearest
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
 from hooked_lm.models.placement import together
+
+if TYPE_CHECKING:
+    from hooked_lm.viz import View
 
 Part = Slice | SliceInput
 Stack = Float[Tensor, "component *lead d_model"]
@@ -358,3 +362,49 @@ class ActivationCache(NamedCache):
             project_output_onto,
         )
         return _with_labels(found, return_labels)
+
+    # ---- pictures ------------------------------------------------------------------------------------------
+
+    def attention(
+        self,
+        prompt: str | Int[Tensor, "*one pos"],
+        layers: int | Sequence[int] | None = None,
+        heads: str | int | Sequence[str | int] | None = None,
+        row: int = 0,
+    ) -> "View":
+        """The view of `viz.attention` of the cached patterns: choose a head, and see where each token looks.
+
+        Args:
+            prompt: the text of the run, or its token ids if they are not those of `model.to_tokens(text)`.
+            layers: these alone; every layer whose pattern was cached if None.
+            heads: show these alone, such as "L1H7".
+            row: which prompt of a batch.
+
+        Raises ValueError if the prompt has another number of tokens than the run, KeyError if no pattern was cached, IndexError
+        for a layer or a row that does not exist.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> prompt = "When Mary and John went to the store"
+        >>> logits, cache = model.run_with_cache(prompt)
+        >>> cache.attention(prompt, layers=3)
+        View('Attention', 8 heads, 9 x 9 tokens; .show() opens it in a browser, .write_html(path) saves it)
+        """
+        from hooked_lm import viz
+
+        n_layers = self.model.cfg.n_layers
+        chosen = range(n_layers) if layers is None else [layers] if isinstance(layers, int) else layers
+        if wrong := [layer for layer in chosen if not -n_layers <= layer < n_layers]:
+            raise IndexError(f"there is no layer {wrong[0]}: the model has {n_layers}")
+        named = {layer % n_layers: f"pattern{layer % n_layers}" for layer in chosen}
+        if layers is None:
+            named = {layer: name for layer, name in named.items() if name in self} or {0: "pattern0"}
+        patterns = {layer: self[name][row] if self.has_batch_dim else self[name] for layer, name in named.items()}
+        tokens = self.model.to_str_tokens(prompt)
+        n_tokens = next(iter(patterns.values())).shape[-2]
+        if len(tokens) != n_tokens:
+            raise ValueError(
+                f"the prompt has {len(tokens)} tokens, and the run had {n_tokens}: give the token ids of the run, such as "
+                "model.to_tokens(text, prepend_bos=False)"
+            )
+        return viz.attention(patterns, tokens, heads=heads)
