@@ -27,7 +27,7 @@ Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tenso
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
-def rows_of(model: Any, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> Rows:
+def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> Rows:
     """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does.
 
     `reads_pairs`: whether the caller knows what a dual encoder reads, images and texts with a batch each.
@@ -165,13 +165,13 @@ def position_axis(model: Any, rows: Rows, site: str) -> tuple[str, list[Label]]:
     return "position", position_labels(model, rows)
 
 
-def values_of(model: Any, tokens: Rows, sites: Sequence[str]) -> Mapping[str, Tensor]:
+def values_of(model: HookedRootModule, tokens: Rows, sites: Sequence[str]) -> Mapping[str, Tensor]:
     """The values at these sites in a forward pass."""
     with torch.no_grad():
         return model.run_with_cache(tokens, names_filter=list(sites), return_type=None, return_cache_object=False)[1]
 
 
-def site_of_layer(model: Any, name: str, layer: int) -> str | None:
+def site_of_layer(model: HookedRootModule, name: str, layer: int) -> str | None:
     """The full name of a site in a layer; None if the layer lacks it."""
     crossing = name.startswith("decoder.cross_attn.")
     try:
@@ -188,7 +188,7 @@ def check_has_mean(site: str, value: Tensor) -> None:
         raise ValueError(f"'{site}' holds whole numbers ({kind}), which have no mean: take the values of another run")
 
 
-def check_source(model: Any, value: Tensor, site: str, batch: int, n_pos: int) -> None:
+def check_source(model: HookedRootModule, value: Tensor, site: str, batch: int, n_pos: int) -> None:
     """Raises ValueError if a clean value does not fit a corrupted run of `batch` prompts of `n_pos` tokens, or this model."""
     dims, shape = model.hook_dict[site].dims, tuple(value.shape)
     if len(shape) != len(dims):
@@ -221,7 +221,7 @@ class Source:
 
     def __init__(
         self,
-        model: Any,
+        model: HookedRootModule,
         source: Any,
         other: Rows | None,
         tokens: Rows,

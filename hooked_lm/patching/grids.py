@@ -112,7 +112,7 @@ def one_number(
 # ---- checks before a sweep -------------------------------------------------------------------------------------------
 
 
-def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
+def axis_sizes(model: HookedRootModule, activation_name: str, tokens: Any) -> dict[str, int]:
     """The size of each axis for this site. Raises KeyError if no layer has the site, TypeError if `tokens` is not a tensor."""
     refuse_two_stacks(model, "a classic sweep")
     if not isinstance(tokens, (Tensor, VisionInputs)):
@@ -129,7 +129,7 @@ def axis_sizes(model: Any, activation_name: str, tokens: Any) -> dict[str, int]:
     return {"layer": cfg.n_layers, "pos": n_pos, "src_pos": n_pos, "dest_pos": n_pos, **heads}
 
 
-def _site_of_some_layer(model: Any, activation_name: str) -> list[str]:
+def _site_of_some_layer(model: HookedRootModule, activation_name: str) -> list[str]:
     """The name of the site in the first layer that has it; raises KeyError with similar names if no layer has it."""
     there = [layer for layer in range(model.cfg.n_layers) if site_of_layer(model, activation_name, layer) is not None]
     return model.names((activation_name, there[0] if there else 0))

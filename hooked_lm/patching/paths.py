@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,7 +132,7 @@ class Paths:
     """The clean and corrupted values for path patching, and the cells that patch a path."""
 
     def __init__(
-        self, model: Any, corrupted: Prompts, clean: Prompts, freeze: str, max_memory: int | str = "auto"
+        self, model: HookedRootModule, corrupted: Prompts, clean: Prompts, freeze: str, max_memory: int | str = "auto"
     ) -> None:
         refuse_two_stacks(model, "path patching")
         if freeze not in ("attention", "all"):
@@ -244,7 +243,7 @@ class Paths:
         return cells
 
 
-def _senders(model: Any, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], PlacedSenders]:
+def _senders(model: HookedRootModule, senders: str | Sequence[Sender]) -> tuple[dict[str, list[Label]], PlacedSenders]:
     """The axes of the senders, and each sender with its index in the grid."""
     n_layers, n_heads = _size(model)
     layers = list(range(n_layers))
@@ -279,7 +278,7 @@ def _label(sender: Sender) -> str:
     return head_label(layer, part) if isinstance(part, int) else f"m{layer}"
 
 
-def _size(model: Any) -> tuple[int, int]:
+def _size(model: HookedRootModule) -> tuple[int, int]:
     check_equal_heads(model, "path patching")
     return model.cfg.n_layers, model.cfg.n_heads
 

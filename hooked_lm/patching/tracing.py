@@ -183,7 +183,7 @@ def _places_of_images(
     return [(int(each[0, 0]), each[:, 1].tolist()) for each in at]
 
 
-def _found(model: Any, row: Int[Tensor, " pos"], text: str) -> list[int]:
+def _found(model: HookedRootModule, row: Int[Tensor, " pos"], text: str) -> list[int]:
     """The positions of the tokens that overlap any occurrence of a text."""
     if getattr(model, "tokenizer", None) is None:
         raise ValueError("a text as subject needs a tokenizer, which this model lacks: give positions")
@@ -242,7 +242,7 @@ class OfSamples:
 # ---- restoration -----------------------------------------------------------------------------------------------------
 
 
-def _names(model: Any, sites: str | Sequence[str] | None) -> list[str]:
+def _names(model: HookedRootModule, sites: str | Sequence[str] | None) -> list[str]:
     """The short names of the restored sites."""
     if sites is None:
         layers = range(model.cfg.n_layers)

@@ -5,7 +5,6 @@ et al. 2024 (arXiv:2403.19647). Along a straight line at a full cut of the netwo
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Estimates, Part, Run
 from hooked_lm.engine.image_cells import is_of_images
-from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks import HookedRootModule, HookPoint
 
 EMBEDDINGS = ("hook_embed_merged", "hook_embed", "embed.hook_embed")
 
@@ -91,7 +90,7 @@ def batched(steps: int, n: int) -> Iterator[tuple[Tensor, Tensor]]:
 def moved(change: Float[Tensor, "batch ..."], shares: Float[Tensor, " copy"]) -> Callable[..., Tensor]:
     """A hook that adds a share of the change to each copy of the prompts."""
 
-    def hook(value: Tensor, hook: Any) -> Tensor:
+    def hook(value: Tensor, hook: HookPoint) -> Tensor:
         scaled = shares.to(change).view(-1, *[1] * change.ndim) * change
         return (value.unflatten(0, (len(shares), -1)) + scaled).flatten(0, 1)
 

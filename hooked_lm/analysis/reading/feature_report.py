@@ -14,6 +14,7 @@ from hooked_lm.analysis.reading.neurons import to_logits, token_strings
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.interventions.dictionaries.hook import (
+    Coder,
     Dictionary,
     DictionaryHook,
     Transcode,
@@ -153,7 +154,7 @@ NOTES = {
 @torch.no_grad()
 def feature_report(
     model: Decoder,
-    sae: object,
+    sae: Coder,
     feature: int,
     prompts: Sequence[str] | Tensor,
     *,
@@ -214,7 +215,7 @@ def feature_report(
 
 
 def _sites(
-    model: Decoder, sae: object, site: str | tuple[str, int] | None, site_out: str | tuple[str, int] | None
+    model: Decoder, sae: Coder, site: str | tuple[str, int] | None, site_out: str | tuple[str, int] | None
 ) -> tuple[str, str]:
     """The full names of the sites that the dictionary reads and writes."""
     cfg = getattr(sae, "cfg", None)
@@ -230,7 +231,7 @@ def _sites(
 class _Sums:
     """Sums over the data set, with and without the feature."""
 
-    def __init__(self, model: Decoder, sae: object, feature: int, read: str, write: str) -> None:
+    def __init__(self, model: Decoder, sae: Coder, feature: int, read: str, write: str) -> None:
         self.model, self.feature = model, feature
         self.active: list[Tensor] = []
         self.n_positions = self.n_active = self.n_next = 0
@@ -269,7 +270,7 @@ class _Sums:
         self.losses -= torch.stack([found[has_next].gather(1, following[:, None]).sum() for found in log_p])
 
 
-def _logit_effects(model: Decoder, sae: object, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:
+def _logit_effects(model: Decoder, sae: Coder, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:
     """The logits of the feature's direction; None for a site that is not in the residual stream."""
     if model.hook_dict[site].dims[2:] != ("d_model",):
         return None

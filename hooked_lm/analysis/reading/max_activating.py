@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_at_site
-from hooked_lm.interventions.dictionaries.hook import encoded, flat
+from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
@@ -199,7 +199,7 @@ class _Feature:
         names = model.names(site)
         if len(names) != 1:
             raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
-        self.site, self.sae, self.feature = names[0], sae, feature
+        self.site, self.sae, self.feature = names[0], cast(Coder, sae), feature
         self.name = f"{self.site} feature {feature}"
 
     def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:

@@ -15,6 +15,7 @@ from hooked_lm.engine.both_stacks import refuse_two_stacks, stack_of
 from hooked_lm.engine.image_cells import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
 from hooked_lm.extras import later
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
@@ -256,7 +257,7 @@ class _PutOnce:
         self.rows, self.states = list(states), torch.stack(list(states.values()))
         self.position, self.done = position, False
 
-    def __call__(self, value: Float[Tensor, "cell pos d_model"], hook: Any) -> Tensor | None:
+    def __call__(self, value: Float[Tensor, "cell pos d_model"], hook: HookPoint) -> Tensor | None:
         if self.done:
             return None
         self.done = True

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.dictionaries.hook import Dictionary, Transcode, decoded, encoded
+from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
@@ -20,7 +20,7 @@ ABLATIONS = ("mean", "zero")
 def evaluate_dictionary(
     model: HookedRootModule,
     prompts: Prompts,
-    sae: Any,
+    sae: Coder,
     *,
     site: Site | None = None,
     site_out: Site | None = None,
@@ -66,7 +66,7 @@ def evaluate_dictionary(
 
 
 def _of_vectors(
-    stream: Activations, sae: Any, rows: Sequence[range]
+    stream: Activations, sae: Coder, rows: Sequence[range]
 ) -> tuple[dict[str, float], Float[Tensor, " d_out"]]:
     """The metrics that need no spliced forward passes, and the mean of the output vectors."""
     n, n_active, error, total = 0, 0.0, 0.0, 0.0
@@ -99,7 +99,7 @@ def _of_vectors(
     return {"explained variance": explained, "L0": n_active / n, "dead": 1 - ever.float().mean().item()}, mean
 
 
-def _of_runs(model: Decoder, stream: Activations, sae: Any, rows: Sequence[range], mean: Tensor) -> dict[str, float]:
+def _of_runs(model: Decoder, stream: Activations, sae: Coder, rows: Sequence[range], mean: Tensor) -> dict[str, float]:
     """The cross entropies of the model, unchanged and with the site replaced."""
     target = stream.sites[-1]
     if len(stream.sites) == 2:

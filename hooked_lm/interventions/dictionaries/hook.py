@@ -5,7 +5,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from threading import RLock
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import ref
 
 import torch
@@ -25,6 +25,17 @@ Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
 NUMBERS = ("value", "factor", "coefficient")  # what is done to a feature
 _foreign = RLock()  # third-party dictionaries may keep state from `encode` to `decode`: one thread at a time
+
+
+@runtime_checkable
+class Coder(Protocol):
+    """Any dictionary, of this package or another: it encodes vectors as features, and decodes them."""
+
+    def encode(self, x: Tensor, /) -> Tensor:
+        """The features of vectors."""
+
+    def decode(self, features: Tensor, /) -> Tensor:
+        """The vectors of features."""
 
 
 class _Read(NamedTuple):
@@ -366,7 +377,7 @@ def run_with_features(
     return output, {site: features for site, (_, features) in found.items()}
 
 
-def encoded(sae: Any, x: Tensor) -> Any:
+def encoded(sae: Coder, x: Tensor) -> Any:
     """`sae.encode(x)`; third-party objects may keep state between `encode` and `decode`, so a lock serialises their calls."""
     if isinstance(sae, (SAE, Normalized)):
         return sae.encode(x)
@@ -374,7 +385,7 @@ def encoded(sae: Any, x: Tensor) -> Any:
         return sae.encode(x)
 
 
-def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
+def decoded(sae: Coder, features: Tensor, x: Tensor) -> Tensor:
     """The decoded `features`, which are those of `x`, possibly edited.
 
     A third-party object may keep state in `encode` that one `decode` consumes, so `encode(x)` is called first.
@@ -388,7 +399,7 @@ def decoded(sae: Any, features: Tensor, x: Tensor) -> Tensor:
         return sae.decode(features)
 
 
-def width(sae: Any) -> int | None:
+def width(sae: object) -> int | None:
     """The input width of a dictionary, if it has one of the usual attributes; else None."""
     weight = getattr(sae, "W_enc", None)
     sizes = (getattr(getattr(sae, "cfg", None), "d_in", None), getattr(sae, "activation_dim", None))
@@ -396,7 +407,7 @@ def width(sae: Any) -> int | None:
     return next((size for size in known if isinstance(size, int)), None)
 
 
-def flat(sae: Any, value: Any, where: str) -> Tensor:
+def flat(sae: object, value: Any, where: str) -> Tensor:
     """A site's value with heads flattened to [..., head * d_head], if that is the dictionary's width.
 
     Raises ValueError, with both widths, if neither shape fits; TypeError unless the value is a floating-point tensor.
@@ -419,7 +430,7 @@ def _axes(value: Tensor, hook: HookPoint) -> str:
     return f"{list(value.shape)} ({', '.join(hook.dims)})" if hook.dims else str(list(value.shape))
 
 
-def _dtype(sae: Any, x: Tensor) -> torch.dtype:
+def _dtype(sae: object, x: Tensor) -> torch.dtype:
     """The dtype of the dictionary's weights, or of `x` if it has none."""
     weights = sae.parameters() if isinstance(sae, nn.Module) else ()
     return next((weight.dtype for weight in weights if weight.is_floating_point()), x.dtype)

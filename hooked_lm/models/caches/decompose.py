@@ -20,7 +20,7 @@ from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
-from hooked_lm.hooks import Slice
+from hooked_lm.hooks import HookedRootModule, Slice
 from hooked_lm.models.caches.residual import (
     Cache,
     Part,
@@ -46,7 +46,7 @@ Stack = Float[Tensor, "component *lead d_model"]
 Projected = Float[Tensor, "component *lead"]  # the last axis is d_model, or the directions projected onto
 
 
-def _stacked(model: Any, components: list[Tensor], like: Callable[[], Tensor]) -> Tensor:
+def _stacked(model: HookedRootModule, components: list[Tensor], like: Callable[[], Tensor]) -> Tensor:
     """The components as one tensor; for none, an empty stack of vectors shaped as `like()`."""
     if components:
         return torch.stack(together(components, model.device))
@@ -58,7 +58,7 @@ def _stacked(model: Any, components: list[Tensor], like: Callable[[], Tensor]) -
 
 
 def accumulated_resid(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int | None = None,
     incl_mid: bool = False,
@@ -85,7 +85,7 @@ def accumulated_resid(
 
 
 def decompose_resid(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int | None = None,
     mlp_input: bool = False,
@@ -111,7 +111,7 @@ def decompose_resid(
 
 
 def apply_ln_to_stack(
-    model: Any,
+    model: HookedRootModule,
     cache: Any,
     residual_stack: Stack,
     layer: int | None = None,
@@ -138,7 +138,7 @@ def apply_ln_to_stack(
 
 
 def logit_attrs(
-    model: Any,
+    model: HookedRootModule,
     cache: Any,
     residual_stack: Stack,
     tokens: Any,
@@ -170,7 +170,7 @@ def logit_attrs(
     return (stack * _with_pos_axis(directions.to(stack), stack.shape[1:-1])).sum(-1)
 
 
-def _ids(model: Any, tokens: Any) -> Tensor:
+def _ids(model: HookedRootModule, tokens: Any) -> Tensor:
     """Token ids of strings or ids; a scalar if there is one."""
     ids = model.tokens.single_token_ids(tokens, model.device)
     return ids.flatten()[0] if ids.numel() == 1 else ids
@@ -189,7 +189,9 @@ def _with_pos_axis(directions: Tensor, lead: torch.Size) -> Tensor:
 # ---- heads -------------------------------------------------------------------------------------------------
 
 
-def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -> Float[Tensor, "*lead head d_model"]:
+def head_results(
+    model: HookedRootModule, cache: Cache, layer: int, pos_slice: Part = None
+) -> Float[Tensor, "*lead head d_model"]:
     """The output of each head of a layer before any norm after attention: `hook_result`, or `z W_O` if not cached."""
     if not isinstance(model.blocks[layer], AttentionPart):
         raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
@@ -202,7 +204,7 @@ def head_results(model: Any, cache: Cache, layer: int, pos_slice: Part = None) -
 
 
 def stack_head_results(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int | None = -1,
     incl_remainder: bool = False,
@@ -219,7 +221,9 @@ def stack_head_results(
     return (input_norm(model, cache, layer, False, pos)(stack) if apply_ln else stack), labels
 
 
-def _heads(model: Any, cache: Cache, bound: int, pos: Slice, like: Callable[[], Tensor]) -> tuple[Stack, list[str]]:
+def _heads(
+    model: HookedRootModule, cache: Cache, bound: int, pos: Slice, like: Callable[[], Tensor]
+) -> tuple[Stack, list[str]]:
     parts: list[Tensor] = []
     layers = [i for i in range(bound) if isinstance(model.blocks[i], AttentionPart)]
     for i in layers:
@@ -233,7 +237,7 @@ def _heads(model: Any, cache: Cache, bound: int, pos: Slice, like: Callable[[], 
 
 
 def get_neuron_results(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int,
     neuron_slice: Part = None,
@@ -266,7 +270,7 @@ def get_neuron_results(
 
 
 def stack_neuron_results(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int | None,
     pos_slice: Part = None,
@@ -290,7 +294,7 @@ def stack_neuron_results(
 
 
 def _neurons(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     bound: int,
     neurons: Slice,
@@ -331,7 +335,7 @@ def _projected(vectors: Vectors, directions: Tensor) -> Float[Tensor, "..."]:
 
 
 def get_full_resid_decomposition(
-    model: Any,
+    model: HookedRootModule,
     cache: Cache,
     layer: int | None = None,
     mlp_input: bool = False,
@@ -365,7 +369,13 @@ def get_full_resid_decomposition(
 
 
 def biases(
-    model: Any, cache: Cache, layer: int, mlp_input: bool, include_mlp_biases: bool, pos: Slice, like: Vectors
+    model: HookedRootModule,
+    cache: Cache,
+    layer: int,
+    mlp_input: bool,
+    include_mlp_biases: bool,
+    pos: Slice,
+    like: Vectors,
 ) -> Vectors:
     """The sum of the output biases of sublayers and of the norms after them, as added to the stream."""
     total = torch.zeros_like(like)

@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.weights.fixed_norm import FixedNorm
 
@@ -27,7 +27,7 @@ def as_slice(part: Part) -> Slice:
     return part if isinstance(part, Slice) else Slice(part)
 
 
-def layer_bound(model: Any, layer: int | None) -> int:
+def layer_bound(model: HookedRootModule, layer: int | None) -> int:
     """The number of blocks before `layer`; None and -1 mean all. IndexError if out of range."""
     n_layers = model.cfg.n_layers
     if layer is None:
@@ -39,13 +39,13 @@ def layer_bound(model: Any, layer: int | None) -> int:
     return layer % (n_layers + 1)
 
 
-def input_norm(model: Any, cache: Cache, layer: int, mlp_input: bool, pos: Slice) -> FixedNorm:
+def input_norm(model: HookedRootModule, cache: Cache, layer: int, mlp_input: bool, pos: Slice) -> FixedNorm:
     """The norm that reads the stream at a layer: `ln1`, `ln2` if `mlp_input`, `ln_final` after all blocks."""
     name, norm = named_input_norm(model, layer, mlp_input)
     return FixedNorm(cache, name, norm, pos)
 
 
-def named_input_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.Module]:
+def named_input_norm(model: HookedRootModule, layer: int, mlp_input: bool) -> tuple[str, nn.Module]:
     if layer == model.cfg.n_layers and not mlp_input:
         return "ln_final", norm_of(model, "ln_final")
     if mlp_input:
@@ -56,7 +56,7 @@ def named_input_norm(model: Any, layer: int, mlp_input: bool) -> tuple[str, nn.M
     return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
 
 
-def output_norm(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
+def output_norm(model: HookedRootModule, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
     """The map from a sublayer's output to the stream: its post-norm `name` and the residual multiplier."""
     block = model.blocks[layer]
     norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
@@ -64,12 +64,12 @@ def output_norm(model: Any, cache: Cache, layer: int, name: str, pos: Slice) -> 
     return FixedNorm(cache, path, norm, pos, gain=True, factor=scale)
 
 
-def check_mlp(model: Any, layer: int) -> None:
+def check_mlp(model: HookedRootModule, layer: int) -> None:
     if layer == model.cfg.n_layers or not isinstance(model.blocks[layer], MLPPart):
         raise ValueError(f"there is no MLP at layer {layer}")
 
 
-def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
+def attention_bound(model: HookedRootModule, layer: int, mlp_input: bool) -> int:
     """How many attentions (or mixers) precede the given place; an MLP follows that of its block, unless parallel."""
     if mlp_input:
         check_mlp(model, layer)
@@ -78,7 +78,7 @@ def attention_bound(model: Any, layer: int, mlp_input: bool) -> int:
     )
 
 
-def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
+def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> int:
     """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
     check_one_stream(model, "there is no decomposition")
     bound = attention_bound(model, layer, mlp_input)
@@ -91,13 +91,13 @@ def sum_bound(model: Any, layer: int, mlp_input: bool = False) -> int:
     return bound
 
 
-def mid_site(model: Any, layer: int) -> str:
+def mid_site(model: HookedRootModule, layer: int) -> str:
     """The site of the stream between the sublayers of a block."""
     normalized = "normalized_" if isinstance(model.blocks[layer], PostNormPart) else ""
     return f"blocks.{layer}.hook_{normalized}resid_mid"
 
 
-def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
+def stream(model: HookedRootModule, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:
     """The residual stream before a layer, or with `mlp_input` before its MLP."""
     if attention_bound(model, layer, mlp_input) > layer:
         return cache[mid_site(model, layer)]
@@ -106,7 +106,7 @@ def stream(model: Any, cache: Cache, layer: int, mlp_input: bool = False) -> Vec
     return cache[next((name for name in names if name in cache), names[0])]
 
 
-def embedding_sites(model: Any, layer: int) -> dict[str, str]:
+def embedding_sites(model: HookedRootModule, layer: int) -> dict[str, str]:
     """Label -> site of what enters the stream before a layer besides the outputs of sublayers.
 
     These are the embeddings, with the vectors of images among them, and the features of images that are added later. The

@@ -11,7 +11,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import NamesFilter
+from hooked_lm.hooks import HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
@@ -22,7 +22,7 @@ Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch p
 
 
 def generate(
-    model: Any,
+    model: HookedRootModule,
     input: Input = "",
     max_new_tokens: int = 10,
     stop_at_eos: bool = True,
@@ -92,7 +92,7 @@ def generate(
 
 
 def generate_stream(
-    model: Any,
+    model: HookedRootModule,
     input: Input = "",
     max_new_tokens: int = 10,
     max_tokens_per_yield: int = 25,
@@ -122,7 +122,7 @@ def generate_stream(
 
 
 def _start(
-    model: Any,
+    model: HookedRootModule,
     input: Input,
     max_new_tokens: int,
     record: "_Record | None",
@@ -161,7 +161,7 @@ class _PromptReader(Reader):
     """Runs a decoder on its prompt and then on its continuation."""
 
     def __init__(
-        self, model: Any, sequence: TokenSequence, cache: KeyValueCache | None, record: "_Record | None"
+        self, model: HookedRootModule, sequence: TokenSequence, cache: KeyValueCache | None, record: "_Record | None"
     ) -> None:
         super().__init__(model, sequence, cache)
         self.record = record
@@ -187,7 +187,7 @@ class _Record:
     once, from the forward pass that read them.
     """
 
-    def __init__(self, model: Any, names_filter: NamesFilter) -> None:
+    def __init__(self, model: HookedRootModule, names_filter: NamesFilter) -> None:
         self.model = model
         self.seen, self.hooks, _ = model.get_caching_hooks(names_filter)
         self.pieces: dict[str, list[Tensor]] = {}  # in the order in which the sites were reached
@@ -232,7 +232,11 @@ class _Record:
 
 
 def _prompt(
-    model: Any, input: Input, prepend_bos: bool | None, padding_side: str | None, attention_mask: Tensor | None
+    model: HookedRootModule,
+    input: Input,
+    prepend_bos: bool | None,
+    padding_side: str | None,
+    attention_mask: Tensor | None,
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor

@@ -9,6 +9,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from hooked_lm.components.stack_context import EncoderDecoderCache
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import checked_global_mask, first_bidirectional
 from hooked_lm.models.generation.loop import (
@@ -25,7 +26,7 @@ from hooked_lm.models.text.encoder_decoder import DecoderInput
 
 
 def generate(
-    model: Any,
+    model: HookedRootModule,
     input: str | Sequence[str] | Int[Tensor, "*batch pos"] = "",
     one_zero_attention_mask: Tensor | None = None,
     max_new_tokens: int = 10,
@@ -118,7 +119,7 @@ class _TargetReader(Reader):
 
     def __init__(
         self,
-        model: Any,
+        model: HookedRootModule,
         target: TokenSequence,
         cache: EncoderDecoderCache | None,
         source: Tensor,

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -67,7 +67,7 @@ class TokenSequence:
         self.tokens = torch.cat([self.tokens, new], 1)
         self.real = torch.cat([self.real, torch.ones_like(new, dtype=torch.bool)], 1)
 
-    def all_embeds(self, model: Any) -> Float[Tensor, "batch pos d_model"]:
+    def all_embeds(self, model: HookedRootModule) -> Float[Tensor, "batch pos d_model"]:
         """The token embeddings of prompt and continuation, without positions."""
         embeds = model.embed(self.tokens)
         return embeds if self.embeds is None else torch.cat([self.embeds, embeds], 1)
@@ -76,7 +76,7 @@ class TokenSequence:
 class Reader(ABC):
     """Runs a model on the unprocessed tokens of a growing sequence; without a cache, on the whole sequence."""
 
-    def __init__(self, model: Any, sequence: TokenSequence, cache: KeyValueCache | None) -> None:
+    def __init__(self, model: HookedRootModule, sequence: TokenSequence, cache: KeyValueCache | None) -> None:
         self.model, self.sequence, self.cache = model, sequence, cache
         self.steps = itertools.count()
 
@@ -142,7 +142,7 @@ def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:
         )
 
 
-def end_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
+def end_ids(model: HookedRootModule, eos_token_id: int | Sequence[int] | None) -> list[int]:
     """The ids that end a row: those given, else the checkpoint's or the tokenizer's. ValueError if there are none."""
     known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
     end = next((token for token in known if token is not None), None)
@@ -154,14 +154,16 @@ def end_ids(model: Any, eos_token_id: int | Sequence[int] | None) -> list[int]:
     return ends
 
 
-def check_in_vocab(model: Any, name: str, ids: Sequence[int]) -> None:
+def check_in_vocab(model: HookedRootModule, name: str, ids: Sequence[int]) -> None:
     """Raises ValueError for ids that the model cannot generate."""
     d_vocab = model.cfg.d_vocab_out
     if wrong := [token for token in ids if not 0 <= token < d_vocab]:
         raise ValueError(f"{name} {wrong[0]} is out of range: d_vocab is {d_vocab}, so 0 to {d_vocab - 1}")
 
 
-def converter(model: Any, input: Any, return_type: str, kinds: Sequence[str]) -> Callable[[TokenSequence], Any]:
+def converter(
+    model: HookedRootModule, input: Any, return_type: str, kinds: Sequence[str]
+) -> Callable[[TokenSequence], Any]:
     """The function that converts a sequence to `return_type`: one of `kinds`, or the type of the input."""
     if return_type not in ("input", *kinds):
         known = ", ".join(map(repr, ("input", *kinds)))

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification.registry import Identity, Sites, within
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.verification.identities import stack_identities, stack_output, tower_identities
 
 
 def dual_encoder_identities(
-    model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "text pos"]
+    model: HookedRootModule, at: Sites, logits: Tensor, tokens: Int[Tensor, "text pos"]
 ) -> Iterator[Identity]:
     """Identities of both towers, of their vectors and of the similarity."""
     for name, pair in tower_identities(model.vision, within(at, "vision")):

@@ -18,12 +18,13 @@ from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.components.verification import identities as component_identities
 from hooked_lm.components.verification import is_known, output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.stack import Stack
 
 # ---- a stack ---------------------------------------------------------------------------------------------------------
 
 
-def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | None) -> Iterator[Identity]:
+def stack_identities(model: HookedRootModule, stack: Stack, at: Sites, *given: LazyTensor | None) -> Iterator[Identity]:
     """Identities within each block, between consecutive blocks (resid_post == next resid_pre), and of the final norm.
 
     `given` are the inputs of all blocks besides the stream. If a model has several stacks, names start with the stack's.
@@ -57,12 +58,12 @@ def stack_identities(model: Any, stack: Stack, at: Sites, *given: LazyTensor | N
     yield from norm_identity(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
-def stack_output(model: Any, stack: Stack, at: Sites) -> Tensor:
+def stack_output(model: HookedRootModule, stack: Stack, at: Sites) -> Tensor:
     """The output of a stack's final norm, computed from the sites."""
     return norm_output(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
-def _before_final_norm(model: Any, stack: Stack, at: Sites) -> LazyTensor:
+def _before_final_norm(model: HookedRootModule, stack: Stack, at: Sites) -> LazyTensor:
     """The stream after the last block."""
     last = stack.site_after(model, len(stack.blocks_of(model)) - 1)
     return lambda: at(last)
@@ -71,7 +72,9 @@ def _before_final_norm(model: Any, stack: Stack, at: Sites) -> LazyTensor:
 # ---- decoders --------------------------------------------------------------------------------------------------------
 
 
-def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
+def decoder_identities(
+    model: HookedRootModule, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]
+) -> Iterator[Identity]:
     """Identities of a decoder: of the stack, the per-layer embeddings and the logits."""
     yield from stack_identities(
         model, model.stack, at, (lambda: at("hook_pos_embed")) if model.tree.shortformer else None
@@ -107,7 +110,7 @@ def decoder_identities(model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor
 # ---- encoder-decoders ------------------------------------------------------------------------------------------------
 
 
-def encoder_decoder_identities(model: Any, at: Sites, logits: Tensor) -> Iterator[Identity]:
+def encoder_decoder_identities(model: HookedRootModule, at: Sites, logits: Tensor) -> Iterator[Identity]:
     """Identities of an encoder-decoder: of both stacks, the encoder's output and the logits."""
 
     def source() -> Tensor:
@@ -129,7 +132,7 @@ def encoder_decoder_identities(model: Any, at: Sites, logits: Tensor) -> Iterato
 # ---- encoders --------------------------------------------------------------------------------------------------------
 
 
-def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
+def encoder_identities(model: HookedRootModule, at: Sites, output: Tensor) -> Iterator[Identity]:
     """Identities of an encoder: of the embeddings, the stack and the heads."""
     if isinstance(model.embed, EncoderEmbed):
         yield from embed_identities(model, at)
@@ -138,7 +141,7 @@ def encoder_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identi
     yield from head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
 
 
-def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
+def embed_identities(model: HookedRootModule, at: Sites) -> Iterator[Identity]:
     """Identities of the embeddings: their sum, normalised, is the input of the stream."""
     names = ("hook_embed", "hook_token_type_embed", "hook_extra_embed", "hook_pos_embed")
     parts = [name for name in names if f"embed.{name}" in model.hook_dict]
@@ -161,7 +164,7 @@ def embed_identities(model: Any, at: Sites) -> Iterator[Identity]:
     yield "sum of embeddings, normed == full_embed", full
 
 
-def head_identities(model: Any, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
+def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
     """Identities of the heads; a head that was replaced by a foreign module has none."""
 
     def pooled() -> Tensor:
@@ -220,7 +223,7 @@ def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
                 yield f"{name}: {identity}", pair
 
 
-def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identity]:
+def vision_identities(model: HookedRootModule, at: Sites, output: Tensor) -> Iterator[Identity]:
     """Identities of a vision encoder: of the tower and its output."""
     yield from tower_identities(model, at)
     if model.pooler is None and model.merger is None:
@@ -231,7 +234,7 @@ def vision_identities(model: Any, at: Sites, output: Tensor) -> Iterator[Identit
 
 
 def vision_language_identities(
-    model: Any, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]
+    model: HookedRootModule, at: Sites, logits: Tensor, tokens: Int[Tensor, "batch pos"]
 ) -> Iterator[Identity]:
     """Identities of a vision-language model: of the tower, of the images' tokens and of the decoder."""
     for name, pair in tower_identities(model.vision, within(at, "vision")):
@@ -261,6 +264,6 @@ def vision_language_identities(
     yield from decoder_identities(model, at, logits, tokens)
 
 
-def deepstack_layers(model: Any) -> list[int]:
+def deepstack_layers(model: HookedRootModule) -> list[int]:
     """The layers of a decoder after which features of images are added."""
     return [i for i, block in enumerate(model.blocks) if isinstance(block, DeepstackBlock)]

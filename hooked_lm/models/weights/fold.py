@@ -25,7 +25,7 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.models.weights.state import load_state, make_biases, sync_config
 
@@ -40,7 +40,7 @@ def _once(rewrite: Rewrite) -> Callable[[Any], None]:
 
     @wraps(rewrite)
     @torch.no_grad()
-    def apply(model: Any) -> None:
+    def apply(model: HookedRootModule) -> None:
         refuse_quantized(
             model, rewrite.__name__, "fold the weights before quantize(), as from_pretrained does by default"
         )
@@ -55,7 +55,7 @@ def _once(rewrite: Rewrite) -> Callable[[Any], None]:
 
 
 @_once
-def fold_ln(model: Any) -> bool:
+def fold_ln(model: HookedRootModule) -> bool:
     """Folds the weight and bias of each norm into the weights that read its output.
 
     `(x w + b) W + c` becomes `x (w W) + (b W + c)`. The output of a LayerNorm has mean zero, so `w W` is also centred over
@@ -84,7 +84,7 @@ def fold_ln(model: Any) -> bool:
 
 
 @_once
-def center_writing_weights(model: Any) -> bool:
+def center_writing_weights(model: HookedRootModule) -> bool:
     """Subtracts the mean over d_model from everything that is added to the stream.
 
     `W <- W - mean(W)` over the last axis of `W_E`, `W_pos`, `W_O`, `b_O`, `W_out` and `b_out`. LayerNorm is invariant to
@@ -117,7 +117,7 @@ def center_writing_weights(model: Any) -> bool:
 
 
 @_once
-def center_unembed(model: Any) -> bool:
+def center_unembed(model: HookedRootModule) -> bool:
     """Subtracts the mean over the vocabulary from the logits: `W_U <- W_U - mean(W_U)`, and likewise `b_U`.
 
     Log-probabilities are invariant to a constant added to all logits. A soft cap is not: then nothing is done. A tied
@@ -135,7 +135,7 @@ def center_unembed(model: Any) -> bool:
 
 
 @_once
-def fold_value_biases(model: Any) -> bool:
+def fold_value_biases(model: HookedRootModule) -> bool:
     """Folds value biases into the output bias: `b_O <- b_O + sum over heads of b_V W_O`, and `b_V <- 0`.
 
     Valid because an attention pattern sums to one. Nothing is done for attention with sinks, whose pattern does not, or
@@ -148,7 +148,7 @@ def fold_value_biases(model: Any) -> bool:
 
 
 @_once
-def refactor_factored_attn_matrices(model: Any) -> bool:
+def refactor_factored_attn_matrices(model: HookedRootModule) -> bool:
     """Refactors the products `W_Q W_K^T` and `W_V W_O` by their singular value decompositions.
 
     With `W_V W_O = U S V^T`: `W_V = U S` and `W_O = V^T`, whose rows are orthonormal, after the value biases are
@@ -208,12 +208,12 @@ def process_weights(
         rewrite(model)
 
 
-def _attentions(model: Any) -> list[Attention]:
+def _attentions(model: HookedRootModule) -> list[Attention]:
     """The attention modules with one weight each for queries, keys, values and outputs."""
     return [block.attn for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
 
 
-def _move_value_biases(model: Any) -> bool:
+def _move_value_biases(model: HookedRootModule) -> bool:
     """Adds value biases to output biases and zeroes them; whether there were any."""
     done = False
     for attn in _attentions(model):
