@@ -14,7 +14,7 @@ from hooked_lm.interventions.base import Controller, Detector, HookObject, rewri
 from hooked_lm.models.vision.inputs import Rows
 
 GivenHooks = Any  # a hook object, a pair (site, function), a change of the engine, or a sequence of these
-PARTS = {"heads": "H", "positions": "pos", "features": "feature", "rows": "row", "rest": "rest"}
+PARTS = {"heads": "H", "positions": "pos", "features": "feature", "feature": "feature", "rows": "row", "rest": "rest"}
 ERRORS = (IndexError, KeyError, TypeError, ValueError)
 
 
@@ -121,7 +121,7 @@ def label_of(hook: Any) -> str:
         return f"{getattr(function, '__name__', type(function).__name__)} {_site(site)}"
     words = [type(function).__name__, _site(site)]
     for name, word in PARTS.items():
-        given = getattr(function, name, None)
+        given = vars(function).get(name)
         if isinstance(given, Sequence) and len(given) == 1 and not isinstance(given, str):
             given = given[0]
         if given not in (None, ()):

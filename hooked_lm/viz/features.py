@@ -68,7 +68,8 @@ def feature_view(
         shown = "".join(_table(caption, tables[caption]) for caption in group)
         body += f'<h2>{html.escape(" and ".join(group).capitalize())}</h2>{note}<div class="tables">{shown}</div>'
     about = f"{len(snippets)} texts, {len(tables)} tables of tokens"
-    return View(title, body, STYLE + TEXT_STYLE, SCRIPT, height=640, text=about)
+    rows = len(snippets) + sum(max(len(tables[caption]) for caption in group) for group in groups)
+    return View(title, body, STYLE + TEXT_STYLE, SCRIPT, height=min(1100, 500 + 30 * rows), text=about)
 
 
 def _facts(facts: Mapping[str, str]) -> str:

@@ -115,6 +115,18 @@ def test_what_others_set_on_the_tokenizer_changes_nothing(model: HookedEncoder):
     model.set_tokenizer(tokenizer())
 
 
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_a_tokenizer_that_pads_to_a_fixed_length_adds_nothing(model: HookedEncoder, direction: str):
+    """As the files of many sentence encoders are set."""
+    expected = [model.to_tokens(text) for text in ("the cat", ("the cat", "sat"))]
+    model.tokenizer.backend_tokenizer.enable_padding(length=12, direction=direction)
+    found = [model.to_tokens(text) for text in ("the cat", ("the cat", "sat"))]
+    model.set_tokenizer(tokenizer())
+    assert [[value.tolist() for value in row] for row in found] == [
+        [value.tolist() for value in row] for row in expected
+    ]
+
+
 def test_tokens_as_strings(model: HookedEncoder):
     assert model.to_str_tokens("the cat") == ["[CLS]", "the", "cat", "[SEP]"]
     assert model.to_str_tokens(("the", "cat")) == ["[CLS]", "the", "[SEP]", "cat", "[SEP]"]

@@ -32,6 +32,7 @@ from hooked_lm.interventions import (
     ZeroAblate,
 )
 from hooked_lm.interventions.changes import changes_of, label_of
+from hooked_lm.interventions.dictionaries import Dictionary, TopK
 from hooked_lm.interventions.part_editor import PartEditor
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
@@ -418,6 +419,18 @@ def test_encoder_decoders_run_in_whole_passes() -> None:
 def test_a_label_says_what_and_where() -> None:
     assert label_of(ZeroAblate("z", 5, heads=3, positions=[1, 2])) == "ZeroAblate z L5H3 pos [1, 2]"
     assert label_of(ZeroAblate("blocks.*.hook_mlp_out", rows=0)) == "ZeroAblate blocks.*.hook_mlp_out row 0"
+
+
+def test_features_of_a_dictionary_are_cells() -> None:
+    model = toy()
+    sae = TopK.Config(d_in=model.cfg.d_model, d_sae=32, k=4).build().eval()
+    cells = [Dictionary("resid_post", 0, sae=sae, feature=i, coefficient=4.0) for i in (3, 5)]
+    tokens = torch.arange(6).view(2, 3)
+    with pytest.warns(UserWarning, match="2 cells run as whole forward passes"):
+        result = patching.run_each(model, tokens, cells, metric=lambda logits: logits[:, -1, 1], progress=False)
+    assert result.axes["cell"] == ("Dictionary resid_post L0 feature 3", "Dictionary resid_post L0 feature 5")
+    for cell, found in zip(cells, result.values, strict=True):
+        assert_close(found, model.run_with_hooks(tokens, fwd_hooks=[cell])[:, -1, 1])
 
 
 @pytest.mark.parametrize(("progress", "is_shown"), [(None, False), (False, False), (True, True)])

@@ -103,11 +103,14 @@ def encoded(tokenizer: Any, parts: list[str]) -> tuple[list[int], list[int], lis
         part_of = [None if is_special else int(bare.index(i) >= n_first) for i, is_special in enumerate(special)]
     else:
         encoding = backend.encode(*parts)
-        if encoding.overflowing or 0 in encoding.attention_mask:
+        if encoding.overflowing:
             backend = type(backend).from_str(backend.to_str())
             backend.no_truncation()
-            backend.no_padding()
             encoding = backend.encode(*parts)
-        ids, types, part_of = list(encoding.ids), list(encoding.type_ids), list(encoding.sequence_ids)
+        real = [
+            i for i, there in enumerate(encoding.attention_mask) if there
+        ]  # many tokenizers come with padding switched on
+        columns = (encoding.ids, encoding.type_ids, encoding.sequence_ids)
+        ids, types, part_of = ([column[i] for i in real] for column in columns)
     reads_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
     return ids, types if reads_types else [0] * len(ids), part_of
