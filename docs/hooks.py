@@ -20,7 +20,7 @@ OUTPUTS: dict[str, list[str]] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of the API reference, and plotly's script, which comes with the package plotly."""
+    """Adds the pages of the API reference, the notebooks, and plotly's script, which comes with the package plotly."""
     from plotly.offline import get_plotlyjs
 
     missing = api.undocumented()
@@ -28,12 +28,15 @@ def on_files(files: Files, config: Any) -> Files:
         raise PluginError(f"public names without a docstring: {', '.join(missing)}")
     for module in api.MODULES:
         files.append(File.generated(config, f"api/{module}.md", content=api.page(module)))
+    for notebook in (HERE.parent / "demos").glob("*.ipynb"):
+        files.append(File.generated(config, f"demos/{notebook.name}", abs_src_path=str(notebook)))
     files.append(File.generated(config, "assets/plotly.min.js", content=get_plotlyjs()))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Runs the snippets of a page and leaves a mark below each one that shows something."""
+    """Runs the snippets of a page, leaves a mark below each one that shows something, and links to the notebooks of the site."""
+    markdown = markdown.replace("](../demos/", "](demos/")
     if not snippets.snippets(markdown):
         return markdown
     started = time.perf_counter()

@@ -1,26 +1,135 @@
-"""The notebooks of `demos/` run from top to bottom."""
+"""The notebooks of `demos/` run from top to bottom, what their texts state is true, and what they use of the library exists.
 
+The statements are in the metadata of the text's cell, as expressions over the variables of the cells above:
+`"facts": ["scores[2, 3] > 0.9"]`. Readers do not see them. Bounds are wide enough for the rounding of other processors.
+"""
+
+import ast
+import builtins
+import os
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "demos").glob("*.ipynb"))
+from tests.demo.notebook_names import Names
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "demos").glob("*.ipynb"))
+LONGEST = 90  # seconds of one core for a whole notebook
+KERNEL = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-LONGEST = 300  # seconds of one cell; whole notebooks take a minute at most on one core
+
+
+def facts(cell: nbformat.NotebookNode) -> list[str]:
+    return cell.metadata.get("facts", [])
+
+
+def checking(fact: str) -> nbformat.NotebookNode:
+    """A cell that raises an error if the fact is false: with the values of its terms, if it is a comparison."""
+    tree = ast.parse(fact, mode="eval").body
+    terms = [tree.left, *tree.comparators] if isinstance(tree, ast.Compare) else []
+    return nbformat.v4.new_code_cell(f"assert {fact}, ({fact!r}, [{', '.join(map(ast.unparse, terms))}])")
+
+
+def run(notebook: nbformat.NotebookNode, place: Path) -> float:
+    """Runs the cells of a notebook and checks its facts, in the directory `place`; returns the seconds of one core."""
+    cells = [(cell, *map(checking, facts(cell))) for cell in notebook.cells]
+    clock = nbformat.v4.new_code_cell("import time\nprint(time.process_time())")
+    checked = nbformat.v4.new_notebook(cells=[*(cell for group in cells for cell in group), clock])
+    NotebookClient(checked, timeout=300, resources={"metadata": {"path": str(place)}}).execute(env=KERNEL)
+    return float(clock.outputs[0].text)
 
 
 @pytest.mark.slow
 @every_notebook
-def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_and_its_facts_hold(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=LONGEST, resources={"metadata": {"path": str(tmp_path)}})
-    client.execute()
+    assert run(notebook, tmp_path) < LONGEST
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "error"]
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs), "it shows no figure"
+
+
+@pytest.mark.slow
+def test_a_wrong_fact_is_found_and_says_what_is_true(tmp_path: Path) -> None:
+    code = nbformat.v4.new_code_cell("answers = [3, 4]")
+    for fact, found in (("sum(answers) == 7", None), ("2 * answers[0] > sum(answers)", r"sum\(answers\)', \[6, 7\]")):
+        notebook = nbformat.v4.new_notebook(cells=[code, nbformat.v4.new_markdown_cell("", metadata={"facts": [fact]})])
+        if found is None:
+            assert run(notebook, tmp_path) > 0
+        else:
+            with pytest.raises(CellExecutionError, match=found):
+                run(notebook, tmp_path)
+
+
+@every_notebook
+def test_a_notebook_states_facts_about_what_is_above_them(path: Path) -> None:
+    assigned, n_facts = set(dir(builtins)), 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "code":
+            assert not facts(cell), "facts belong to the text that states them"
+            nodes = list(ast.walk(ast.parse(cell.source)))
+            assigned |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            assigned |= {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+            assigned |= {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+        for fact in facts(cell):
+            nodes = list(ast.walk(ast.parse(fact, mode="eval")))
+            inside = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            used = {node.id for node in nodes if isinstance(node, ast.Name)}
+            assert used <= assigned | inside, fact
+            n_facts += 1
+    assert n_facts >= 3
+
+
+@every_notebook
+def test_what_a_notebook_uses_of_the_library_exists(path: Path) -> None:
+    names = Names()
+    for cell in nbformat.read(path, as_version=4).cells:
+        for code in [cell.source] if cell.cell_type == "code" else facts(cell):
+            names.visit(ast.parse(code))
+    assert names.problems == []
+    assert names.n_checked > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("from hooked_lm import patchign", "No module named 'hooked_lm.patchign'"),
+        ("viz.heat_map([[1.0]])", "hooked_lm.viz.heat_map"),
+        ("viz.heatmap([[1.0]], labels=['a'])", "heatmap: got an unexpected keyword argument 'labels'"),
+        ("HookedTransformer.from_pretraned('demo')", "HookedTransformer.from_pretraned"),
+        ("with model.hoks([]):\n    pass", "HookedTransformer().hoks"),
+        ("model.run_with_cache('a').mean", None),
+        ("patching.sweep(model, 'a', 'b', metric=len).effects().mean_over()", "SweepResult().mean_over"),
+        ("patching.sweep(model)", "sweep: missing a required argument: 'corrupted'"),
+        ("def f(viz):\n    viz.anything()", None),
+    ],
+)
+def test_names_that_do_not_exist_are_found(line: str, problem: str | None) -> None:
+    before = (
+        "from hooked_lm import HookedTransformer, patching, viz\nmodel = HookedTransformer.from_pretrained('demo')\n"
+    )
+    names = Names()
+    names.visit(ast.parse(before + line))
+    assert names.problems == ([] if problem is None else [problem])
+
+
+def listed(page: str) -> list[tuple[str, ...]]:
+    """The rows of the table of notebooks: name, link, what one learns, seconds."""
+    row = r"^\| \[(\w+)\]\((?:\.\./)?demos/(\w+)\.ipynb\) \| (.+) \| (\d+) \|$"
+    return re.findall(row, (ROOT / page).read_text(), flags=re.M)
+
+
+def test_the_readme_and_the_documentation_list_every_notebook() -> None:
+    rows = listed("README.md")
+    assert rows == listed("docs/notebooks.md")
+    assert sorted(name for name, *_ in rows) == [path.stem for path in NOTEBOOKS]
+    assert all(name == link and int(seconds) < LONGEST for name, link, _, seconds in rows)
+    tour = (ROOT / "demos" / "main_tour.ipynb").read_text()
+    assert [name for name, *_ in rows if name != "main_tour" and f"({name}.ipynb)" not in tour] == []
 
 
 @every_notebook
