@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import product
@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
 from hooked_lm.engine.both_stacks import refuse_two_stacks
-from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.engine.prompts import rows_of
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, repeated_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 
@@ -136,7 +139,7 @@ class Saliency:
 
 def saliency(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."],
+    prompt: str | Int[Tensor, "..."] | VisionInputs,
     *,
     max_new_tokens: int | None = None,
     continuation: str | Int[Tensor, "..."] | None = None,
@@ -154,7 +157,8 @@ def saliency(
     of the latter sum to the target less its value at the baseline; `gap` is what is missing, and falls with more steps.
 
     Args:
-        prompt: one text, or ids [pos] or [1, pos].
+        prompt: one text, or ids [pos] or [1, pos]; `VisionInputs` for a model that reads images, whose tokens then count as
+            input tokens.
         max_new_tokens: generate so many tokens, the most likely each time (fewer if the model ends the text).
         continuation: or the tokens that follow the prompt, as text or ids.
         of: the target: the "probability" of the generated token, its "log probability" or "logit" at the position before, or
@@ -164,7 +168,7 @@ def saliency(
         steps: the number of points along the line (Gauss-Legendre).
 
     Raises ValueError for several prompts, for both or none of `max_new_tokens` and `continuation`, for unknown words, and for a
-    contrast that does not fit the target.
+    contrast that does not fit the target; TypeError for an encoder-decoder, whose inputs are two texts, and a dual encoder.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -174,6 +178,8 @@ def saliency(
     Saliency(gradient x input of the logit difference: 1 generated token, 15 of the prompt)
     """
     refuse_two_stacks(model, "saliency")
+    if isinstance(prompt, list | tuple):
+        raise ValueError(f"saliency is of one prompt at a time, got {len(prompt)}: call it for each, without padding")
     _check("method", method, METHODS)
     _check("of", of, TARGETS)
     _check("baseline", baseline, BASELINES)
@@ -181,11 +187,12 @@ def saliency(
         raise ValueError("a logit difference needs contrast, the other token; other targets have none")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    ids, start = _tokens(model, prompt, max_new_tokens, continuation)
+    whole, start = _continued(model, prompt, max_new_tokens, continuation)
+    ids = ids_of(whole)
     n = ids.shape[1] - start
     wrong = None if contrast is None else _contrast(model, contrast, n)
     rows = [
-        _row_of(model, ids, start, i, of, None if wrong is None else wrong[i], method, baseline, steps)
+        _row_of(model, whole, start, i, of, None if wrong is None else wrong[i], method, baseline, steps)
         for i in range(n)
     ]
     parts = torch.stack([row[0] for row in rows])
@@ -205,29 +212,50 @@ def _check(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
-def _tokens(
+def _continued(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."],
+    prompt: str | Int[Tensor, "..."] | VisionInputs,
     max_new_tokens: int | None,
     continuation: str | Int[Tensor, "..."] | None,
-) -> tuple[Int[Tensor, "1 pos"], int]:
-    """The ids of prompt and continuation, and the position of the first generated token."""
-    ids = tokens_of(model, prompt, "prompt").to(model.device)
+) -> tuple[Rows, int]:
+    """The prompt with what follows it, and the position of the first generated token."""
+    given = rows_of(model, prompt, "prompt").to(model.device)
+    ids = ids_of(given)
     if len(ids) != 1:
         raise ValueError(f"saliency is of one prompt at a time, got {len(ids)}: call it for each, without padding")
     if (max_new_tokens is None) == (continuation is None):
         raise ValueError("give max_new_tokens, to generate, or continuation, the text that follows the prompt")
     if max_new_tokens is not None:
-        whole = model.generate(ids, max_new_tokens=max_new_tokens, do_sample=False, verbose=False)
+        whole = model.generate(given, max_new_tokens=max_new_tokens, do_sample=False, verbose=False)
     else:
         assert continuation is not None, "one of both is given"
         if isinstance(continuation, str):
             continuation = model.to_tokens(continuation, prepend_bos=False)
-        more = torch.atleast_2d(continuation)
-        whole = torch.cat([ids, more.to(ids)], 1)
+        whole = torch.cat([ids, torch.atleast_2d(continuation).to(ids)], 1)
     if whole.shape[1] == ids.shape[1]:
         raise ValueError("no token follows the prompt: max_new_tokens or continuation is empty")
-    return whole, ids.shape[1]
+    return _among_images(model, given, whole), ids.shape[1]
+
+
+def _among_images(model: Decoder, prompt: Rows, ids: Int[Tensor, "1 pos"]) -> Rows:
+    """The ids, with the images of their prompt if it has some: tokens after it are words, which it does not read."""
+    if not isinstance(prompt, VisionInputs):
+        return ids
+    assert isinstance(model, VisionLanguage), "a model that reads images"
+    after = torch.arange(ids.shape[1], device=ids.device)[None] >= prompt.tokens.shape[1]
+    n = ids.shape[1] - prompt.tokens.shape[1]
+    is_image = None if prompt.is_image is None else F.pad(prompt.is_image, (0, n))
+    is_suffix = None if prompt.is_suffix is None else F.pad(prompt.is_suffix, (0, n), value=True)
+    if is_suffix is None and any(rule.reads_suffix for rule in model.tree.rules):
+        is_suffix = after
+    return replace(prompt, tokens=ids, attention_mask=None, is_image=is_image, is_suffix=is_suffix)
+
+
+def _before(rows: Rows, at: int) -> Rows:
+    """The tokens before a position of the continuation."""
+    if not isinstance(rows, VisionInputs):
+        return rows[:, :at]
+    return replace(rows, **{name: value[:, :at] for name, value in rows.of_rows().items()})
 
 
 def _contrast(model: Decoder, contrast: str | int | Sequence[str | int], n: int) -> list[int]:
@@ -239,7 +267,7 @@ def _contrast(model: Decoder, contrast: str | int | Sequence[str | int], n: int)
 
 def _row_of(
     model: Decoder,
-    ids: Int[Tensor, "1 pos"],
+    rows: Rows,
     start: int,
     i: int,
     of: str,
@@ -249,10 +277,10 @@ def _row_of(
     steps: int,
 ) -> tuple[Float[Tensor, "pos d_model"], Float[Tensor, ""], Float[Tensor, ""]]:
     """The saliency of every input for the i-th generated token, its score, and the score of the baseline."""
-    at = start + i
+    at, ids = start + i, ids_of(rows)
     site = inputs_of(model, "hook_embed")[0]
     metric = partial(_target, position=at - 1, right=int(ids[0, at]), wrong=wrong, of=of)
-    before = ids[:, :at]
+    before = _before(rows, at)
     run = gradients(model, before, [site], metric)
     values, slopes = run.values[site], run.gradients[site]
     base = torch.tensor(torch.nan)
@@ -262,7 +290,7 @@ def _row_of(
         change, total = target - values, torch.zeros_like(values)
         for shares, weights in batched(steps, ROWS):
             hooks = [(site, moved(change, shares))]
-            many = gradients(model, before.expand(len(shares), -1), [site], metric, hooks)
+            many = gradients(model, repeated_rows(before, len(shares)), [site], metric, hooks)
             total += mean_of(many.gradients[site], weights)
         parts = -total * change
         whole = [(site, moved(change, torch.ones(1)))]

@@ -3,13 +3,18 @@
 import math
 import re
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedTransformer, HookedVisionLanguage
 from hooked_lm.analysis import Saliency, saliency
+from hooked_lm.demo.shapes import pixels, random_question
 from tests.close import assert_close, assert_near
+from tests.families import ENCODER_DECODER_CASES
+from tests.families._models import hooked
+from tests.unchecked import unchecked
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 
@@ -117,4 +122,48 @@ def test_what_is_refused(model, how, message) -> None:
 def test_several_prompts_are_refused(model) -> None:
     with pytest.raises(ValueError, match="one prompt at a time, got 2"):
         saliency(model, model.to_tokens(PROMPT).expand(2, -1), max_new_tokens=1)
+    with unchecked(), pytest.raises(ValueError, match="one prompt at a time, got 2"):
+        saliency(model, [PROMPT, "Another, longer or shorter"], max_new_tokens=1)
     assert math.isnan(saliency(model, PROMPT, max_new_tokens=1).signed[0, -1])
+
+
+def test_an_encoder_decoder_is_refused_by_name() -> None:
+    case = next(case for case in ENCODER_DECODER_CASES if case.family == "t5")
+    with unchecked(), pytest.raises(TypeError, match="saliency supports models with one stack"):
+        saliency(hooked(case), torch.ones(1, 3, dtype=torch.long), max_new_tokens=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["gradient x input", "integrated gradients"])
+def test_images_and_words_against_autograd(method) -> None:
+    """Every token of the prompt counts, those of the image too; text alone has none."""
+    model = HookedVisionLanguage.from_pretrained("demo-shapes")
+    question = random_question(Random(0))
+    prompt = model.prepare(question.text, pixels(question.picture)[None])
+    found = saliency(
+        model, prompt, continuation=" " + question.answer, of="logit", method=method, steps=512
+    )
+    start = prompt.tokens.shape[1]
+    assert (found.start, len(found.tokens)) == (start, start + 1)
+    assert found.scores[0] > model(prompt)[0, -1].detach().topk(2).values[1], "the model knows the answer"
+    token = model.to_single_token(" " + question.answer)
+    assert_close(found.scores[0], model(prompt)[0, -1, token].detach())
+    if method == "integrated gradients":
+        assert found.gap.abs() < 0.02 * (found.scores - found.baseline_scores).abs()
+        return
+    kept = {}
+
+    def keep(value, hook):
+        kept["x"] = value.detach().requires_grad_()
+        return kept["x"]
+
+    with torch.enable_grad():
+        logits = model.run_with_hooks(prompt, fwd_hooks=[("hook_embed_merged", keep)])
+        [slope] = torch.autograd.grad(logits[0, -1, token], kept["x"])
+    expected = (kept["x"].detach() * slope)[0].sum(-1)
+    assert_close(found.signed[0, :start], expected, scale=expected.norm())
+    is_image = prompt.tokens[0] == model.tree.image_token
+    assert found.norm[0, :start][is_image].sum() > 0
+    assert saliency(model, prompt, max_new_tokens=1).generated == found.generated
+    words = saliency(model, question.text.replace("<image> ", ""), max_new_tokens=1)
+    assert words.norm[0, : words.start].isfinite().all()
