@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
+from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
@@ -18,6 +19,7 @@ from hooked_lm.models.placement import together
 if TYPE_CHECKING:
     from hooked_lm.viz import View
 
+HEADS = ("head", "kv_head", "ssm_head")
 Part = Slice | SliceInput
 Stack = Float[Tensor, "component *lead d_model"]
 Projected = Float[Tensor, "component *lead"]
@@ -241,6 +243,34 @@ class ActivationCache(NamedCache):
         return torch.stack(together([self[activation_name, i, sublayer_type] for i in range(bound)], self.model.device))
 
     # ---- heads ---------------------------------------------------------------------------------------------
+
+    def stack_heads(self, activation_name: str, heads: str | Sequence[str]) -> Float[Tensor, "head ..."]:
+        """Returns the values of chosen heads, of any layers, [head, ...]: those of a site without its axis of heads.
+
+        `heads` are labels such as "L1H7", one or several. Of sites of keys and values they are key/value heads.
+        Raises ValueError for other labels and for a site without heads, IndexError for a head that does not exist.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache("The capital of France is")
+        >>> patterns = cache.stack_heads("pattern", ["L1H7", "L2H0"])  # [head, batch, query_pos, key_pos]
+        >>> bool((patterns[1] == cache["pattern", 2][:, 0]).all())
+        True
+        """
+        labels = [heads] if isinstance(heads, str) else list(heads)
+        if not labels:
+            raise ValueError("heads is empty: give at least one label, such as 'L1H7'")
+        return torch.stack(together([self._of_head(activation_name, label) for label in labels], self.model.device))
+
+    def _of_head(self, activation_name: str, label: str) -> Float[Tensor, "..."]:
+        layer, head = parse_head_label(label)
+        value, dims = self[activation_name, layer], self.dims_of(self.full_name((activation_name, layer)))
+        axis = next((dims.index(name) - len(dims) for name in HEADS if name in dims), None)
+        if axis is None:
+            raise ValueError(f"{activation_name!r} [{', '.join(dims)}] has no axis of heads")
+        if head >= (n := value.shape[axis]):
+            raise IndexError(f"head {label!r} does not exist: {activation_name!r} of layer {layer} has {n} heads")
+        return value.select(axis, head)
 
     def compute_head_results(self) -> None:
         """Adds `hook_result` of all layers to the cache, computed from `hook_z` if missing.

@@ -140,9 +140,7 @@ def test_images_and_words_against_autograd(method) -> None:
     model = HookedVisionLanguage.from_pretrained("demo-shapes")
     question = random_question(Random(0))
     prompt = model.prepare(question.text, pixels(question.picture)[None])
-    found = saliency(
-        model, prompt, continuation=" " + question.answer, of="logit", method=method, steps=512
-    )
+    found = saliency(model, prompt, continuation=" " + question.answer, of="logit", method=method, steps=512)
     start = prompt.tokens.shape[1]
     assert (found.start, len(found.tokens)) == (start, start + 1)
     assert found.scores[0] > model(prompt)[0, -1].detach().topk(2).values[1], "the model knows the answer"

@@ -484,3 +484,31 @@ def test_tokens_may_be_strings() -> None:
         assert_close(cache.logit_attrs(stack, strings, pos_slice=-1), cache.logit_attrs(stack, tokens, pos_slice=-1))
     with pytest.raises(ValueError, match="'w3 w4' is not a single token"):
         model.tokens_to_residual_directions(["w3", "w3 w4"])
+
+
+# ---- chosen heads ----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_values_of_chosen_heads() -> None:
+    model = flat_model(n_heads=4, n_key_value_heads=2, d_head=3)
+    _, cache = model.run_with_cache(random_tokens(2, 5))
+    found = cache.stack_heads("pattern", ["L2H1", "L0H3"])
+    assert torch.equal(found, torch.stack([cache["pattern", 2][:, 1], cache["pattern", 0][:, 3]]))
+    assert torch.equal(cache.stack_heads("z", "L1H2"), cache["z", 1][None, :, :, 2])
+    assert torch.equal(cache.stack_heads("k", ["L1H1"])[0], cache["k", 1][:, :, 1])
+    with pytest.raises(IndexError, match="'L1H2' does not exist: 'k' of layer 1 has 2 heads"):
+        cache.stack_heads("k", ["L1H2"])
+    with pytest.raises(ValueError, match=r"'resid_pre' \[batch, pos, d_model\] has no axis of heads"):
+        cache.stack_heads("resid_pre", ["L1H0"])
+    with pytest.raises(ValueError, match=r"'1\.2' is not the label of a head"):
+        cache.stack_heads("z", ["1.2"])
+    with pytest.raises(ValueError, match="heads is empty"):
+        cache.stack_heads("z", [])
+
+
+@torch.no_grad()
+def test_values_of_chosen_heads_of_a_single_prompt() -> None:
+    model = flat_model()
+    _, cache = model.run_with_cache(random_tokens(1, 5), remove_batch_dim=True)
+    assert torch.equal(cache.stack_heads("pattern", "L1H2")[0], cache["pattern", 1][2])
