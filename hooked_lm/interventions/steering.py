@@ -379,7 +379,8 @@ def sweep_steering(
 
     groups = [[row for row in range(len(ids)) if ids[row].shape == ids[first].shape] for first in _firsts(ids)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
-    return replace(_joined([swept(rows) for rows in groups], groups), about=origin(model, **settings))
+    found = _joined([swept(rows) for rows in groups], groups)
+    return replace(found, about={**found.about, **origin(model, **settings)})
 
 
 def _labels(coefficients: Sequence[float | int]) -> list[Label]:

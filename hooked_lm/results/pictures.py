@@ -13,7 +13,7 @@ from hooked_lm.results.labels import Label
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-METRIC, POSITION, LAYER, STEP = "metric", "position", "layer", "step"
+METRIC, POSITION, LAYER, STEP, COEFFICIENT = "metric", "position", "layer", "step", "coefficient"
 MOST_LINES = 12
 NAMES = (
     "head",
@@ -58,8 +58,8 @@ class Picture:
             return self._bars(values.reshape(-1, 1), "", [fixed or "mean"], common)
         if len(long) == 1 and not _is_ordered(long[0], self.axes[long[0]]):
             return self._bars(values, long[0], shown(self.axes[long[0]]), common)
-        if len(long) == 1 or (STEP in long and len(long) == 2):
-            across = STEP if STEP in long else long[0]
+        if len(long) == 1 or (len(long) == 2 and self._across(long)):
+            across = self._across(long) or long[0]
             return self._lines(
                 values.movedim(1 + long.index(across), -1), across, [n for n in long if n != across], common
             )
@@ -67,6 +67,13 @@ class Picture:
         if rows == POSITION:
             rows, columns, values = columns, rows, values.transpose(-1, -2)
         return self._maps(values, panel, rows, columns, common)
+
+    def _across(self, long: list[str]) -> str:
+        """The axis of two that lines run along: steps, or coefficients if the lines are few; "" if there is none."""
+        if COEFFICIENT in long and _is_ordered(COEFFICIENT, self.axes[COEFFICIENT]):
+            n_lines = max([len(self.axes[name]) for name in long if name != COEFFICIENT], default=1)
+            return COEFFICIENT if n_lines <= MOST_LINES else ""
+        return STEP if STEP in long else ""
 
     def _bars(self, values: Tensor, name: str, labels: list[str], common: dict[str, str]) -> "go.Figure":
         interval = (values[1], values[2]) if len(values) > 1 else None
@@ -81,7 +88,7 @@ class Picture:
         means, *ends = values.reshape(len(values), len(names), -1)
         intervals = {name: (low, high) for name, low, high in zip(names, *ends, strict=True)} if ends else None
         return viz.lines(
-            [int(label) for label in self.axes[across]],
+            [float(label) for label in self.axes[across]],
             dict(zip(names, means, strict=True)),
             intervals,
             x_title=across,
@@ -138,4 +145,7 @@ def shown(labels: Sequence[Label]) -> list[str]:
 
 def _is_ordered(name: str, labels: Sequence[Label]) -> bool:
     """Whether the labels are amounts, such as layers and steps, rather than names."""
+    if name == COEFFICIENT:
+        numbers = [float(label) for label in labels]
+        return numbers == sorted(numbers)
     return name not in NAMES and not name.endswith("head") and all(isinstance(label, int) for label in labels)
