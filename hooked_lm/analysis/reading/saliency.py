@@ -255,7 +255,8 @@ def _before(rows: Rows, at: int) -> Rows:
     """The tokens before a position of the continuation."""
     if not isinstance(rows, VisionInputs):
         return rows[:, :at]
-    return replace(rows, **{name: value[:, :at] for name, value in rows.of_rows().items()})
+    cut: dict[str, Any] = {name: value[:, :at] for name, value in rows.of_rows().items()}
+    return replace(rows, **cut)
 
 
 def _contrast(model: Decoder, contrast: str | int | Sequence[str | int], n: int) -> list[int]:
