@@ -1,7 +1,10 @@
-"""The Python snippets of a page, run one after the other in one namespace, and what each of them shows.
+"""The snippets of a page, run one after the other in one folder, and what each of them shows.
 
-A snippet shows what it prints. Then it shows, as a notebook does, the value of its last statement if that is an expression, or
-the figure that it assigns to the name `figure`.
+Python snippets share a namespace. One shows what it prints. Then it shows, as a notebook does, the value of its last statement if
+that is an expression, or the figure that it assigns to the name `figure`.
+
+A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
+that ends with `; echo $?`.
 """
 
 import ast
@@ -9,6 +12,7 @@ import html
 import io
 import os
 import re
+import shlex
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -16,7 +20,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```[^\n]*\n", flags=re.M | re.S)
+BLOCK = re.compile(r"^```(python|console)[^\n]*\n(.*?)^```[^\n]*\n", flags=re.M | re.S)
+WIDTH, SHOW_CODE = 100, "; echo $?"
 
 
 class SnippetError(Exception):
@@ -36,9 +41,14 @@ class Shown:
         return f'<div class="snippet-output">{printed}{self.value}</div>' if printed or self.value else ""
 
 
-def snippets(text: str) -> list[str]:
-    """The Python blocks of a page."""
-    return [block.group(1) for block in BLOCK.finditer(text)]
+def snippets(text: str) -> list[tuple[str, str]]:
+    """The language and the code of each block of a page that runs."""
+    return [(block.group(1), block.group(2)) for block in BLOCK.finditer(text)]
+
+
+def commands(code: str) -> list[str]:
+    """The commands of a console snippet, each in one line."""
+    return [line.removeprefix("$ ") for line in code.replace("\\\n", "").splitlines() if line.strip()]
 
 
 def value_to_html(value: Any) -> str:
@@ -72,6 +82,33 @@ def run(code: str, name: str, namespace: dict[str, Any]) -> Shown:
     return Shown(out.getvalue(), value_to_html(value))
 
 
+def run_commands(code: str, name: str) -> Shown:
+    """Runs the commands of a console snippet, all of them `hooked-lm`, and shows what they print.
+
+    Raises:
+        SnippetError: a command of another program, or one that failed; the message has its name and output.
+    """
+    from typer.testing import CliRunner
+
+    from hooked_lm.cli import app
+    from hooked_lm.cli.shared import console
+
+    out = []
+    before, console.width = console.width, WIDTH
+    try:
+        for command in commands(code):
+            program, *arguments = shlex.split(command.removesuffix(SHOW_CODE))
+            if program != "hooked-lm":
+                raise SnippetError(f"{name}: {program} is not a command of this package\n\n{code}")
+            done = CliRunner().invoke(app, arguments)
+            if done.exit_code and not command.endswith(SHOW_CODE):
+                raise SnippetError(f"{name}: exit code {done.exit_code}\n{done.output}\n\n{code}")
+            out.append(f"{done.output}{done.exit_code}\n" if command.endswith(SHOW_CODE) else done.stdout)
+    finally:
+        console.width = before
+    return Shown("".join(out).replace(f"{os.getcwd()}{os.sep}", ""))
+
+
 @contextmanager
 def empty_folder() -> Iterator[None]:
     """Works in an empty folder, which is removed afterwards."""
@@ -94,6 +131,7 @@ def run_page(text: str, name: str) -> list[Shown]:
     shown = []
     wide = ("display.width", 120, "display.max_columns", 12)
     with empty_folder(), pandas.option_context(*wide):
-        for number, code in enumerate(snippets(text), 1):
-            shown.append(run(code, f"{name}, snippet {number}", namespace))
+        for number, (language, code) in enumerate(snippets(text), 1):
+            called = f"{name}, snippet {number}"
+            shown.append(run(code, called, namespace) if language == "python" else run_commands(code, called))
     return shown
