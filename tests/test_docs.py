@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.families import CLASSES, supported
 from tests.families import CASES, VISION_CASES
 
@@ -91,13 +94,37 @@ def test_a_snippet_shows_what_it_prints_and_its_value():
         snippets.run_page("```python\nx = 1\n```\n\n```python\nx / 0\n```\n", "a page")
 
 
+def test_a_console_snippet_shows_what_its_commands_print():
+    page = "```console\n$ hooked-lm sites demo \\\n    --match 'nothing*'; echo $?\n$ hooked-lm --version\n```\n"
+    [shown] = snippets.run_page(page, "a page")
+    refused, code, version = shown.printed.splitlines()
+    assert refused.startswith("error: demo has no site")
+    assert (code, version.split()[0]) == ("2", "hooked-lm")
+    with pytest.raises(snippets.SnippetError, match="a page, snippet 1: exit code 2"):
+        snippets.run_page("```console\n$ hooked-lm sites demo --match 'nothing*'\n```\n", "a page")
+    with pytest.raises(snippets.SnippetError, match="rm is not a command of this package"):
+        snippets.run_page("```console\n$ rm -r folder\n```\n", "a page")
+
+
+def test_every_command_is_on_the_page_of_commands_with_options_that_it_has():
+    page = (DOCS / "command-line.md").read_text()
+    known = get_command(app).commands
+    assert re.findall(r"^## ([a-z]+)$", page, flags=re.M) == list(dict.fromkeys(re.findall(r"\(#([a-z]+)\)", page)))
+    assert set(re.findall(r"^## ([a-z]+)$", page, flags=re.M)) == set(EXAMPLES)
+    blocks = [code for language, code in snippets.snippets(page) if language == "console"]
+    for command in (line for code in blocks for line in snippets.commands(code)):
+        _, name, *arguments = shlex.split(command.removesuffix(snippets.SHOW_CODE))
+        options = {option for parameter in known[name].params for option in parameter.opts}
+        assert [each for each in arguments if each.startswith("--") and each not in options] == [], command
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     """With the outputs of snippets, valid links and anchors, and a page for each module; about a minute."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for page in ("getting-started", "reading", "patching", "attribution", "vision"):
+    for page in ("getting-started", "reading", "patching", "attribution", "vision", "pictures"):
         html = (tmp_path / "site" / f"{page}.html").read_text()
         assert 'class="plotly-figure"' in html or "<iframe" in html, f"{page} has no picture"
         assert "https://cdn" not in html
