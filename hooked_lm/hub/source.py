@@ -186,7 +186,7 @@ def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **do
 
 
 def unreachable() -> str | None:
-    """Why no connection to the hub can be made, found out within seconds; None if it can, or if that cannot be told.
+    """Why no connection to the hub can be made, found out within seconds; None if it can, or if that is unknown.
 
     huggingface_hub tries each request six times, for half a minute in all.
     """

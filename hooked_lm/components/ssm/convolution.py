@@ -64,7 +64,7 @@ def after_window(
     window: Window | None = None,
     real: Bool[Tensor, "batch pos"] | None = None,
 ) -> tuple[Channels, Window]:
-    """What `convolve` makes of the window of earlier tokens and `x`, and the window for later ones: the last `n_taps` inputs.
+    """The convolution of the window of earlier tokens and `x`, and the window for later ones: the last `n_taps` inputs.
 
     Before the first token the window is zero. `real` marks tokens that are not padding, which is skipped.
     """

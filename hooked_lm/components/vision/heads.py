@@ -1,4 +1,4 @@
-"""What a vision tower makes of a whole image: one vector, and its projection into the space that texts share."""
+"""The vector of a whole image that a vision tower computes, and its projection into the space that texts share."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Zamba (Glorioso et al. 2024, arXiv:2405.16712): Mamba with heads; some layers add what a shared transformer makes of the stream
+"""Zamba (Glorioso et al. 2024, arXiv:2405.16712): Mamba with heads; some layers add the output of a shared transformer on the stream
 and the embedding to the input of their mixer."""
 
 from collections.abc import Callable, Sequence
