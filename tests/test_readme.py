@@ -47,7 +47,6 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
         ("attribution.md", 6),
         ("reading.md", 12),
         ("interventions.md", 9),
-        ("command-line.md", 3),
         ("pictures.md", 10),
         ("vision.md", 8),
         ("scale.md", 2),
