@@ -1,5 +1,5 @@
-"""Zamba (Glorioso et al. 2024, arXiv:2405.16712): Mamba with heads; some layers add the output of a shared transformer on the stream
-and the embedding to the input of their mixer."""
+"""Zamba (Glorioso et al. 2024, arXiv:2405.16712): Mamba with heads; some layers add the output of a
+transformer that they share, applied to the stream and the embedding, to the input of their mixer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
