@@ -10,6 +10,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
+from hooked_lm.analysis.evaluation import evaluate
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.dashboards import write_dashboards
@@ -51,6 +52,7 @@ __all__ = [
     "copying_scores",
     "detect_head",
     "direct_logit_attribution",
+    "evaluate",
     "feature_report",
     "head_composition",
     "head_scores",

@@ -26,7 +26,7 @@ from hooked_lm.analysis.answers import NEST, Answers, Rows, answer_rows, whole_n
 from hooked_lm.models.text.methods import TextMethods
 
 __all__ = [
-    "Metric", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
+    "Metric", "accuracy", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
 ]  # fmt: skip
 
 Positions = int | Sequence[int] | Tensor
@@ -116,6 +116,11 @@ class Metric:
         self.fits.check(logits.shape, self)
         self.where.check(logits.shape[1], self)
         return self.compute(self.where(logits))
+
+    @property
+    def rises_with_answer(self) -> bool:
+        """Whether a larger number means a better answer."""
+        return self.name in ("accuracy", "log_probability", "logit", "logit_difference", "probability")
 
     def __repr__(self) -> str:
         return f"{self.name}({self.arguments})"
@@ -216,6 +221,39 @@ def rank(answers: Answers, positions: Positions = -1, *, model: TextMethods | No
         return above.masked_fill(best[..., 0].isnan(), torch.nan).mean(1)
 
     return _metric("rank", (answers,), positions, ids, prompts, compute)
+
+
+def accuracy(
+    answers: Answers,
+    wrong_answers: Answers | None = None,
+    positions: Positions = -1,
+    *,
+    model: TextMethods | None = None,
+) -> Metric:
+    """1 where the answer has a larger logit than each wrong answer, or than all other tokens (None), and 0 elsewhere.
+
+    Of several answers the best counts. With several positions it is the share of those that are right. It has no gradient.
+
+    >>> import torch
+    >>> logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0]]])
+    >>> accuracy(3)(logits), accuracy(3, 2)(logits)
+    (tensor([0.]), tensor([1.]))
+    """
+    right, n_right = answer_rows(answers, "answers", model)
+    wrong, n_wrong = (None, None) if wrong_answers is None else answer_rows(wrong_answers, "wrong_answers", model)
+    if None not in (n_right, n_wrong) and n_right != n_wrong:
+        raise ValueError(f"answers are given for {n_right} prompts, wrong_answers for {n_wrong}")
+
+    def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
+        best = _picked(read, right).amax(-1)
+        columns = right.to(read.device)[:, None].expand(len(read), read.shape[1], -1)
+        others = read.scatter(-1, columns, -torch.inf) if wrong is None else _picked(read, wrong)
+        is_right = (best > others.amax(-1)).to(read.dtype)
+        return is_right.masked_fill(best.isnan(), torch.nan).mean(1)
+
+    ids = right if wrong is None or int(right.max()) >= int(wrong.max()) else wrong
+    given = (answers,) if wrong_answers is None else (answers, wrong_answers)
+    return _metric("accuracy", given, positions, ids, n_wrong if n_right is None else n_right, compute)
 
 
 def kl_divergence(reference: Float[Tensor, "..."], positions: Positions = -1) -> Metric:

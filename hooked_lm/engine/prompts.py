@@ -98,8 +98,8 @@ def kind_of(value: object) -> str:
     return shown if len(shown := repr(value)) <= 60 else f"a {type(value).__name__}"
 
 
-def aligned(corrupted: Rows, clean: Rows) -> None:
-    """Raises ValueError unless both have the same number of prompts and tokens."""
+def aligned(corrupted: Rows, clean: Rows, model: HookedRootModule) -> None:
+    """Raises ValueError unless both have the same number of prompts and tokens; it shows where texts first differ."""
     if isinstance(corrupted, ImagesAndTexts) and len(ids_of(corrupted)) != len(ids_of(clean)):
         raise ValueError(
             f"clean and corrupted runs must have as many texts; they have {len(ids_of(clean))} and {len(ids_of(corrupted))}"
@@ -107,8 +107,19 @@ def aligned(corrupted: Rows, clean: Rows) -> None:
     if corrupted.shape != clean.shape:
         raise ValueError(
             f"clean and corrupted prompts must have the same shape (prompts, tokens); they have {tuple(clean.shape)} and "
-            f"{tuple(corrupted.shape)}"
+            f"{tuple(corrupted.shape)}{_first_difference(corrupted, clean, model)}"
         )
+
+
+def _first_difference(corrupted: Rows, clean: Rows, model: HookedRootModule, n_tokens: int = 6) -> str:
+    """The tokens of the first prompts from where they differ, if there is a tokenizer."""
+    both = [ids_of(rows)[0].tolist() for rows in (clean, corrupted)]
+    if getattr(model, "tokenizer", None) is None or both[0] == both[1]:
+        return ""
+    at = next((i for i, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both)))
+    words = [[model.to_single_str_token(token) for token in ids[at : at + n_tokens]] for ids in both]
+    shown = [f"{found}{' ...' * (len(ids) > at + n_tokens)}" for found, ids in zip(words, both, strict=True)]
+    return f"; from position {at} on the clean tokens are {shown[0]}, and the corrupted ones {shown[1]}"
 
 
 def chosen(which: Which, size: int, what: str) -> list[int] | None:

@@ -1,5 +1,6 @@
 """SweepResult: the scores of a sweep, one for each cell of a grid and each prompt."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.results.scores import METRIC, Scores
+from hooked_lm.results.scores import METRIC, POSITION, Scores
 
 Own = TypeVar("Own", bound="SweepResult")
 SCALE, WHAT, METRIC_NAME = "scale", "what", "metric"  # in `about`: how values are scaled, what was changed, the metric
@@ -82,6 +83,8 @@ class SweepResult(Scores):
     def normalized(self: Own) -> Own:
         """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1.
 
+        Warns if these means may be equal: if they differ by less than two standard errors over prompts.
+
         Effects are only divided by the difference of these means: an effect of 0 stays 0. Each metric is scaled separately.
         Confidence intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by
         at most 1e-6.
@@ -98,6 +101,7 @@ class SweepResult(Scores):
                     f"cannot normalise: the clean mean{of} is {high:.6g}, the corrupted mean {low:.6g}; "
                     "they must differ by more than 1e-6"
                 )
+        self._warn_if_close()
 
         is_change = CHANGE in self._scale
 
@@ -112,6 +116,20 @@ class SweepResult(Scores):
         return replace(
             self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="", about=about
         )
+
+    def _warn_if_close(self) -> None:
+        """Warns if the difference of the baselines may be 0: within two standard errors."""
+        if self.clean is None or self.n_prompts < 2:
+            return
+        difference = (self.clean - self.corrupted).double().reshape(-1, self.n_prompts)
+        error = difference.std(-1) / self.n_prompts**0.5
+        for mean, two in zip(difference.mean(-1).tolist(), (2 * error).tolist(), strict=True):
+            if abs(mean) < two:
+                warnings.warn(
+                    f"the clean and the corrupted prompts hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference "
+                    "say little; use effects(), or other prompts",
+                    stacklevel=3,
+                )
 
     @property
     def _scale(self) -> str:
@@ -147,6 +165,8 @@ class SweepResult(Scores):
         share, change = ("restored", "restored") if self.base == "corrupted" else ("kept", "change of the share kept")
         name = {CHANGE: f"change of {metric}", RESTORED: share, CHANGE_RESTORED: change}
         subtitle = f"{direction}: the {self.base} run with one change"
+        if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
+            subtitle += f"; tokens of the {'first ' * (self.n_prompts > 1)}{self.base} prompt"
         return {
             "title": what,
             "subtitle": subtitle,

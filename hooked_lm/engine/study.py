@@ -93,6 +93,9 @@ class Study(Shown):
         sites = {change.site for cell in self.cells.values() for change in cell}
         experiment = Experiment(model, tokens, list(metrics.values()), self.base, max_memory, sites)
         baseline = None if other is None else Experiment(model, other, list(metrics.values())).scores
+        if baseline is not None:
+            both = (experiment.scores, baseline)
+            _warn_if_swapped(metrics, *(both if self.changes == "corrupted" else both[::-1]))
         run = _Run(self, experiment, metrics, baseline, checkpoint, digest)
         try:
             run.run(progress)
@@ -103,6 +106,18 @@ class Study(Shown):
             if isinstance(error, KeyboardInterrupt):
                 raise SweepInterrupted(run.result()) from None
             raise
+
+
+def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Tensor) -> None:
+    """Warns if an answer is better on the corrupted prompts than on the clean ones."""
+    for metric, low, high in zip(metrics.values(), corrupted.mean(-1), clean.mean(-1), strict=True):
+        if getattr(metric, "rises_with_answer", False) and low > high:
+            name = getattr(metric, "name", "metric")
+            warnings.warn(
+                f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}): are the "
+                "two swapped? The corrupted prompts come first",
+                stacklevel=stacklevel_outside(sys._getframe()),
+            )
 
 
 def named(metric: Metrics) -> dict[str, Metric]:

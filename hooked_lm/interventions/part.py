@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.head_labels import head_in_layer
+from hooked_lm.hooks.head_labels import head_in_layer, parse_head_label
 from hooked_lm.hooks.indices import Indices, Plain, indices_in, indices_of_slice, plain_indices
 from hooked_lm.hooks.select import Site, is_shorthand
 
@@ -34,6 +34,23 @@ def check_positions(given: Positions) -> str | Plain:
     if given not in NAMED_POSITIONS:
         raise ValueError(f"positions must be numbers or one of {', '.join(NAMED_POSITIONS)}, got {given!r}")
     return given
+
+
+def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | None:
+    """The layer of a site: `layer`, or that of labels of heads if the site is a short name without a layer.
+
+    >>> labelled_layer(["L1H7", "L1H2"], "z", layer=None)
+    1
+    """
+    several = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else []
+    labels = [one for one in several if isinstance(one, str)]
+    has_none = isinstance(hook_point, str) and hook_point.isidentifier() and not hook_point[-1].isdigit()
+    if layer is not None or not labels or not has_none:
+        return layer
+    layers = sorted({parse_head_label(label)[0] for label in labels})
+    if len(layers) > 1:
+        raise ValueError(f"heads={given!r} are of layers {layers}: one hook acts on one layer, so give one for each")
+    return layers[0]
 
 
 def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:

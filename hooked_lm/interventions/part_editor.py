@@ -15,7 +15,16 @@ from hooked_lm.engine.values_like import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, HookObject
-from hooked_lm.interventions.part import WHOLE, Heads, Part, Positions, check_positions, head_indices, parts_of
+from hooked_lm.interventions.part import (
+    WHOLE,
+    Heads,
+    Part,
+    Positions,
+    check_positions,
+    head_indices,
+    labelled_layer,
+    parts_of,
+)
 from hooked_lm.interventions.window import Window
 
 
@@ -27,8 +36,8 @@ class PartHook(HookObject):
         positions: an int, several ints, a slice, "prompt", "last_prompt" (the last of the prompt), "generated" (tokens that
             generation added) or "all". Negative ones count from the end of the prompt. A slice without a stop includes
             generated tokens. None: "all".
-        heads: indices of heads (of keys and values: key/value heads), or labels such as "L1H7" where the site belongs to one
-            layer. None: all.
+        heads: indices of heads (of keys and values: key/value heads), or labels such as "L1H7", all of one
+            layer, which `layer` or the site may also name. None: all.
         features: indices of the last axis: neurons, dimensions of the stream.
         rows: indices of the batch.
 
@@ -46,6 +55,7 @@ class PartHook(HookObject):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.positions = check_positions(self.positions)
+        self.layer = labelled_layer(self.heads, self.hook_point, self.layer)
         self.heads = head_indices(self.heads, self.hook_point, self.layer)
         self.features, self.rows = plain_indices("features", self.features), plain_indices("rows", self.rows)
 

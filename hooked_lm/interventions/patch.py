@@ -269,7 +269,15 @@ class MeanAblate(SourcedController):
             included. Without a source, generation with a key/value cache shows one new token at a time, and a mean over
             positions is over that token alone.
 
-    Raises ValueError for another `over`; in the forward pass for "pos" at a site without positions.
+    Raises ValueError for another `over`; in the forward pass for "pos" at a site without positions, and for a mean over the
+    batch of a single prompt without a source, which would change nothing.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.interventions.patch import MeanAblate
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> others = ["The capital of Italy is", "The capital of Spain is", "The capital of Japan is"]
+    >>> ablate = MeanAblate.from_run(model, others, "z", 1, heads=[7])
+    >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[ablate])
     """
 
     over: str = field(default="batch", kw_only=True)
@@ -287,6 +295,11 @@ class MeanAblate(SourcedController):
                 raise ValueError(f"over={self.over!r}, and '{hook.name}' has no axis of positions")
             axes.append(at)
         axes = [axis for axis in axes if source.shape[axis] > 1]
+        if self.source is None and self.over == "batch" and not axes:
+            raise ValueError(
+                f"'{hook.name}' shows a single prompt, whose mean over the batch is its own value: give a source, e.g. "
+                "MeanAblate.from_run(model, other_prompts, ...), several prompts, or over='pos'"
+            )
         return source.mean(axes, keepdim=True) if axes else source
 
     def acts_by_position(self, part: Part) -> bool:

@@ -139,7 +139,7 @@ class Paths:
             raise ValueError(f"freeze must be 'attention' or 'all', got {freeze!r}")
         self.model, self.freeze = model, freeze
         self.tokens, self.clean = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
-        aligned(self.tokens, self.clean)
+        aligned(self.tokens, self.clean, model)
         self.n_layers, self.n_heads = _size(model)
         self.sites = {
             (name, layer): site

@@ -105,7 +105,7 @@ def both_runs(
         other = None
     else:
         other = rows_of(model, clean, "clean", reads_pairs)
-        aligned(first, other)
+        aligned(first, other, model)
     if isinstance(model, EncoderDecoder):
         model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)
     elif decoder_input is not None:

@@ -217,7 +217,7 @@ def find(
         raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
     difference = task.metric(model)
     clean, corrupted = rows_of(model, task.clean, "clean"), rows_of(model, task.corrupted, "corrupted")
-    aligned(corrupted, clean)
+    aligned(corrupted, clean, model)
     if n_edges is None and threshold is None:
         if method == "acdc":
             raise ValueError("method 'acdc' needs threshold: what an edge must change at least, in nats, such as 0.05")

@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import direct_logit_attribution, logit_lens, metrics
+from hooked_lm.analysis import direct_logit_attribution, evaluate, logit_lens, metrics
 from hooked_lm.analysis.answers import answer_rows, whole_numbers
-from hooked_lm.analysis.metrics import kl_divergence, log_probability, logit, logit_difference, loss, probability, rank
+from hooked_lm.analysis.metrics import (
+    accuracy,
+    kl_divergence,
+    log_probability,
+    logit,
+    logit_difference,
+    loss,
+    probability,
+    rank,
+)
 from tests.close import assert_apart, assert_close
 
 BATCH, POS, VOCAB = 3, 5, 11
@@ -68,6 +77,7 @@ FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Tensor]]] = {
         rank,
         by_hand(lambda row, ids: row.sort(descending=True).indices.tolist().index(best(row, ids)) * row.new_ones(())),
     ),
+    "accuracy": (accuracy, by_hand(lambda row, ids: row.new_tensor(float(int(row.argmax()) in ids)))),
 }
 
 
@@ -94,6 +104,37 @@ def test_logit_difference(answers: str, wrong: str, places: str):
     mean = by_hand(lambda row, ids: row[ids].mean())
     expected = mean(logits(), right_ids, at) - mean(logits(), other_ids, at)
     assert_close(logit_difference(right, other, pos)(logits()), expected)
+
+
+@pytest.mark.parametrize("wrong", TOKENS)
+@pytest.mark.parametrize("answers", TOKENS)
+def test_accuracy_against_wrong_answers(answers: str, wrong: str):
+    (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], TOKENS[wrong], PLACES["a list"]
+    is_ahead = [
+        torch.tensor([float(max(row[p][ids]) > max(row[p][others])) for p in places]).mean()
+        for row, ids, others, places in zip(logits(), right_ids, other_ids, at, strict=True)
+    ]
+    found = accuracy(right, other, pos)(logits())
+    assert_close(found, torch.stack(is_ahead).double(), scale=1.0)
+    assert ((found == 0) | (found == 0.5) | (found == 1)).all()
+
+
+def test_an_evaluation_is_the_metric_of_a_forward_pass():
+    model = HookedTransformer.from_pretrained("demo")
+    prompts = ["The capital of France is", "The capital of Italy is", "The capital of Spain is"]
+    right = metrics.accuracy([[" Paris"], [" Rome"], [" Paris"]], model=model)
+    difference = metrics.logit_difference([[" Paris"]], [[" Rome"]], model=model)
+    found = evaluate(model, prompts, {"accuracy": right, "difference": difference})
+    assert found.axes == {"metric": ("accuracy", "difference")}
+    assert found.values[0].tolist() == [1, 1, 0]
+    assert_close(found.values[1], difference(model(prompts)))
+    single = evaluate(model, prompts, difference)
+    assert torch.equal(single.values, found.values[1])
+    assert single.axes == {}
+    low, high = single.interval()
+    assert low < single.mean < high
+    with pytest.raises(ValueError, match="same number of tokens"):
+        evaluate(model, [*prompts, "The capital of Germany is not"], right)
 
 
 @pytest.mark.parametrize("places", PLACES)

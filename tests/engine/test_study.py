@@ -1,6 +1,8 @@
 """Sweeps that are interrupted, resume, and refuse the checkpoints of other sweeps."""
 
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from hooked_lm.analysis import metrics
 from tests.close import assert_close
 
 LAYERS, POS = 3, 4
@@ -143,3 +146,41 @@ def test_a_clean_cache_of_another_model():
         patching.sweep(model, corrupted, clean, metric=metric, source=cache)
     with pytest.raises(ValueError, match=r"has head 3, this model 4: it comes from another model"):
         patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, lambda logits: metric(logits).mean())
+
+
+CLEAN = "When Mary and John went to the store, John gave a drink to"
+CORRUPTED = CLEAN.replace("John gave", "Mary gave")
+
+
+def sweep_of_names(corrupted: str | list[str], clean: str | list[str]) -> patching.SweepResult:
+    model = HookedTransformer.from_pretrained("demo")
+    metric = metrics.logit_difference([[" Mary"]], [[" John"]], model=model)
+    return patching.sweep(model, corrupted, clean, metric=metric, layers=[0], positions=None)
+
+
+def test_swapped_prompts_are_noticed():
+    with pytest.warns(UserWarning, match="the answer is better on the corrupted prompts .*: are the two swapped?"):
+        swapped = sweep_of_names(CLEAN, CORRUPTED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        right = sweep_of_names(CORRUPTED, CLEAN)
+        right.normalized()
+    assert torch.equal(swapped.corrupted, right.clean)
+
+
+def test_shares_of_a_difference_that_may_be_zero():
+    both = sweep_of_names([CORRUPTED, CLEAN], [CLEAN, CORRUPTED])
+    assert abs(float((both.clean - both.corrupted).mean())) < 1e-3
+    with pytest.raises(ValueError, match="cannot normalise"):
+        both.normalized()
+    shifted = replace(both, clean=both.clean + 0.1)
+    with pytest.warns(UserWarning, match="hardly differ, by 0.1 ±"):
+        shifted.normalized()
+
+
+def test_prompts_of_different_lengths_are_shown_from_their_first_difference():
+    with pytest.raises(
+        ValueError,
+        match=r"from position 10 on the clean tokens are \[' John', .*\] ?.*corrupted ones \[' the', ' Mary'",
+    ):
+        sweep_of_names(CORRUPTED.replace(", Mary gave", ", the Mary gave"), CLEAN)

@@ -243,3 +243,12 @@ def test_maps_of_features():
     expected[:, 2, 1:3, -1] = 9
     found = net.run_with_hooks(image, fwd_hooks=[SetValue("0", value=9, positions=2, rest=([1, 2], -1))])
     assert_close(found, expected.relu())
+
+
+def test_a_mean_over_a_single_prompt_is_refused():
+    """It would change nothing, and look like a head without an effect."""
+    for hook in (MeanAblate("z", 1), MeanAblate("z", 1, heads=[2], positions=-1)):
+        with pytest.raises(ValueError, match="shows a single prompt, whose mean over the batch is its own value"):
+            toy("rotary").run_with_hooks(ids(1, 5), fwd_hooks=[hook])
+        toy("rotary").run_with_hooks(ids(2, 5), fwd_hooks=[hook])
+    toy("rotary").run_with_hooks(ids(1, 5), fwd_hooks=[MeanAblate("z", 1, over="pos")])

@@ -183,6 +183,11 @@ def test_heads_are_indices_or_labels_of_the_layer() -> None:
         ValueError, match=r"heads=\['L0H3'\]: a label needs a site in one layer, and '\*.attn.hook_z' has none"
     ):
         Record("*.attn.hook_z", heads="L0H3")
+    assert repr(ZeroAblate("z", heads=["L1H3", "L1H0"])) == "ZeroAblate('z', 1, heads=[3, 0])", (
+        "the layer of the labels"
+    )
+    with pytest.raises(ValueError, match=r"are of layers \[0, 1\]: one hook acts on one layer"):
+        ZeroAblate("z", heads=["L0H3", "L1H3"])
     with pytest.raises(ValueError, match="'3' is not the label of a head"):
         Record("z", 1, heads="3")
 

@@ -96,7 +96,7 @@ def random_controller(world: World, site: str) -> Any:
             site, source=value.narrow(pos, 2, 3), **{**part, "positions": [5, 0], "source_positions": [1, 2]}
         ),
         lambda: MeanAblate(site, source=value, over=pick.choice(["batch", "pos", "batch pos"]), **part),
-        lambda: MeanAblate(site, over=pick.choice(["batch", "pos"]), **part),
+        lambda: MeanAblate(site, over=pick.choice(["batch", "pos"] if batch > 1 else ["pos"]), **part),
         lambda: ResampleAblate(site, source=value, seed=pick.randrange(9), **part),
         lambda: FreezeNorm(hook_point=site, **no_positions),
         lambda: (site, lambda there, hook: 0.5 * there),

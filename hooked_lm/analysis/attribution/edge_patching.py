@@ -116,7 +116,7 @@ def runs_of(
             raise ValueError(f"source={source!r} with direction={direction!r} needs the other run: give clean=...")
         return rows_of(model, corrupted, "corrupted"), None
     runs = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
-    aligned(*runs)
+    aligned(*runs, model)
     return runs if direction == "denoise" else (runs[1], runs[0])
 
 

@@ -107,7 +107,7 @@ class Runner:
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
         own, other = rows_of(model, clean, "clean").to(device), rows_of(model, corrupted, "corrupted").to(device)
-        aligned(other, own)
+        aligned(other, own, model)
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
         written, _, other_end, _ = _run_whole(model, other, self.writers)
         _check_sum(plain, written, end - other_end, end)

@@ -1,0 +1,32 @@
+"""`evaluate`: metrics of a model on prompts."""
+
+from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.prompts import Prompts, rows_of
+from hooked_lm.engine.study import Metrics, named
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.results import Scores
+from hooked_lm.results.scores import METRIC, origin
+
+
+def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_memory: int | str = "auto") -> Scores:
+    """A metric of the logits for each prompt; `.mean` is the mean, `.interval()` its 95% confidence interval.
+
+    Args:
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
+        metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all; or a mapping of names to such
+            functions, which adds an axis "metric". See `hooked_lm.analysis.metrics`.
+        max_memory: as in `patching.sweep`.
+
+    Raises ValueError for prompts of different lengths, and for a metric that is NaN or has another number of prompts.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.analysis import evaluate, metrics
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> answers = metrics.accuracy([[" Paris"], [" Rome"]], model=model)
+    >>> evaluate(model, ["The capital of France is", "The capital of Italy is"], answers).mean
+    tensor(1.)
+    """
+    metrics = named(metric)
+    names = [name for name in metrics if name]
+    scores = Experiment(model, rows_of(model, prompts), list(metrics.values()), max_memory=max_memory).scores
+    return Scores(scores if names else scores[0], {METRIC: names} if names else {}, about=origin(model))
