@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
+from hooked_lm.results.bootstrap import wilson
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 
@@ -114,6 +115,13 @@ class LayerProbes(Scores):
             figure.update_xaxes(tickvals=x.tolist(), ticktext=[str(label) for label in labels])
         return figure
 
+    @property
+    def _counted(self) -> str:
+        return "group" if "groups" in self.about else "prompt"
+
+    def _range(self) -> list[str]:
+        return []  # it would be that of the probe and the control together
+
     def _summary(self) -> list[str]:
         best = int(self.mean[0].argmax())
         guess, value = self.chance
@@ -136,13 +144,18 @@ class Probes(LayerProbes):
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
 
-    `mean` and `interval` are those of the accuracies: bootstrap over prompts, or over groups. If all predictions are right,
-    nothing varies, and the interval is a point.
+    `mean` and `interval` are those of the accuracies over prompts, or over groups; the interval is Wilson's.
     """
 
     classes: Sequence[Label]
     counts: Sequence[int]
     MEASURE: ClassVar[str] = "accuracy"
+
+    def interval(
+        self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, "of layer"], Float[Tensor, "of layer"]]:
+        """The confidence interval (low, high) of the accuracies, by Wilson's formula (1927), without resamples and seed."""
+        return wilson(self.values, level)
 
     @property
     def accuracy(self) -> Float[Tensor, " layer"]:

@@ -1,8 +1,10 @@
 """Confidence intervals of means over prompts: the percentile bootstrap (Efron 1979, doi:10.1214/aos/1176344552), and Student's
-interval (1908, doi:10.1093/biomet/6.1.1) where it is wider, as for few prompts and heavy tails."""
+interval (1908, doi:10.1093/biomet/6.1.1) where it is wider, as for few prompts and heavy tails. Wilson's interval (1927,
+doi:10.1080/01621459.1927.10502953) of shares."""
 
 import math
 from collections.abc import Iterator
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -46,6 +48,27 @@ def bootstrap(
             ends[0, cells : cells + n_cells] = redrawn[0].minimum(mean[:, 0] - student)
             ends[1, cells : cells + n_cells] = redrawn[1].maximum(mean[:, 0] + student)
     return ends[0], ends[1]
+
+
+def wilson(
+    values: Float[Tensor, "*cell prompt"], level: float = 0.95
+) -> tuple[Float[Tensor, "*cell"], Float[Tensor, "*cell"]]:
+    """The confidence interval of each cell's mean of numbers from 0 to 1, such as 1 for right and 0 for wrong.
+
+    It stays between 0 and 1 and has a width even if all numbers are equal. For shares of groups, which vary less than zeros and
+    ones with the same mean, it is wider than needed. Raises ValueError for a level outside of (0, 1).
+
+    >>> low, high = wilson(torch.ones(12))
+    >>> round(float(low), 2), float(high)
+    (0.76, 1.0)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
+    n, z = values.shape[-1], NormalDist().inv_cdf((1 + level) / 2)
+    mean = values.double().mean(-1)
+    centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
+    reach = z / (1 + z**2 / n) * (mean * (1 - mean) / n + z**2 / (4 * n**2)).clamp(min=0).sqrt()
+    return (centre - reach).clamp(0, 1).float(), (centre + reach).clamp(0, 1).float()
 
 
 def _students_t(level: float, freedom: int) -> float:

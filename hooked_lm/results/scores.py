@@ -244,12 +244,20 @@ class Scores(Tabular):
 
     def __repr__(self) -> str:
         grid = " x ".join(f"{name} {len(labels)}" for name, labels in self.axes.items()) or "one cell"
-        prompts = f"{self.n_prompts} prompt{'s' * (self.n_prompts != 1)}"
+        prompts = f"{self.n_prompts} {self._counted}{'s' * (self.n_prompts != 1)}"
         if METRIC in self.axes:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
+        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([*self._range(), *self._summary()])})"
+
+    @property
+    def _counted(self) -> str:
+        """What the last axis of the values counts."""
+        return "prompt"
+
+    def _range(self) -> list[str]:
+        """The smallest and the largest mean, in the summary."""
         found = self.mean[~self.mean.isnan()]
-        means = f"means {found.min():.4g} to {found.max():.4g}" if len(found) else "no value"
-        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([means, *self._summary()])})"
+        return [f"means {found.min():.4g} to {found.max():.4g}"] if len(found) else ["no value"]
 
     def _summary(self) -> list[str]:
         """Further parts of the summary."""

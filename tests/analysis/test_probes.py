@@ -1,5 +1,6 @@
 """Probes recover what was planted, their controls are near chance, and what does not fit is refused."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.analysis import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.probe_tasks import Regression, task_of
 from hooked_lm.interventions.controllers import AddDirection
+from hooked_lm.results.bootstrap import wilson
 from tests.close import assert_close, assert_equal
 
 WIDTH, N = 12, 80
@@ -50,6 +52,23 @@ def test_a_planted_direction_is_found_and_noise_is_not() -> None:
     assert "best layer 1" in repr(probes)
     scores = vectors[1] @ probes.weights[1, 0] + probes.biases[1, 0]
     assert ((scores > 0) == torch.tensor([label == "yes" for label in labels])).float().mean() > 0.95
+
+
+def test_intervals_of_accuracies_are_between_0_and_1_and_never_a_point() -> None:
+    """Those of the binomial distribution: the exact coverage of Wilson's interval for 12 prompts."""
+    vectors, labels, _ = planted(30.0)
+    probes = train_probe(vectors, labels, layers=None, groups=[i // 2 for i in range(N)])
+    low, high = probes.interval()
+    assert (low >= 0).all()
+    assert (high <= 1).all()
+    assert probes.accuracy[1] == 1
+    assert high[0, 1] - low[0, 1] > 0.01
+    assert f"{N // 2} groups; best layer 1" in repr(probes)
+    for share in (0.1, 0.5, 0.9):
+        outcomes = torch.ones(13, 12).tril(-1)  # 0 to 12 right
+        inside = [bool(a <= share <= b) for a, b in zip(*wilson(outcomes), strict=True)]
+        chances = [math.comb(12, k) * share**k * (1 - share) ** (12 - k) for k in range(13)]
+        assert 0.92 < sum(p for p, is_in in zip(chances, inside, strict=True) if is_in) < 0.99
 
 
 def test_the_seed_decides_and_files_give_everything_back(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ else:
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
 CIRCUIT, COMPLEMENT, RANDOM = "circuit", "complement", "random"
+LEVELS = {"full model": 1.0, "no edges": 0.0}  # marked in figures
 Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 
 
@@ -137,9 +138,12 @@ class Evaluation(Scores):
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot faithfulness, with its interval, completeness, and the faithfulness of random edges, from the lowest to the
-        highest draw, against the number of edges. The full model is at 1, the empty circuit at 0."""
+        highest draw, against the number of edges. The full model is at 1, the empty circuit at 0. Circuits with names have
+        bars of their faithfulness."""
         from hooked_lm import viz
 
+        if any(isinstance(label, str) for label in self.axes[CIRCUIT]):
+            return self._bars(title)
         table = self.to_dataframe()
         table = table.iloc[table["edges"].argsort(kind="stable")]
         columns = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in table.columns[1:]}
@@ -149,12 +153,24 @@ class Evaluation(Scores):
             names[RANDOM] = f"random edges ({len(self.random)} draws)"
             intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
         lines = {shown: columns[name] for name, shown in names.items()}
+        return viz.lines(columns["edges"], lines, intervals, title, "edges", self._y_title, show_values, LEVELS)
+
+    def _bars(self, title: str) -> "go.Figure":
+        """The faithfulness of each circuit, by name."""
+        from hooked_lm import viz
+
+        low, high = self.normalized().interval()
+        labels = [f"{name} ({n} edges)" for name, n in zip(self.axes[CIRCUIT], self.n_edges, strict=True)]
+        random = self.random_faithfulness
+        by_chance = "" if random is None else f"as many random edges: {random.min():.2f} to {random.max():.2f}"
+        interval = (low[0], high[0]) if self.n_prompts > 1 else None
+        levels = dict(sorted(LEVELS.items(), key=lambda item: item[1]))  # bars start from the first
+        return viz.bars(self.faithfulness, labels, interval, title, "", self._y_title, levels, subtitle=by_chance)
+
+    @property
+    def _y_title(self) -> str:
         metric = self.about.get("metric")
-        y_title, levels = (
-            f"share of {metric} recovered" if metric else "share recovered",
-            {"full model": 1.0, "no edges": 0.0},
-        )
-        return viz.lines(columns["edges"], lines, intervals, title, "edges", y_title, show_values, levels)
+        return f"share of {metric} recovered" if metric else "share recovered"
 
     def _summary(self) -> list[str]:
         if len(self.n_edges) > 8:

@@ -367,6 +367,11 @@ def test_faithfulness_and_completeness_are_the_shares_that_they_say() -> None:
     assert table["edges"].tolist() == [circuit.n_edges for circuit in circuits]
     assert ((table["low"] <= table["faithfulness"]) & (table["faithfulness"] <= table["high"])).all()
     assert len(found.to_dataframe(per_prompt=True)) == 2 * 4 * 3
+    figure = found.plot()
+    names = [f"{name} ({n} edges)" for name, n in zip("abcd", table["edges"], strict=True)]
+    assert list(figure.layout.xaxis.ticktext) == names
+    [bars] = [trace for trace in figure.data if trace.type == "bar"]
+    assert_same(torch.as_tensor(bars.y), found.faithfulness)
     part = found.select(circuit=["b", "d"])
     assert part.n_edges == [circuits[1].n_edges, circuits[3].n_edges]
     assert torch.equal(part.values, found.values[:, [1, 3]])
