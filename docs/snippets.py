@@ -88,10 +88,10 @@ def run_commands(code: str, name: str) -> Shown:
     Raises:
         SnippetError: a command of another program, or one that failed; the message has its name and output.
     """
-    from hooked_lm.cli.shared import console
     from typer.testing import CliRunner
 
     from hooked_lm.cli import app
+    from hooked_lm.cli.output import console
 
     out = []
     before, console.width = console.width, WIDTH

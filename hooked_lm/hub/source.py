@@ -79,7 +79,7 @@ class Repository:
     def check(self) -> None:
         """Nothing: whether there is such a repository turns out with its first file."""
 
-    @cached_property
+    @property
     def has_config(self) -> bool:
         """Whether the hub gives a `config.json`, which checkpoints in HF format have, and those of TransformerLens."""
         try:
@@ -88,8 +88,24 @@ class Repository:
             return False
         return True
 
+    @cached_property
+    def _answers(self) -> dict[str, Path | ValueError]:
+        """The files that the hub gave, or why not: it is asked once for each."""
+        return {}
+
     def file(self, name: str) -> Path:
         """The path of a file in the cache, after a download if needed. Raises ValueError if the hub does not give it."""
+        if name not in self._answers:
+            try:
+                self._answers[name] = self._downloaded(name)
+            except ValueError as error:
+                self._answers[name] = error
+        answer = self._answers[name]
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    def _downloaded(self, name: str) -> Path:
         from huggingface_hub import hf_hub_download
 
         try:
@@ -162,7 +178,7 @@ class Repository:
         return {
             name: value
             for name, value in vars(self).items()
-            if name not in ("name", "unreachable", "has_config") and value is not None
+            if name not in ("name", "unreachable", "_answers") and value is not None
         }
 
 

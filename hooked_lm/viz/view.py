@@ -26,6 +26,7 @@ TELL_HEIGHT = """
 if (parent !== window) new ResizeObserver(() =>
   parent.postMessage({hookedViewHeight: Math.ceil(document.body.getBoundingClientRect().height)}, "*")).observe(document.body);
 """
+UNTRUSTED = "To see this view, run the cell or trust the notebook."
 BASE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); -webkit-font-smoothing: antialiased; }
@@ -106,11 +107,14 @@ class View:
         return self.frame()
 
     def frame(self) -> str:
-        """The HTML of a frame that shows the view, cut off from the document around it."""
+        """The HTML of a frame that shows the view, cut off from the document around it.
+
+        Notebooks that are not trusted remove the frame and keep the text in it.
+        """
         return (
             f'<iframe class="view" title="{html.escape(self.title)}" sandbox="allow-scripts" '
             f'srcdoc="{html.escape(self.to_html())}" '
-            f'style="width:100%;height:{self.height}px;border:0"></iframe>'
+            f'style="width:100%;height:{self.height}px;border:0">{UNTRUSTED}</iframe>'
         )
 
     def __repr__(self) -> str:

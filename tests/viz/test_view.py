@@ -43,6 +43,7 @@ def test_a_notebook_shows_it_in_a_frame_of_its_own():
     assert (tag, attrs["sandbox"], attrs["title"]) == ("iframe", "allow-scripts", 'A "view"')
     assert attrs["srcdoc"] == view.to_html()
     assert "height:300px" in attrs["style"]
+    assert view._repr_html_().endswith(">To see this view, run the cell or trust the notebook.</iframe>")
 
 
 def test_a_terminal_shows_one_line():

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
@@ -24,7 +24,7 @@ from hooked_lm.models.stack import Stack
 # ---- a stack ---------------------------------------------------------------------------------------------------------
 
 
-def stack_identities(model: HookedRootModule, stack: Stack, at: Sites, *given: LazyTensor | None) -> Iterator[Identity]:
+def stack_identities(model: nn.Module, stack: Stack, at: Sites, *given: LazyTensor | None) -> Iterator[Identity]:
     """Identities within each block, between consecutive blocks (resid_post == next resid_pre), and of the final norm.
 
     `given` are the inputs of all blocks besides the stream. If a model has several stacks, names start with the stack's.
@@ -58,12 +58,12 @@ def stack_identities(model: HookedRootModule, stack: Stack, at: Sites, *given: L
     yield from norm_identity(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
-def stack_output(model: HookedRootModule, stack: Stack, at: Sites) -> Tensor:
+def stack_output(model: nn.Module, stack: Stack, at: Sites) -> Tensor:
     """The output of a stack's final norm, computed from the sites."""
     return norm_output(model, stack.ln_final, at, _before_final_norm(model, stack, at))
 
 
-def _before_final_norm(model: HookedRootModule, stack: Stack, at: Sites) -> LazyTensor:
+def _before_final_norm(model: nn.Module, stack: Stack, at: Sites) -> LazyTensor:
     """The stream after the last block."""
     last = stack.site_after(model, len(stack.blocks_of(model)) - 1)
     return lambda: at(last)
@@ -141,7 +141,7 @@ def encoder_identities(model: HookedRootModule, at: Sites, output: Tensor) -> It
     yield from head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
 
 
-def embed_identities(model: HookedRootModule, at: Sites) -> Iterator[Identity]:
+def embed_identities(model: nn.Module, at: Sites) -> Iterator[Identity]:
     """Identities of the embeddings: their sum, normalised, is the input of the stream."""
     names = ("hook_embed", "hook_token_type_embed", "hook_extra_embed", "hook_pos_embed")
     parts = [name for name in names if f"embed.{name}" in model.hook_dict]
@@ -164,7 +164,7 @@ def embed_identities(model: HookedRootModule, at: Sites) -> Iterator[Identity]:
     yield "sum of embeddings, normed == full_embed", full
 
 
-def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
+def head_identities(model: nn.Module, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
     """Identities of the heads; a head that was replaced by a foreign module has none."""
 
     def pooled() -> Tensor:
@@ -264,6 +264,6 @@ def vision_language_identities(
     yield from decoder_identities(model, at, logits, tokens)
 
 
-def deepstack_layers(model: HookedRootModule) -> list[int]:
+def deepstack_layers(model: nn.Module) -> list[int]:
     """The layers of a decoder after which features of images are added."""
     return [i for i, block in enumerate(model.blocks) if isinstance(block, DeepstackBlock)]
