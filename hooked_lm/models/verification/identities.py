@@ -1,6 +1,6 @@
 """The identities between the sites of a decoder, an encoder and an encoder-decoder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxtyping import Int
@@ -29,7 +29,8 @@ def stack_identities(model: nn.Module, stack: Stack, at: Sites, *given: LazyTens
 
     `given` are the inputs of all blocks besides the stream. If a model has several stacks, names start with the stack's.
     """
-    blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(model.stacks) > 1 else ""
+    stacks: Sequence[Stack] = model.stacks  # type: ignore[assignment]  # models and towers have some
+    blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(stacks) > 1 else ""
     for layer, block in enumerate(blocks):
         for name, pair in component_identities(block, within(at, f"{stack.blocks}.{layer}"), *given):
             yield prefix + name, pair
@@ -141,7 +142,7 @@ def encoder_identities(model: HookedRootModule, at: Sites, output: Tensor) -> It
     yield from head_identities(model, at, lambda: stack_output(model, model.stack, at), output)
 
 
-def embed_identities(model: nn.Module, at: Sites) -> Iterator[Identity]:
+def embed_identities(model: HookedRootModule, at: Sites) -> Iterator[Identity]:
     """Identities of the embeddings: their sum, normalised, is the input of the stream."""
     names = ("hook_embed", "hook_token_type_embed", "hook_extra_embed", "hook_pos_embed")
     parts = [name for name in names if f"embed.{name}" in model.hook_dict]
@@ -164,7 +165,7 @@ def embed_identities(model: nn.Module, at: Sites) -> Iterator[Identity]:
     yield "sum of embeddings, normed == full_embed", full
 
 
-def head_identities(model: nn.Module, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
+def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, output: Tensor) -> Iterator[Identity]:
     """Identities of the heads; a head that was replaced by a foreign module has none."""
 
     def pooled() -> Tensor:
@@ -264,6 +265,6 @@ def vision_language_identities(
     yield from decoder_identities(model, at, logits, tokens)
 
 
-def deepstack_layers(model: nn.Module) -> list[int]:
+def deepstack_layers(model: HookedRootModule) -> list[int]:
     """The layers of a decoder after which features of images are added."""
     return [i for i, block in enumerate(model.blocks) if isinstance(block, DeepstackBlock)]
