@@ -162,7 +162,7 @@ def _nodes(at: Mapping[str, tuple[float, float]]) -> "go.Scatter":
         x=[x for x, _ in at.values()],
         y=[y for _, y in at.values()],
         mode="markers",
-        marker={"size": BOX, "opacity": 0},
+        marker={"size": BOX, "opacity": 0, "color": FAINT},  # the colour of the box on hover
         text=[html.escape(name, quote=False) for name in at],
         hovertemplate="<b>%{text}</b><extra></extra>",
         cliponaxis=False,
