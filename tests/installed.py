@@ -33,7 +33,7 @@ def sweep_without_tables() -> None:
     from hooked_lm.analysis import metrics
 
     model = HookedTransformer.from_pretrained("demo")
-    clean, corrupted = "When Mary and John left, John thanked", "When Mary and John left, Mary thanked"
+    clean, corrupted = (f"When Mary and John went to the store, {name} gave a drink to" for name in ("John", "Mary"))
     _, cache = model.run_with_cache(clean)
     assert cache["pattern", 0].shape[1] == model.cfg.n_heads
     metric = metrics.logit_difference(" Mary", " John", model=model)

@@ -28,7 +28,7 @@ def top_cells(model: HookedTransformer, clean: str, corrupted: str, page: Path) 
 
 def main(folder: Path) -> str:
     model = load()
-    clean, corrupted = "When Mary and John left, John thanked", "When Mary and John left, Mary thanked"
+    clean, corrupted = (f"When Mary and John went to the store, {name} gave a drink to" for name in ("John", "Mary"))
     logits, cache = model.run_with_cache(clean)
     pattern: Tensor = cache["pattern", 0]
     resid: Tensor = cache[utils.get_act_name("resid_post", 1)]
