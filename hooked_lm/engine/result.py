@@ -152,21 +152,25 @@ class SweepResult(Scores):
         return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about}
 
     def _pictured(self) -> dict[str, Any]:
-        runs = {"corrupted": self.corrupted, "clean": self.clean}
-        order = [self.base, *(name for name in runs if name != self.base)]
+        base = "unchanged" if self.clean is None else self.base  # a single run is neither clean nor corrupted
+        runs = (
+            {"unchanged": self.corrupted} if self.clean is None else {"corrupted": self.corrupted, "clean": self.clean}
+        )
+        order = [base, *(name for name in runs if name != base)]
         means = {
             name: run.reshape(-1, self.n_prompts).mean(-1).tolist() for name in order if (run := runs[name]) is not None
         }
         baselines = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
-        direction = {"corrupted": "denoising", "clean": "noising"}[self.base] if self.clean is not None else "changing"
+        direction = {"corrupted": "denoising", "clean": "noising"}.get(base, "changing")
         what = str(self.about.get(WHAT, "")).capitalize()
         metrics = self.axes.get(METRIC, ())
         metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, "metric"))
         share, change = ("restored", "restored") if self.base == "corrupted" else ("kept", "change of the share kept")
         name = {CHANGE: f"change of {metric}", RESTORED: share, CHANGE_RESTORED: change}
-        subtitle = f"{direction}: the {self.base} run with one change"
+        which = "" if self.clean is None else f"{self.base} "
+        subtitle = f"{direction}: the {which}run with one change"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
-            subtitle += f"; tokens of the {'first ' * (self.n_prompts > 1)}{self.base} prompt"
+            subtitle += f"; tokens of the {'first ' * (self.n_prompts > 1)}{which}prompt"
         return {
             "title": what,
             "subtitle": subtitle,

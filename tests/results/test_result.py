@@ -374,7 +374,7 @@ def test_white_is_the_unchanged_run():
     [trace] = both.plot().data
     assert_close((trace.zmin, trace.zmax), (baseline - 2, baseline + 2))
     names = [text.split()[-1] for text in trace.colorbar.ticktext]
-    assert "corrupted" in names
+    assert "unchanged" in names, "there is one run alone"
     above = SweepResult(baseline + effects.abs()[..., None] + spread, plain.axes, plain.corrupted)
     [trace] = above.plot().data
     assert_close((trace.zmin, trace.zmax), (baseline, baseline + 2))
