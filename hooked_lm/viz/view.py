@@ -23,8 +23,12 @@ async function unpacked(packed) {  // the bytes of gzip in base64
 }
 """
 TELL_HEIGHT = """
-if (parent !== window) new ResizeObserver(() =>
-  parent.postMessage({hookedViewHeight: Math.ceil(document.body.getBoundingClientRect().height)}, "*")).observe(document.body);
+if (parent !== window) {
+  const tell = () =>
+    parent.postMessage({hookedViewHeight: Math.ceil(document.body.getBoundingClientRect().height)}, "*");
+  new ResizeObserver(tell).observe(document.body);
+  addEventListener("message", tell);  // a page that was not listening yet asks
+}
 """
 UNTRUSTED = "To see this view, run the cell or trust the notebook."
 BASE = """
