@@ -1,4 +1,4 @@
-# Runs first in the kernel of each notebook. `ORIGINAL` is the directory of TransformerLens itself, or "" for this package.
+# Runs first in the kernel of each notebook, where `prepare` is then called.
 import importlib.util
 import os
 import random
@@ -14,24 +14,12 @@ import plotly.io
 import torch
 from IPython import get_ipython
 
-if ORIGINAL:
-    sys.path.insert(0, ORIGINAL)
-else:
-    from hooked_lm import compat
-
-    compat.install(shadow=True)
-plotly.io.renderers.default = "json"
-
-
 def seed(info):
     """The same random numbers in a cell, whichever package runs, and others in each cell."""
     count = get_ipython().execution_count
     torch.manual_seed(count)
     random.seed(count)
     numpy.random.seed(count)  # noqa: NPY002
-
-
-get_ipython().events.register("pre_run_cell", seed)
 
 
 def list_repo_files(self, repo_id, **options):
@@ -53,13 +41,6 @@ def load_dataset(*names, split=None, streaming=False, **options):
     ]
     found = datasets.Dataset.from_dict({"text": texts * 8, "meta": [{}] * 32})
     return found if split else datasets.DatasetDict({"train": found})
-
-
-huggingface_hub.HfApi.list_repo_files = list_repo_files
-if importlib.util.find_spec("datasets"):
-    import datasets
-
-    datasets.load_dataset = load_dataset
 
 
 class Plots(types.ModuleType):
@@ -98,7 +79,26 @@ def melted(tensor):
     return pandas.DataFrame(places | {"value": array.ravel()})
 
 
-for package in STAND_INS:
-    if importlib.util.find_spec(package) is None:
-        standing = Plots(package) if package == "neel_plotly" else MagicMock()
-        sys.modules |= {package: standing, f"{package}.plot": standing}
+def prepare(original, stand_ins):
+    """TransformerLens in the directory `original`, or this package for "", with the outside world replaced.
+
+    Parameters:
+        stand_ins: packages that do nothing where they are not installed.
+    """
+    if original:
+        sys.path.insert(0, original)
+    else:
+        from hooked_lm import compat
+
+        compat.install(shadow=True)
+    plotly.io.renderers.default = "json"
+    get_ipython().events.register("pre_run_cell", seed)
+    huggingface_hub.HfApi.list_repo_files = list_repo_files
+    if importlib.util.find_spec("datasets"):
+        import datasets
+
+        datasets.load_dataset = load_dataset
+    for package in stand_ins:
+        if importlib.util.find_spec(package) is None:
+            stand_in = Plots(package) if package == "neel_plotly" else MagicMock()
+            sys.modules |= {package: stand_in, f"{package}.plot": stand_in}

@@ -93,7 +93,7 @@ def run(path: Path, seconds: int, original: Path | None = None) -> Ran:
         cell.outputs = []
         for rule in rules:
             ran.rules.setdefault(rule, []).append(number)
-    prelude = f"ORIGINAL, STAND_INS = {str(original or '')!r}, {STAND_INS!r}\n{PRELUDE.read_text()}"
+    prelude = f"{PRELUDE.read_text()}\nprepare({str(original or '')!r}, {STAND_INS!r})"
     notebook.cells = [nbformat.v4.new_code_cell(prelude), *ran.cells]
     options = {"timeout": seconds, "allow_errors": True, "interrupt_on_timeout": True, "kernel_name": "python3"}
     with tempfile.TemporaryDirectory() as place:
