@@ -34,7 +34,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
         trial.touch()
         trial.unlink()
     except OSError as error:
-        raise type(error)(error.errno, f"cannot write {path}: no file can be created in {target.parent}") from None
+        raise type(error)(f"cannot write {path}: no file can be created in {target.parent}") from None
     return target
 
 

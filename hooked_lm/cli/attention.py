@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_prompt, check_writable, decoder, integers
+from hooked_lm.cli.inputs import check_writable, decoder, integers
 from hooked_lm.cli.options import ModelArgument, PromptArgument
 from hooked_lm.cli.output import say_path
+from hooked_lm.cli.prompts_and_sites import prompt_of
 
 
 @command("hooked-lm attention demo 'Mary gave it to John, and Mary left' --layers 0,1")
 def attention(
     model: ModelArgument,
     prompt: PromptArgument,
-    layers: Annotated[str | None, typer.Option(help="Only these layers, such as 0,-1.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Only these layers, such as 0,-1 or 0-2.")] = None,
     heads: Annotated[str | None, typer.Option(help="Only these heads, such as L1H7,L2H0.")] = None,
     out: Annotated[Path, typer.Option("--out", "--output", help="The path of the page.")] = Path(
         "hooked_lm_attention.html"
@@ -29,7 +30,7 @@ def attention(
 
     check_writable(out)
     loaded = decoder(model, "attention")
-    words, n_layers = check_prompt(loaded, prompt), loaded.cfg.n_layers
+    (given, words), n_layers = prompt_of(loaded, prompt), loaded.cfg.n_layers
     every = {each: f"blocks.{each}.attn.hook_pattern" for each in range(n_layers)}
     every = {each: name for each, name in every.items() if name in loaded.hook_dict}
     chosen = list(every) if layers is None else integers("layers", layers)
@@ -38,10 +39,10 @@ def attention(
     if not every:
         raise ValueError(f"{model} has no attention")
     names = {each: every[each] for each in sorted({each % n_layers for each in chosen})}
-    _, cache = loaded.run_with_cache(prompt, names_filter=list(names.values()), return_type=None)
+    _, cache = loaded.run_with_cache(given, names_filter=list(names.values()), return_type=None)
     patterns = {each: cache[name][0] for each, name in names.items()}
     labels = None if heads is None else [label.strip() for label in heads.split(",")]
-    viz.attention(patterns, words, heads=labels, title=f"Attention of {model}").write_html(out)
+    viz.attention(patterns, words, heads=labels, title=f"Attention of {model}: {prompt}").write_html(out)
     n_heads = len(labels) if labels else sum(len(pattern) for pattern in patterns.values())
     say_path(f"{n_heads} heads of {len(names)} layers:", out)
     return {"model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "html": out.resolve()}

@@ -6,16 +6,17 @@ from typing import Annotated
 import typer
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_prompt, check_writable, load
-from hooked_lm.cli.options import ModelArgument, PromptArgument
+from hooked_lm.cli.inputs import check_writable, load
+from hooked_lm.cli.options import ModelArgument, PromptArgument, SitesOption
 from hooked_lm.cli.output import say_path, show_table
+from hooked_lm.cli.prompts_and_sites import prompt_of, sites_of
 
 
-@command("hooked-lm cache demo 'Mary and John left' --sites '*hook_resid_post' --out hooked_lm_cache.safetensors")
+@command("hooked-lm cache demo 'Mary and John left' --site resid_post --out hooked_lm_cache.safetensors")
 def cache(
     model: ModelArgument,
     prompt: PromptArgument,
-    sites: Annotated[list[str], typer.Option(help="A site or a glob of sites; may be repeated.")],
+    sites: SitesOption,
     out: Annotated[Path, typer.Option("--out", "--output", help="The path of the file.")] = Path(
         "hooked_lm_cache.safetensors"
     ),
@@ -26,8 +27,8 @@ def cache(
     """
     check_writable(out)
     loaded = load(model)
-    words = check_prompt(loaded, prompt)
-    _, found = loaded.run_with_cache(prompt, names_filter=sites, return_type=None)
+    given, words = prompt_of(loaded, prompt)
+    _, found = loaded.run_with_cache(given, names_filter=sites_of(loaded, sites), return_type=None)
     found.save(out)
     rows: list[dict[str, object]] = [
         {

@@ -60,9 +60,10 @@ def circuit(
     )
     for name, value in study.facts.items():
         shown(name, value)
+    say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")
     nodes = records(study.nodes)
-    say(f"\n{escape(str(study.chosen.about['metric']))} of the circuit, less that without each node, in nats:")
-    show_table(nodes, {"value": "+.2f", "low": "+.2f", "high": "+.2f"})
+    say(f"\nThe change of the circuit's {escape(str(study.chosen.about['metric']))} without each node, in nats:")
+    show_table(nodes, {"effect": "+.2f", "low": "+.2f", "high": "+.2f"})
     if save is not None:
         study.circuit.save(save)
     path = report.write_report(study, output).resolve()

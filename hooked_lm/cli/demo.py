@@ -39,8 +39,7 @@ def demo(
     _show_setting(model, pairs[0])
     result = experiment.run(model, pairs)
     clean, corrupted = result.differences.mean.tolist()
-    ranking = records(result.ranking())
-    _show_result(result, clean, corrupted, ranking)
+    _show_result(result, clean, corrupted)
     path = experiment.write_report(result, output).resolve()
     seconds = time.perf_counter() - start
     say_path("report:", path, f"  ({seconds:.1f} s)")
@@ -49,7 +48,7 @@ def demo(
     return {
         "n_pairs": len(pairs),
         "logit_difference": {"clean": clean, "corrupted": corrupted},
-        "heads": ranking,
+        "heads": _heads(result),
         "report": path,
         "seconds": seconds,
     }
@@ -57,16 +56,43 @@ def demo(
 
 def _show_setting(model: "HookedTransformer", pair: "experiment.Pair") -> None:
     cfg, size = model.cfg, sum(parameter.numel() for parameter in model.parameters()) / 1e6
-    say(f"[bold]model[/]      {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, {size:.2f} M")
+    say(
+        f"[bold]model[/]      {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, {size:.2f} M parameters"
+    )
     say(f"[bold]clean[/]      {escape(pair.clean)}[green]{escape(pair.answer)}[/]")
     say(f"[bold]corrupted[/]  {escape(pair.corrupted)}[red]{escape(pair.wrong_answer)}[/]")
 
 
-def _show_result(result: "experiment.Result", clean: float, corrupted: float, ranking: list[dict[str, object]]) -> None:
+def _show_result(result: "experiment.Result", clean: float, corrupted: float) -> None:
     intervals = ", with 95% intervals over the pairs" if len(result.pairs) > 1 else ""
     say(
         f"\n[bold]logit difference[/] over {len(result.pairs)} pairs of prompts: clean {clean:+.2f}, corrupted {corrupted:+.2f}"
-        f"\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean){intervals}:"
+        f"\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean){intervals};"
+        '\n"acts at": the position at which it has most of this effect; tokens and positions of the first prompt:'
     )
-    show_table(ranking, {"restored": "+.3f", "low": "+.3f", "high": "+.3f", "weight": ".2f"})
+    show_table(
+        records(result.ranking().drop(columns="restored there")),
+        {"restored": "+.3f", "low": "+.3f", "high": "+.3f", "weight": ".2f"},
+    )
     say(f"[bold]patched[/]    {result.work}")
+
+
+def _heads(result: "experiment.Result") -> list[dict[str, object]]:
+    """The ranking, with positions as numbers."""
+    from hooked_lm.hooks.head_labels import parse_head_label
+
+    ranking = result.ranking()
+    acting = [result.acting(*parse_head_label(head)) for head in ranking["head"]]
+    effects = records(ranking[[name for name in ("head", "restored", "low", "high") if name in ranking]])
+    return [
+        {
+            **row,
+            "position": each.position,
+            "token": result.tokens[each.position],
+            "restored_there": each.effect,
+            "looks_at": each.looks_at,
+            "looks_at_token": result.tokens[each.looks_at],
+            "weight": each.weight,
+        }
+        for row, each in zip(effects, acting, strict=True)
+    ]

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_prompt, load
+from hooked_lm.cli.inputs import check_readable, load
 from hooked_lm.cli.options import ModelArgument, PromptArgument
 from hooked_lm.cli.output import console
+from hooked_lm.cli.prompts_and_sites import prompt_of
 
 
 @command("hooked-lm generate demo 'The capital of France is' --max-new-tokens 4 --greedy")
@@ -18,18 +19,27 @@ def generate(
     prompt: PromptArgument,
     max_new_tokens: Annotated[int, typer.Option(help="The length of the continuation, at most.")] = 40,
     greedy: Annotated[bool, typer.Option("--greedy/--sample", help="The most likely token each time.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of the distribution that is sampled.")] = 1.0,
+    temperature: Annotated[
+        float | None, typer.Option(help="Of the distribution that is sampled; 1 by default.")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample among this many tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample among tokens of this total probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the samples.")] = None,
     steer: Annotated[Path | None, typer.Option(help="Steering vectors that SteeringVectors.save wrote.")] = None,
-    coefficient: Annotated[float, typer.Option(help="How far the vectors move activations.")] = 1.0,
+    coefficient: Annotated[
+        float | None, typer.Option(help="How far the vectors move activations; 1 by default.")
+    ] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Layers that are steered; the best one by default.")] = None,
 ) -> Result:
     """Continue a prompt, steered if you like.
 
     The text appears as it is generated.
     """
+    _check(greedy, max_new_tokens, {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p})
+    if steer is not None:
+        check_readable(steer, "steering vectors, as SteeringVectors.save writes them")
+    elif coefficient is not None or layer:
+        raise ValueError("--coefficient and --layer are of steering vectors: give these with --steer")
     from hooked_lm.interventions.steering import SteeringVectors
     from hooked_lm.models.decoder import Decoder
     from hooked_lm.models.encoder_decoder import EncoderDecoder
@@ -38,28 +48,40 @@ def generate(
     loaded = load(model)
     if not isinstance(loaded, (Decoder, EncoderDecoder)):
         raise ValueError(f"{model} is a {type(loaded).__name__}, which generates no text")
-    check_prompt(loaded, prompt)
+    start, _ = prompt_of(loaded, prompt)
     options: dict[str, Any] = {
         "max_new_tokens": max_new_tokens,
         "do_sample": not greedy,
-        "temperature": temperature,
+        "temperature": 1.0 if temperature is None else temperature,
         "top_k": top_k,
         "top_p": top_p,
         "seed": seed,
         "verbose": False,
     }
-    hooks = nullcontext() if vectors is None else loaded.hooks(vectors.hooks(coefficient, layer))
+    by = 1.0 if coefficient is None else coefficient
+    hooks = nullcontext() if vectors is None else loaded.hooks(vectors.hooks(by, layer))
     with hooks:
-        if isinstance(loaded, EncoderDecoder):
-            text = str(loaded.generate(prompt, **options))
-            _write(text)
+        if not isinstance(start, str):  # ids of a model without a tokenizer
+            ids = loaded.generate(start, stop_at_eos=False, **options)
+            pieces = iter([",".join(map(str, ids[0].tolist()))])
+        elif isinstance(loaded, EncoderDecoder):
+            pieces = iter([str(loaded.generate(start, **options))])
         else:
-            text = ""
-            for piece in loaded.generate_stream(prompt, max_tokens_per_yield=1, **options):
-                _write(str(piece))
-                text += str(piece)
+            pieces = map(str, loaded.generate_stream(start, max_tokens_per_yield=1, **options))
+        text = ""
+        for piece in pieces:
+            _write(piece)
+            text += piece
     _write("\n")
     return {"model": model, "prompt": prompt, "text": text, "seed": seed, "steer": steer}
+
+
+def _check(greedy: bool, max_new_tokens: int, of_samples: dict[str, float | None]) -> None:
+    """Raises ValueError for a negative length, and for options of samples where none are drawn."""
+    if max_new_tokens < 0:
+        raise ValueError(f"--max-new-tokens must be 0 or more, got {max_new_tokens}")
+    if greedy and (given := [name for name, value in of_samples.items() if value is not None]):
+        raise ValueError(f"--greedy draws no samples, so {' and '.join(given)} would change nothing: leave one out")
 
 
 def _write(text: str) -> None:

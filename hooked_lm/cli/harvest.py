@@ -1,5 +1,6 @@
 """`harvest`: the activations of a corpus."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,9 @@ from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import integers, load
-from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
-from hooked_lm.cli.output import say
+from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.output import say, say_resumed
+from hooked_lm.cli.prompts_and_sites import sites_of
 
 
 @command("hooked-lm harvest demo corpus.jsonl hooked_lm_harvest --site resid_post1", interrupt="resumes")
@@ -20,8 +22,10 @@ def harvest(
         typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
     ],
     output: Annotated[Path, typer.Argument(help="The directory; the harvest is a folder in it.")],
-    site: Annotated[list[str], typer.Option(help="A site, or a glob of sites; may be repeated.")],
-    positions: Annotated[str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1.")] = "all",
+    site: SitesOption,
+    positions: Annotated[
+        str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1 or 0-3.")
+    ] = "all",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     reduce: Annotated[str | None, typer.Option(help="mean, max or last of each row.")] = None,
     context: Annotated[
@@ -46,10 +50,11 @@ def harvest(
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of
 
+    loaded, started = load(model), time.time()
     store = run(
-        load(model),
+        loaded,
         documents,
-        site,
+        sites_of(loaded, site),
         output,
         positions=positions if positions in ("all", "text") else integers("positions", positions),
         dtype=dtype,
@@ -68,4 +73,10 @@ def harvest(
         threads=threads,
     )
     say(escape(str(store)))
-    return {"model": model, "store": str(store), "directory": output.resolve()}
+    shards = say_resumed(store, started)
+    return {
+        "model": model,
+        "store": str(store),
+        "directory": output.resolve(),
+        "shards": shards,
+    }

@@ -1,24 +1,34 @@
 """What is typed: names of models, prompts, choices of layers, positions and heads. Mistakes are ValueErrors."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+ONE_OR_RANGE = re.compile(r"(-?\d+)(?:-(-?\d+))?")
+
 
 def integers(name: str, text: str) -> list[int]:
-    """Integers with commas between them; ValueError for anything else.
+    """Integers and ranges with commas between them, a range with both of its ends; ValueError for anything else.
 
-    >>> integers("layers", "0,-1")
-    [0, -1]
+    >>> integers("layers", "0,-1"), integers("layers", "0-2,5")
+    ([0, -1], [0, 1, 2, 5])
     """
-    parts = text.split(",")
-    if not all(part.strip().removeprefix("-").isdigit() for part in parts):
-        raise ValueError(f"{name} must be integers with ',' between them, got {text!r}")
-    return [int(part) for part in parts]
+    found: list[int] = []
+    for part in text.split(","):
+        match = ONE_OR_RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{name} must be integers or ranges such as 0-2, with ',' between them; got {text!r}")
+        start = int(match[1])
+        end = start if match[2] is None else int(match[2])
+        if end < start or start < 0 <= end:
+            raise ValueError(f"{name}: the range {part.strip()!r} is empty, it goes from {start} up to {end}")
+        found += range(start, end + 1)
+    return found
 
 
 def which(name: str, text: str) -> object:
-    """ "each", None for all together, indices, or labels of heads.
+    """ "each", None for all together, indices and ranges, or labels of heads.
 
     >>> which("heads", "L1H7, L2H0"), which("layers", "together"), which("layers", "0")
     (['L1H7', 'L2H0'], None, [0])
@@ -60,11 +70,19 @@ def decoder(model: str, does: str) -> Any:
     return loaded
 
 
-def check_prompt(model: Any, prompt: str, name: str = "the prompt") -> list[str]:
-    """The tokens of a prompt as strings; raises ValueError if it has none."""
+def check_text(model: Any, prompt: str, does: str) -> list[str]:
+    """The tokens of a text as strings; raises ValueError if it has none, or the model no tokenizer. `does` is what needs one."""
+    if getattr(model, "tokenizer", None) is None:
+        raise ValueError(f"{does} reads texts, and this model has no tokenizer: token ids are for Python alone")
     if not prompt or not (words := list(map(str, model.to_str_tokens(prompt)))):
-        raise ValueError(f"{name} has no tokens: give some text")
+        raise ValueError("the prompt has no tokens: give some text")
     return words
+
+
+def check_readable(path: str | Path, what: str) -> None:
+    """Raises FileNotFoundError for a file that is not there, before the work. `what` says what it should hold."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"cannot read {path}: there is no such file; it should hold {what}")
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_prompt, check_writable, decoder, integers
+from hooked_lm.cli.inputs import check_writable, decoder, integers
 from hooked_lm.cli.options import ModelArgument, PromptArgument
 from hooked_lm.cli.output import records, say, say_path, show_table
+from hooked_lm.cli.prompts_and_sites import prompt_of, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 def lens(
     model: ModelArgument,
     prompt: PromptArgument,
-    positions: Annotated[str, typer.Option(help="Of the tokens whose continuations are shown, such as 0,-1.")] = "-1",
-    site: Annotated[str, typer.Option(help="The short name of a site: resid_post, attn_out, mlp_out.")] = "resid_post",
+    positions: Annotated[
+        str, typer.Option(help="Of the tokens whose continuations are shown, such as 0,-1 or 0-3.")
+    ] = "-1",
+    site: Annotated[
+        str, typer.Option("--site", "--sites", help="The short name of a site: resid_post, attn_out, mlp_out.")
+    ] = "resid_post",
     k: Annotated[int, typer.Option(help="How many tokens are shown.")] = 5,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
 ) -> Result:
@@ -32,14 +37,14 @@ def lens(
 
     check_writable(html)
     loaded = decoder(model, "lens")
-    words = check_prompt(loaded, prompt)
-    places = integers("positions", positions)
-    table = analysis.logit_lens(loaded, prompt, site=site, k=k, positions=places).to_dataframe()
+    given, words = prompt_of(loaded, prompt)
+    places, site = integers("positions", positions), short_name(site)
+    table = analysis.logit_lens(loaded, given, site=site, k=k, positions=places).to_dataframe()
     for place, (_, part) in zip(places, table.groupby("position", sort=False), strict=True):
         say(f"The next token after {escape(viz.visible(words[place]))}, with its probability:")
         show_table([_row(layer, group) for layer, group in reversed(list(part.groupby("layer", sort=False)))])
     if html is not None:
-        figure = analysis.logit_lens(loaded, prompt, site=site, k=k).plot(title=f"Logit lens: {prompt}")
+        figure = analysis.logit_lens(loaded, given, site=site, k=k).plot(title=f"Logit lens: {prompt}")
         figure.write_html(html)
         say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]

@@ -23,9 +23,9 @@ def models(
 
         reasons = reasons_of_missing()
         show_table([{"model_type": name, "why not": why} for name, why in reasons.items()])
-        return {"missing": reasons}
+        return {"missing": [{"model_type": name, "reason": why} for name, why in reasons.items()]}
     from hooked_lm.families import model_classes
 
     classes = model_classes()
     show_table([{"model_type": name, "class": " or ".join(found)} for name, found in classes.items()])
-    return {"models": classes}
+    return {"models": [{"model_type": name, "classes": list(found)} for name, found in classes.items()]}

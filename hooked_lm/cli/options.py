@@ -28,7 +28,18 @@ ModelArgument = Annotated[
         autocompletion=models_to_complete,
     ),
 ]
-PromptArgument = Annotated[str, typer.Argument(metavar="PROMPT", help="A text.")]
+PromptArgument = Annotated[
+    str, typer.Argument(metavar="PROMPT", help="A text; token ids such as 12,7,3 if the model has no tokenizer.")
+]
+SitesOption = Annotated[
+    list[str],
+    typer.Option(
+        "--site",
+        "--sites",
+        help="A site: a short name (in all layers), such as resid_post; one in a layer, such as resid_post1; a full name or a "
+        "glob. May be repeated.",
+    ),
+]
 CleanOption = Annotated[list[str], typer.Option(help="A prompt that the model answers correctly; may be repeated.")]
 CorruptedOption = Annotated[list[str], typer.Option(help="The prompt with a change that reverses the answer.")]
 AnswersOption = Annotated[

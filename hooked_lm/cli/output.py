@@ -14,6 +14,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     import pandas as pd
 
+    from hooked_lm.shards import Shards
+
 console = Console(highlight=False)
 
 
@@ -65,6 +67,31 @@ def show_table(
 def records(frame: "pd.DataFrame") -> list[dict[str, object]]:
     """The rows of a table."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
+
+
+def cells(frame: "pd.DataFrame") -> list[dict[str, object]]:
+    """The rows of a table of cells, with a position as its number and its token."""
+    from hooked_lm.reports.sweep import parts_of_position
+
+    rows = []
+    for row in records(frame):
+        if "position" in row:
+            number, token = parts_of_position(row["position"])  # type: ignore[arg-type]
+            row = {"position": number, "token": token} | row | {"position": number}
+        rows.append(row)
+    return rows
+
+
+def say_resumed(shards: "Shards", started: float) -> dict[str, int]:
+    """Says how many shards were there before, if any; returns the numbers of those that are `written` since and `kept`."""
+    from hooked_lm.shards.records import record_path
+
+    slack = 0.1  # seconds: times of files are coarse
+    written = sum(record_path(shards.path, shard).stat().st_mtime >= started - slack for shard in shards.shards)
+    kept = len(shards.shards) - written
+    if kept:
+        say(f"resumed: {kept} of {len(shards.shards)} shards were there already")
+    return {"written": written, "kept": kept}
 
 
 def _cell(value: object, form: str) -> str:

@@ -1,6 +1,7 @@
 """`patch`: a sweep of one pair of prompts, or an experiment on a file of pairs."""
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,14 +9,15 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import answers_of, check_prompt, check_writable, decoder, load, named, which
+from hooked_lm.cli.inputs import answers_of, check_readable, check_text, check_writable, decoder, load, named, which
 from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
-from hooked_lm.cli.output import records, say, say_path, show_table
+from hooked_lm.cli.output import cells, records, say, say_path, say_resumed, show_table
+from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
     from hooked_lm.studies import PairTable
 
-NUMBERS = dict.fromkeys(("value", "effect", "low", "high"), "+.3f")
+NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
 
 PairClean = Annotated[list[str] | None, typer.Option(help="A prompt that the model answers; may be repeated.")]
@@ -23,16 +25,22 @@ PairCorrupted = Annotated[list[str] | None, typer.Option(help="The same with a c
 PairAnswers = Annotated[list[str] | None, typer.Option(help="The right and a wrong next token, spaced: ' Mary, John'.")]
 PairsOption = Annotated[
     str | None,
-    typer.Option(help="Instead: a file, folder or pattern of jsonl, parquet or csv with pairs; or a data set."),
+    typer.Option(
+        help="Instead: a file, folder or pattern of jsonl, parquet or csv with the columns clean, corrupted, answer and "
+        "wrong_answer; or a data set."
+    ),
 ]
 DirectoryOption = Annotated[
     Path | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write the figure to this page.")]
 ExperimentOption = Annotated[str, typer.Option(help="With --pairs: sweep, attribute, ablate, or steer.")]
-SiteOption = Annotated[list[str] | None, typer.Option(help="The short name of a site; may be repeated.")]
-LayersOption = Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1.")]
-PositionsOption = Annotated[str | None, typer.Option(help="each, together, or indices.")]
+SiteOption = Annotated[
+    list[str] | None,
+    typer.Option("--site", "--sites", help="The short name of a site, such as resid_pre; may be repeated."),
+]
+LayersOption = Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1 or 0-2.")]
+PositionsOption = Annotated[str | None, typer.Option(help="each, together, or indices and ranges.")]
 HeadsOption = Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")]
 FurtherOption = Annotated[
     list[str] | None,
@@ -41,7 +49,10 @@ FurtherOption = Annotated[
 MetricOption = Annotated[
     list[str] | None, typer.Option(help="With --pairs: logit_difference (the default), logit, probability, ...")
 ]
-ColumnOption = Annotated[list[str] | None, typer.Option(help="Another name of a column, e.g. clean=prompt.")]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(help="The name of a column of --pairs, such as clean=prompt; may be repeated."),
+]
 
 
 @command(
@@ -67,6 +78,9 @@ def patch(
     option: FurtherOption = None,
     metric: MetricOption = None,
     column: ColumnOption = None,
+    raw: Annotated[
+        bool, typer.Option("--raw/--normalized", help="Draw logit differences in nats, not shares that are restored.")
+    ] = False,
     max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
     batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
     pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
@@ -90,13 +104,14 @@ def patch(
             raise ValueError(
                 "--output, --metric and --experiment are of a study of --pairs; a page is written with --html"
             )
-        return _sweep(model, clean, corrupted, answers, options, html)
+        return _sweep(model, clean, corrupted, answers, options, not raw, html)
     if clean or corrupted or answers:
         raise ValueError("--pairs replaces --clean, --corrupted and --answers: give one or the other")
     if output is None:
         raise ValueError("--pairs needs --output, the directory of the study")
     from hooked_lm.shards import part_of
     from hooked_lm.studies import study_pairs
+    from hooked_lm.studies.pairs import MissingColumns
 
     of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}
     of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
@@ -106,80 +121,90 @@ def patch(
         **of_pairs,
         **of_shards,
     }
-    return _show_study(study_pairs(load(model), pairs, experiment, output, options=options, **settings), html)
+    started = time.time()
+    try:
+        study = study_pairs(load(model), pairs, experiment, output, options=options, **settings)
+    except MissingColumns as error:
+        fix = " ".join(f"--column {part}=NAME" for part in error.parts)
+        raise ValueError(f"{str(error).partition('; ')[0]}; give {fix}") from None
+    return _show_study(study, started, html)
 
 
 def _options(site: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
     """The arguments of the experiment, as the library takes them."""
-    sites = {} if not site else {"sites": site[0] if len(site) == 1 else site}
+    every = [short_name(part.strip(), " and --layers") for each in site or [] for part in each.split(",")]
+    sites = {} if not every else {"sites": every[0] if len(every) == 1 else every}
     which_ones = {name: which(name, text) for name, text in chosen.items() if text is not None}
     return {**sites, **which_ones, **{name: _value(name, text) for name, text in named("option", further).items()}}
 
 
 def _sweep(
-    model: str, clean: list[str], corrupted: list[str], answers: list[str], options: dict[str, Any], html: Path | None
+    model: str,
+    clean: list[str],
+    corrupted: list[str],
+    answers: list[str],
+    options: dict[str, Any],
+    normalized: bool,
+    html: Path | None,
 ) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
     from hooked_lm import patching
-    from hooked_lm.analysis import metrics
+    from hooked_lm.reports import sweep
     from hooked_lm.reports.circuit import Task, check_answers
 
     if not len(clean) == len(corrupted) == len(answers):
         raise ValueError(
             f"give as many --clean, --corrupted and --answers; got {len(clean)}, {len(corrupted)} and {len(answers)}"
         )
-    right, wrong = answers_of(answers)
+    task = Task(clean, corrupted, *answers_of(answers))
     loaded = decoder(model, "patch")
-    for prompt in (*clean, *corrupted):
-        check_prompt(loaded, prompt)
+    tokens = [check_text(loaded, prompt, "patch") for prompt in (*clean, *corrupted)]
     if "heads" not in options and options.get("sites") == "z":
         options = {"heads": "each", "positions": None, **options}
-    metric = metrics.logit_difference(right, wrong, model=loaded)
-    result = patching.sweep(loaded, corrupted, clean, metric=metric, **options)
-    baselines = check_answers(loaded, Task(clean, corrupted, right, wrong))
+    result = patching.sweep(loaded, corrupted, clean, metric=task.metric(loaded), **options)
+    baselines = check_answers(loaded, task)
+    shares = sweep.Shares(result)
+    if normalized and shares.gap != shares.gap:
+        raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
-    say("\nThe cells that move it most, and the logit difference with each:")
-    some = ["low", "high"] if len(clean) == 1 else []  # intervals need several pairs
-    _show_cells(records(result.top(10).drop(columns=some, errors="ignore")))
+    say(f"\nThe cells that move it most; {shares.name}: 0 is the corrupted run, 1 the clean one:")
+    show_table(records(sweep.readable(shares.top())), NUMBERS)
+    say(escape(sweep.finding(result).replace("`", "")))
     if html is not None:
-        result.plot().write_html(html)
+        sweep.write_report(result, task, (tokens[0], tokens[len(clean)]), html, normalized)
         say_path("page:", html)
     return {
         "model": model,
         "logit_difference": baselines,
-        "cells": records(result.to_dataframe()),
+        "cells": cells(shares.cells()),
         "html": html and html.resolve(),
     }
 
 
-def _show_cells(cells: list[dict[str, object]]) -> None:
-    """The token of a position is visible: `10 ·Mary`."""
-    show_table(
-        [{name: _position(value) if name == "position" else value for name, value in cell.items()} for cell in cells],
-        NUMBERS,
-    )
-
-
-def _position(label: object) -> str:
-    from hooked_lm import viz
-
-    number, space, token = str(label).partition(" ")
-    return f"{number} {viz.visible(token)}" if space else number
-
-
-def _show_study(study: "PairTable", html: Path | None) -> Result:
+def _show_study(study: "PairTable", started: float, html: Path | None) -> Result:
     """The cells with the largest effects; positions from the end if the pairs differ in length."""
+    from hooked_lm import viz
+    from hooked_lm.reports.sweep import readable
+
     say(escape(str(study)))
+    shards = say_resumed(study, started)
     if not study.is_complete:
-        return {"study": str(study), "complete": False}
+        return {"study": str(study), "complete": False, "shards": shards}
     scores = study.scores(align=None if study.has_one_length else "end")
-    effects = records(scores.top(10))
+    effects = scores.top(10)
     say("\nThe largest effects, means over the pairs with 95% intervals:")
-    _show_cells(effects)
+    show_table(records(readable(effects)), NUMBERS)
     if html is not None:
-        scores.plot().write_html(html)
+        found = viz.Section("What was found", viz.Plate(scores.plot()), "The largest effects:", readable(effects))
+        viz.report(f"A {study.plan.experiment['name']} over {study.n_pairs:,} pairs of prompts", [found], html)
         say_path("page:", html)
-    return {"study": str(study), "complete": True, "effects": effects, "html": html and html.resolve()}
+    return {
+        "study": str(study),
+        "complete": True,
+        "shards": shards,
+        "effects": cells(effects),
+        "html": html and html.resolve(),
+    }
 
 
 def _value(name: str, text: str) -> object:
@@ -187,6 +212,7 @@ def _value(name: str, text: str) -> object:
     if name == "vectors":
         from hooked_lm.interventions.steering import SteeringVectors
 
+        check_readable(text, "steering vectors, as SteeringVectors.save writes them")
         return SteeringVectors.load(text)
     try:
         return json.loads(text)

@@ -99,8 +99,8 @@ class Work:
 class Result(Shown):
     """The results of the experiment for each pair of prompts, and attention patterns.
 
-    `differences` are logit differences, in nats; `sites` and `heads` are effects: the share of the mean difference between
-    clean and corrupted run that a cell brings back (0: corrupted, 1: clean).
+    `differences` are logit differences, in nats. `sites`, `heads` and `heads_by_position` are effects: the share of the mean
+    difference between clean and corrupted run that a cell brings back (0: corrupted, 1: clean).
     """
 
     model: HookedTransformer
@@ -109,7 +109,8 @@ class Result(Shown):
     corrupted_tokens: list[str]
     differences: patching.SweepResult  # run: clean, corrupted
     sites: patching.SweepResult  # site x layer x position
-    heads: patching.SweepResult  # layer x head
+    heads: patching.SweepResult  # layer x head, all positions together
+    heads_by_position: patching.SweepResult  # layer x position x head
     patterns: Float[Tensor, "layer head query_pos key_pos"]
     work: Work
 
@@ -132,19 +133,42 @@ class Result(Shown):
         top = self.heads.top(n)
         return list(zip(top["layer"].tolist(), top["head"].tolist(), strict=True))
 
+    def acting(self, layer: int, head: int) -> "Acting":
+        """The position at which the head has its largest effect, and the token to which it attends most from there."""
+        effects = self.heads_by_position.mean[layer, :, head]
+        position = int(effects.abs().argmax())
+        weight, looks_at = self.patterns[layer, head, position].max(0)
+        return Acting(position, effects[position].item(), int(looks_at), weight.item())
+
+    def place(self, position: int) -> str:
+        """The token at a position in the first clean prompt, with the position."""
+        return f"{viz.visible(self.tokens[position])} ({position})"
+
     def ranking(self, n: int = 10) -> "pd.DataFrame":
-        """The top heads: the effect of each, with its interval, and where it attends from the last token, on average.
+        """The top heads: the effect of each, with its interval; the position at which it acts and its effect there alone; the
+        key to which it attends most from there, and the weight of this key.
 
         With one pair of prompts the table has no interval (`low`, `high`).
         """
-        top, looks = self.heads.top(n), []
-        for layer, head in self.top_heads(n):
-            weight, pos = self.patterns[layer, head, -1].max(0)
-            looks.append((f"{viz.visible(self.tokens[int(pos)])} (position {int(pos)})", weight.item()))
-        names = [head_label(layer, head) for layer, head in self.top_heads(n)]
+        top, places = self.heads.top(n), self.top_heads(n)
+        names = [head_label(layer, head) for layer, head in places]
         ranking = pd.DataFrame({"head": names, "restored": top["effect"], "low": top["low"], "high": top["high"]})
-        ranking[["the last token looks at", "weight"]] = looks
+        acting = [self.acting(layer, head) for layer, head in places]
+        ranking["acts at"] = [self.place(each.position) for each in acting]
+        ranking["restored there"] = [each.effect for each in acting]
+        ranking["looks there at"] = [self.place(each.looks_at) for each in acting]
+        ranking["weight"] = [each.weight for each in acting]
         return ranking if self.heads.n_prompts > 1 else ranking.drop(columns=["low", "high"])
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Where a head acts: the position of its largest effect, this effect, and the key to which it attends most from there."""
+
+    position: int
+    effect: float
+    looks_at: int
+    weight: float
 
 
 @torch.no_grad()
@@ -163,6 +187,7 @@ def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
         raise ValueError(f"the model answers clean and corrupted prompts alike (they are {gap:.1g} nats apart)")
     sites = patching.sweep(model, corrupted, clean, metric=difference, sites=SITES)
     heads = patching.sweep(model, corrupted, clean, metric=difference, sites="z", positions=None, heads="each")
+    by_position = patching.sweep(model, corrupted, clean, metric=difference, sites="z", heads="each")
     assert heads.clean is not None
     baselines = torch.stack([heads.clean, heads.corrupted])
     return Result(
@@ -173,8 +198,9 @@ def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
         differences=patching.SweepResult(baselines, {"run": ["clean", "corrupted"]}, heads.corrupted, heads.clean),
         sites=sites.effects().normalized(),
         heads=heads.effects().normalized(),
+        heads_by_position=by_position.effects().normalized(),
         patterns=torch.stack([cache["pattern", layer].mean(0) for layer in range(model.cfg.n_layers)]),
-        work=_work([sites, heads], _forward_cost(model, corrupted)),
+        work=_work([sites, heads, by_position], _forward_cost(model, corrupted)),
     )
 
 
@@ -299,11 +325,45 @@ def _heads_section(result: Result) -> viz.Section:
     with_intervals = ", with 95% intervals over the pairs" if interval else ""
     return viz.Section(
         "Which heads carry it",
-        "The output of each attention head, at all positions together. The table ranks heads by the size of their "
-        "effect, and says where each looks from the last token in the clean run.",
+        "The output of each attention head, at all positions together.",
         viz.Plate(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
         viz.Plate(strongest, f"The heads with the largest effects{with_intervals}."),
+        "A head acts at some position: the same heads are patched at one position at a time, too. The table says where each has "
+        f"its largest effect and where it looks from there in the clean run. {_chain(result, RANKED_HEADS)}",
+        viz.Plate(_acting_map(result), "The same head outputs, put in at one position. Tokens of the first prompt."),
         ranking,
+    )
+
+
+def _chain(result: Result, n: int) -> str:
+    """Which heads act at the same position and look at the same token there, the earliest first."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for layer, head in result.top_heads(n):
+        acting = result.acting(layer, head)
+        found.setdefault((acting.position, acting.looks_at), []).append(head_label(layer, head))
+    parts = [
+        f"{', '.join(sorted(heads))} act{'s' * (len(heads) == 1)} at `{result.place(position)}` and "
+        f"look{'s' * (len(heads) == 1)} at `{result.place(key)}`"
+        for (position, key), heads in sorted(found.items())
+    ]
+    return f"{'; '.join(parts)}."
+
+
+def _acting_map(result: Result) -> Any:
+    """The effects of the top heads at each position, the largest at the top."""
+    places = result.top_heads(RANKED_HEADS)
+
+    def of_places(every: Float[Tensor, "layer position head"]) -> Float[Tensor, "place position"]:
+        return torch.stack([every[layer, :, head] for layer, head in places])
+
+    ends = _interval(result.heads_by_position)
+    return viz.heatmap(
+        of_places(result.heads_by_position.mean),
+        result.tokens,
+        [head_label(layer, head) for layer, head in places],
+        value_name="restored",
+        show_values=True,
+        interval=None if ends is None else (of_places(ends[0]), of_places(ends[1])),
     )
 
 
@@ -336,12 +396,14 @@ def _interval(effects: patching.SweepResult) -> tuple[Tensor, Tensor] | None:
 
 def _patterns_section(result: Result) -> viz.Section:
     top = result.top_heads(SHOWN_HEADS)
-    labels = [f"{head_label(layer, head)}, restores {result.heads.mean[layer, head]:.0%}" for layer, head in top]
+    labels = [
+        f"{head_label(layer, head)}, acts at {result.place(result.acting(layer, head).position)}" for layer, head in top
+    ]
     patterns = torch.stack([result.patterns[layer, head] for layer, head in top])
     return viz.Section(
         "Where these heads look",
         "Attention of the heads with the largest effects in the clean runs, from the token of a row to the token of a "
-        "column, on average over the pairs.",
+        "column, on average over the pairs. A head matters in the row of the token at which it acts.",
         viz.Plate(viz.attention_patterns(patterns, result.tokens, labels), "Each row of a panel sums to 1."),
     )
 

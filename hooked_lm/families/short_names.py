@@ -41,6 +41,7 @@ _TWO_LAYERS = (
     "attn-only-demo",
 )
 
+BUNDLED_NAMES = ("demo", "demo-shapes")
 # lower case -> hub id
 SHORT_NAMES = {
     "gpt2": "openai-community/gpt2",

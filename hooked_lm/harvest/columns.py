@@ -17,6 +17,7 @@ from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
 from hooked_lm.models.names import get_act_name
 from hooked_lm.shards import Shards
+from hooked_lm.shards.stored import n_shards
 from hooked_lm.shown import Shown, Table
 
 SiteName = str | tuple[str, int]  # a name, a short name such as "z0", or ("z", 0)
@@ -81,7 +82,7 @@ class Columns(Shards):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {_shards(len(self.shards))} ({self._state}), "
+            f"{type(self).__name__}({str(self.path)!r}): {len(self):,} tokens in {n_shards(len(self.shards))} ({self._state}), "
             f"sites {', '.join(self.sites)}"
         )
 
@@ -178,10 +179,6 @@ class Column(Shown):
             here = shards == i
             found[here] = self.store.rows(self.store.shards[i], self.name, numbers[here] - self.store.starts[i])
         return found
-
-
-def _shards(n: int) -> str:
-    return "1 shard" if n == 1 else f"{n} shards"
 
 
 def _view(whole: UInt8[Tensor, " byte"], dtype: torch.dtype, begin: int, shape: list[int]) -> Tensor:

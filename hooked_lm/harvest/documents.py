@@ -142,25 +142,27 @@ def documents_of(
 
 def loaded(source: str | os.PathLike[str]) -> Any:
     """The data set that a path or a name means; several files by a pattern such as "corpus/*.jsonl"."""
+    path = Path(source)
+    names = sorted(glob.glob(str(source), recursive=True)) if not path.is_dir() else sorted(map(str, path.rglob("*")))
+    files = [name for name in names if Path(name).suffix in BUILDERS]
+    is_saved = path.is_dir() and (path / "dataset_info.json").exists()
+    if not files and not is_saved:
+        if path.suffix in BUILDERS or path.exists() or str(source).startswith((".", "/", "~")):
+            raise FileNotFoundError(f"no file of {', '.join(BUILDERS)} is at {source}")
+        if not NAME.fullmatch(str(source)):
+            raise ValueError(f"{str(source)!r} is neither a path nor the name of a data set; give texts as a list")
     try:
         import datasets
     except ImportError:
         raise ImportError(
             "files and named data sets need the package datasets: pip install 'hooked-lm[corpus]'"
         ) from None
-    path = Path(source)
-    names = sorted(glob.glob(str(source), recursive=True)) if not path.is_dir() else sorted(map(str, path.rglob("*")))
-    files = [name for name in names if Path(name).suffix in BUILDERS]
     if files:
         if len(kinds := {Path(name).suffix for name in files}) > 1:
             raise ValueError(f"{source} has files of several kinds, {', '.join(sorted(kinds))}: name one of them")
         return _read(datasets, BUILDERS[kinds.pop()], files)
-    if path.is_dir() and (path / "dataset_info.json").exists():
+    if is_saved:
         return datasets.load_from_disk(str(path))
-    if path.suffix in BUILDERS or path.exists() or str(source).startswith((".", "/", "~")):
-        raise FileNotFoundError(f"no file of {', '.join(BUILDERS)} is at {source}")
-    if not NAME.fullmatch(str(source)):
-        raise ValueError(f"{str(source)!r} is neither a path nor the name of a data set; give texts as a list")
     return datasets.load_dataset(str(source), split="train")
 
 

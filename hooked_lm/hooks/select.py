@@ -129,7 +129,7 @@ def _exact(site: str, names: Mapping[str, object], aliases: Mapping[str, str], s
     for name in (site, aliases.get(site, site), shorthand(site)):
         if name in names:
             return name
-    raise unknown(site, names)
+    raise _beyond(site, shorthand(site), names) or unknown(site, names)
 
 
 def _matching(test: Callable[[str], bool], names: Iterable[str], aliases: Mapping[str, str]) -> set[str]:
@@ -154,6 +154,19 @@ def unknown(site: str, names: Iterable[str]) -> UnknownSite:
     """The error for a site without a match, with the three nearest names, or globs for a glob."""
     near = ", ".join(map(repr, nearest(site, dict.fromkeys(map(site_glob, names)) if _is_glob(site) else names)))
     return UnknownSite(f"no hook point '{site}'; did you mean {near or 'another module'}?")
+
+
+def _beyond(site: str, full: str, names: Iterable[str]) -> UnknownSite | None:
+    """The error for a site whose layer is the only part that does not exist, with the layers that do."""
+    glob = site_glob(full)
+    numbers = [[int(part) for part in name.split(".") if part.isdigit()] for name in names if site_glob(name) == glob]
+    if not numbers or len(numbers[0]) != 1:
+        return None
+    layers = sorted(number for (number,) in numbers)
+    in_a_row = layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 2
+    which = f"{layers[0]} to {layers[-1]}" if in_a_row else ", ".join(map(str, layers))
+    of = "layers" if glob.startswith("blocks.") else "numbers"
+    return UnknownSite(f"no hook point '{site}': '{glob}' exists for the {of} {which}")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

@@ -1,5 +1,8 @@
 """The text models of transformers that do not load here, and why."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from hooked_lm.families import model_class, supported
 from hooked_lm.hub.composite import text_config
 
@@ -78,12 +81,26 @@ def missing() -> dict[str, str]:
     return {kind: reasons.get(kind, NOT_YET) for kind in sorted(lacking) if kind in reasons or not _is_composite(kind)}
 
 
+@contextmanager
+def _without_remarks() -> Iterator[None]:
+    """Without what transformers logs about the defaults of configs that nobody uses."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _is_composite(model_type: str) -> bool:
     """Whether it has, by default, a language model that loads."""
     from transformers import CONFIG_MAPPING
 
     try:
-        text = text_config(CONFIG_MAPPING[model_type]())
+        with _without_remarks():
+            text = text_config(CONFIG_MAPPING[model_type]())
     except Exception:  # some configs have no defaults, or need another package
         return False
     if text is None or text.model_type not in supported():

@@ -5,11 +5,11 @@ import os
 import re
 from pathlib import Path
 
-from hooked_lm.families.short_names import CHECKPOINTS, SHORT_NAMES
+from hooked_lm.families.short_names import BUNDLED_NAMES, CHECKPOINTS, SHORT_NAMES
 from hooked_lm.hub.options import Options
 
 BUNDLED = Path(__file__).parents[1] / "demo"
-DEMOS = {"demo": BUNDLED / "model", "demo-shapes": BUNDLED / "shapes_model"}
+DEMOS = dict(zip(BUNDLED_NAMES, (BUNDLED / "model", BUNDLED / "shapes_model"), strict=True))
 
 
 def short_names() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from hooked_lm.families.short_names import SHORT_NAMES
+from hooked_lm.families.short_names import BUNDLED_NAMES, SHORT_NAMES
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
 
@@ -143,15 +143,15 @@ class Repository:
                 pickles = "pytorch_model*.bin"
                 snapshot_download(self.name, allow_patterns=pickles, ignore_patterns="*/*", **self._download)
         except (OSError, ValueError) as error:
-            near = get_close_matches(self.name.lower(), SHORT_NAMES, n=3)
-            hint = f" (similar short names: {', '.join(near)})" if near else ""
+            near = get_close_matches(self.name.lower(), [*BUNDLED_NAMES, *SHORT_NAMES], n=3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             if self.unreachable is not None:
                 raise ValueError(
-                    f"no such folder: {self.name!r}; and no repository of that name is in the cache of the hub{hint}, which "
-                    f"cannot be reached: {self.unreachable}"
+                    f"no such folder: {self.name!r}; and no repository of that name is in the cache of the hub, which "
+                    f"cannot be reached: {self.unreachable}{hint}"
                 ) from error
             raise ValueError(
-                f"there is no directory {self.name!r}, and the hub did not give a repository of that name{hint}: {error}"
+                f"there is no directory {self.name!r}, and the hub did not give a repository of that name: {error}{hint}"
             ) from error
         return folder
 

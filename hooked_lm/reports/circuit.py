@@ -1,13 +1,14 @@
 """Finds the circuit of a task, evaluates it against the full model, and writes a report."""
 
 import os
+import re
 import sys
 import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import torch
 from jaxtyping import Float, Int
@@ -41,7 +42,17 @@ SHARE = 0.05  # the default share of edges to keep
 STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
+MINUS = "\N{MINUS SIGN}"
 RANKS = ("pruning", "masks")  # methods whose scores rank all edges
+
+
+def shown(value: SupportsFloat, sign: bool = False) -> str:
+    """A number with two decimals and the sign for minus.
+
+    >>> shown(0.254), shown(0.25, sign=True)
+    ('0.25', '+0.25')
+    """
+    return rounded(value, sign=sign).replace("-", MINUS)
 
 
 class TaskWarning(UserWarning):
@@ -139,7 +150,7 @@ class Study(Shown):
 
     `drawn` is the circuit with the effect of each edge on the logit difference: exact, if the method has none. `effects` are the
     estimated or exact effects of all edges; None if the method has none. `evaluation` has circuits of several sizes, or only
-    this one; `chosen` is the evaluation of this one, and `nodes` the contribution of each of its nodes. `ahead` is the logit
+    this one; `chosen` is the evaluation of this one, and `nodes` the effect of taking each of its nodes out. `ahead` is the logit
     difference of the answers in nats, on the clean and on the corrupted prompts.
     """
 
@@ -166,21 +177,24 @@ class Study(Shown):
         """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
         some = len(self.task.clean) > 1
-        interval = f" ({rounded(found['low'])} to {rounded(found['high'])})" if some else ""
+        interval = f" ({shown(found['low'])} to {shown(found['high'])})" if some else ""
         n_edges, n_all = self.circuit.n_edges, self.circuit.graph.n_edges
         empty = "" if n_edges else ": nothing is left; try a lower threshold, or more edges"
+        idle = n_edges - self.circuit.pruned().n_edges
+        on_no_path = f"; {idle} of them are on no path from input to logits" if idle else ""
         facts = {
             "right answer ahead": ", ".join(
-                f"{rounded(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
+                f"{shown(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
             ),
-            "edges": f"{n_edges} of {n_all:,} ({n_edges / n_all:.1%}){empty}",
-            "faithfulness": f"{rounded(found['faithfulness'])}{interval}",
-            "completeness": rounded(found["completeness"]),
+            "edges": f"{n_edges} of {n_all:,} ({n_edges / n_all:.1%}){empty or on_no_path}",
+            "faithfulness": f"{shown(found['faithfulness'])}{interval}",
+            "faithfulness of random edges": f"{shown(found['random'])}, as many edges",
+            "completeness": shown(found["completeness"]),
             "measured by": str(self.chosen.about["metric"]),
         }
         if (agreement := self.agreement) is not None:
             facts["agreement with exact patching"] = (
-                f"{rounded(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
+                f"{shown(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
             )
         return facts
 
@@ -215,13 +229,16 @@ def find(
         raise ValueError(f"by must be {KL!r} or {DIFFERENCE!r}, got {by!r}")
     if ablation not in SOURCES:
         raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
+    n_all = Graph.of(model).n_edges
+    if n_edges is not None and not 1 <= n_edges <= n_all:
+        raise ValueError(f"n_edges must be from 1 to {n_all:,}, the number of edges of this model; got {n_edges:,}")
     difference = task.metric(model)
     clean, corrupted = rows_of(model, task.clean, "clean"), rows_of(model, task.corrupted, "corrupted")
     aligned(corrupted, clean, model)
     if n_edges is None and threshold is None:
         if method == "acdc":
             raise ValueError("method 'acdc' needs threshold: what an edge must change at least, in nats, such as 0.05")
-        n_edges = max(1, round(SHARE * Graph.of(model).n_edges - 0.5))
+        n_edges = max(1, round(SHARE * n_all - 0.5))
     prompts = {"corrupted": corrupted, "clean": clean}
     ahead = check_answers(model, task)
     common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "ablation": ablation}
@@ -263,11 +280,12 @@ def _effects(
 
 
 def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str, Any]) -> "pd.DataFrame":
-    """The contribution of each node to the circuit, the largest first; empty for an empty circuit."""
+    """The effect of taking each node out of the circuit, the largest first; empty for an empty circuit."""
     if not circuit.n_edges:
-        return pd.DataFrame(columns=["node", "value"])
+        return pd.DataFrame(columns=["node", "effect"])
     top = circuits.minimality(model, circuit, of="nodes", **common).top(SHOWN_NODES)
-    return top[["node", "value", *(["low", "high"] if common["clean"].shape[0] > 1 else [])]]
+    effects = pd.DataFrame({"node": top["node"], "effect": -top["value"], "low": -top["high"], "high": -top["low"]})
+    return effects if common["clean"].shape[0] > 1 else effects.drop(columns=["low", "high"])
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -315,16 +333,29 @@ def _task_section(study: Study) -> viz.Section:
         if n > 1
         else "One pair says nothing about others."
     )
+    which = f"The first of {n} pairs" if n > 1 else "One pair"
     return viz.Section(
         "The task",
         viz.TokenStrip("clean", clean, marked),
         viz.TokenStrip("corrupted", corrupted, marked),
-        f"The first of {n} pair{'s' * (n > 1)} of prompts. The circuit runs on the clean prompts; every edge outside of it "
+        f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
         + f"carries {ABLATED[str(study.chosen.about['ablation'])]}. What is measured is {study.chosen.about['metric']}. "
         "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
         "it); completeness is that of the model without the circuit (0: nothing is left). " + known,
-        viz.Facts(study.facts),
+        _key_figures(study),
     )
+
+
+def _key_figures(study: Study) -> viz.Facts:
+    """The facts of the study, with what is in parentheses or after a comma below the number."""
+    facts = {f"right answer ahead, {name}": f"{shown(nats, sign=True)} nats" for name, nats in study.ahead.items()}
+    notes = {}
+    for name, text in list(study.facts.items())[1:]:
+        match = re.fullmatch(r"(.*?)(?: \((.*?)\)|, )(.*)", text)
+        facts[name] = match[1] if match else text
+        if match:
+            notes[name] = "".join(filter(None, match.groups()[1:]))
+    return viz.Facts(facts, notes)
 
 
 ABLATED = {

@@ -45,7 +45,7 @@ class Shards(Shown):
         return Table(("", "value"), [*facts.items()])
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r}, {len(self.shards)} shards, {self._state})"
+        return f"{type(self).__name__}({str(self.path)!r}, {n_shards(len(self.shards))}, {self._state})"
 
     @property
     def is_complete(self) -> bool:
@@ -54,7 +54,7 @@ class Shards(Shown):
 
     @property
     def _state(self) -> str:
-        return "complete" if self.is_complete else f"{len(self.missing)} shards missing"
+        return "complete" if self.is_complete else f"{n_shards(len(self.missing))} missing"
 
     def file_of(self, shard: int) -> Path:
         """The file of a shard. Raises ValueError if it has not the size that it was written with."""
@@ -95,3 +95,12 @@ class Shards(Shown):
                 f"{len(wrong)} of {len(self.shards)} shards in {self.path} are damaged: {'; '.join(wrong[:10])}. Delete these "
                 "files and their records, and run the same call again: only they are computed"
             )
+
+
+def n_shards(n: int) -> str:
+    """A number of shards in words.
+
+    >>> n_shards(1), n_shards(3)
+    ('1 shard', '3 shards')
+    """
+    return "1 shard" if n == 1 else f"{n} shards"

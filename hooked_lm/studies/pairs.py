@@ -28,6 +28,14 @@ SHOWN = 10  # pairs in an error
 Row = Mapping[str, object]
 
 
+class MissingColumns(ValueError):
+    """The source of pairs lacks columns; `parts` are the parts of a pair that they should hold."""
+
+    def __init__(self, message: str, parts: Sequence[str]) -> None:
+        super().__init__(message)
+        self.parts = list(parts)
+
+
 @dataclass(frozen=True)
 class Pair:
     """The ids of two prompts of one length, of the right answers, and of wrong ones (none if there is no such column)."""
@@ -93,9 +101,12 @@ def _names(row: object, columns: Mapping[str, str]) -> dict[str, str]:
         raise ValueError(f"columns names {', '.join(map(repr, COLUMNS))}; got {unknown[0]!r}")
     names = {name: columns.get(name, name) for name in COLUMNS}
     if missing := [name for name in COLUMNS if names[name] not in row and (name in columns or name != "wrong_answer")]:
-        raise ValueError(
-            f"the pairs have no column {names[missing[0]]!r}, only {', '.join(map(repr, row))}; "
-            f"columns={{{missing[0]!r}: ...}} gives its name"
+        missing = [name for name in COLUMNS if names[name] not in row]
+        lacking = " and ".join(repr(names[name]) for name in missing)
+        given = ", ".join(f"{name!r}: ..." for name in missing)
+        raise MissingColumns(
+            f"the pairs have no column {lacking}, only {', '.join(map(repr, row))}; columns={{{given}}} names those to use",
+            missing,
         )
     return {name: column for name, column in names.items() if column in row}
 

@@ -15,7 +15,7 @@ from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, par
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
 from hooked_lm.studies.job import Job
-from hooked_lm.studies.pairs import Pair, digest, pairs_of
+from hooked_lm.studies.pairs import MissingColumns, Pair, digest, pairs_of
 from hooked_lm.studies.plan import StudyPlan
 from hooked_lm.studies.table import PairTable
 
@@ -117,7 +117,8 @@ def study_pairs(
 def _check_metrics(makers: Mapping[str, MakesMetric], pairs: Sequence[Pair]) -> None:
     """Makes each metric once, so that it fails before anything runs."""
     if "logit_difference" in makers and (without := [i for i, pair in enumerate(pairs) if not pair.wrong_answer]):
-        raise ValueError(f"the metric 'logit_difference' needs 'wrong_answer', which pair {without[0]} lacks")
+        message = f"the metric 'logit_difference' needs 'wrong_answer', which pair {without[0]} lacks"
+        raise MissingColumns(message, ["wrong_answer"])
     for make in makers.values():
         make([list(pairs[0].answer)], [list(pairs[0].wrong_answer)])
 

@@ -15,6 +15,7 @@ from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
 from hooked_lm.shards.records import checksum, record_path, sync_folder, unfinished_path
+from hooked_lm.shards.stored import n_shards
 from hooked_lm.shown import Table
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
 from hooked_lm.studies.plan import StudyPlan
@@ -63,7 +64,7 @@ class PairTable(Shards):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({str(self.path)!r}): {self.plan.experiment['name']} of {self.n_pairs:,} pairs in "
-            f"{len(self.shards)} shards ({self._state}), {len(self):,} rows"
+            f"{n_shards(len(self.shards))} ({self._state}), {len(self):,} rows"
         )
 
     def rows_shown(self) -> Table:

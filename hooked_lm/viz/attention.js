@@ -41,7 +41,7 @@
     const nq = queries.length, nk = keys.length, missing = 2 ** meta.bits - 1, signed = low < 0;
     const size = causal ? (nq * (nq + 1)) / 2 : nq * nk;
     const decimals = meta.bits === 16 ? 3 : 2;
-    const state = { head: 0, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0 };
+    const state = { head: meta.start, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0 };
     let colours, geometry = null;
 
     const code = (h, q, k) => (causal ? data[h * size + (q * (q + 1)) / 2 + k] : data[h * size + q * nk + k]);

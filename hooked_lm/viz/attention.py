@@ -1,5 +1,6 @@
 """Attention patterns in a page: a head picker, a heat map, and the text with where each token looks."""
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ Heads: TypeAlias = str | int | Sequence[str | int]
 Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
 
 HERE = Path(__file__)
-LONGEST = 40
+LONGEST, TITLE = 40, "Attention"
 
 
 def attention(
@@ -27,7 +28,7 @@ def attention(
     key_tokens: Sequence[str] | None = None,
     *,
     heads: Heads | None = None,
-    title: str = "Attention",
+    title: str = TITLE,
     max_bytes: int = 4_500_000,
 ) -> View:
     """A view of attention: choose a head among thumbnails; hover over a token to see where it looks and who looks at it.
@@ -40,7 +41,9 @@ def attention(
         pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer.
         tokens: one for each query, as strings.
         key_tokens: one for each key, where they differ from the queries, as in cross-attention.
-        heads: show these alone, the first of them at first: labels such as "L1H7", or indices in a single layer.
+        heads: show these alone, the first of them at first: labels such as "L1H7", or indices in a single layer. Of all heads
+            that one is shown at first which looks most at tokens other than the first and its own.
+        title: the heading of the view, if it is given, and the title of its document.
         max_bytes: the most text that the values may take in the page. Up to 500,000 values have 16 bits, more have 8. Of values
             that do not fit the largest of each query are kept; the page says how many, and their share of the whole.
 
@@ -66,12 +69,14 @@ def attention(
     meta = {
         "queries": [visible(str(token), LONGEST) for token in tokens],
         "keys": None if key_tokens is None else [visible(str(token), LONGEST) for token in key_tokens],
+        "start": 0 if heads is not None else _widest_look([layers[layer][head] for layer, head in places]),
         "heads": [{"layer": layer, "head": head, "label": _label(layer, head)} for layer, head in places],
         "scales": _scales(signed=packed.low < 0),
         "notes": _notes(packed, n_keys),
         **{name: value for name, value in asdict(packed).items() if name != "data"},
     }
-    body = BODY.format(meta=as_json(meta), data=packed.data)
+    heading = "" if title == TITLE else f"<h1>{html.escape(title)}</h1>\n"
+    body = heading + BODY.format(meta=as_json(meta), data=packed.data)
     style, script = (HERE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
     about = f"{len(places)} head{'s' * (len(places) != 1)}, {n_queries} x {n_keys} tokens"
     return View(title, body, style=style, script=script, height=1000, text=about)
@@ -117,6 +122,17 @@ def _chosen(layers: Mapping[int | None, Layer], heads: Heads | None) -> list[Pla
     if len(set(places)) < len(places):
         raise ValueError(f"a head is given twice in {wanted}")
     return places
+
+
+def _widest_look(patterns: Sequence[Float[Tensor, "query_pos key_pos"]]) -> int:
+    """The head that looks most at other tokens than the first and its own: that with the largest mean of the strongest looks."""
+    looks = []
+    for pattern in patterns:
+        others = pattern.detach().float().nan_to_num(0.0, 0.0, 0.0).abs().clone()
+        others[:, 0] = 0.0
+        others.fill_diagonal_(0.0)
+        looks.append(float(others.amax(-1).mean()))
+    return max(range(len(looks)), key=looks.__getitem__)
 
 
 def _label(layer: int | None, head: int) -> str:

@@ -35,8 +35,8 @@ def layered_graph(
     subtitle: str = "",
     meanings: tuple[str, str] = MEANINGS,
 ) -> "go.Figure":
-    """A graph with nodes on levels, the lowest at the bottom. The width of an edge shows the size of its score, the colour its
-    sign: blue is positive, orange negative, and both are named in the legend.
+    """A graph with nodes on levels, the lowest at the bottom. The width of an edge grows with the square root of its score, the
+    colour shows its sign: blue is positive, orange negative, and both are named in the legend.
 
     Args:
         levels: the level of each node; nodes of one level are side by side, in the given order.
@@ -62,7 +62,8 @@ def layered_graph(
     numbers = torch.ones(len(edges)) if scores is None else scores.detach().float().cpu()
     limit = float(numbers.abs().max()) if len(edges) and float(numbers.abs().max()) > 0 else 1.0
     curves = [_curve(at[start], at[stop]) for start, stop, _ in edges]
-    figure = go.Figure(_lines(curves, (numbers / limit).tolist(), scores is None))
+    sizes = numbers.sign() * (numbers / limit).abs().sqrt()  # so that one strong edge leaves others apart
+    figure = go.Figure(_lines(curves, sizes.tolist(), scores is None))
     if scores is not None:
         figure.add_traces(_legend(numbers, limit, value_name, meanings))
     values = [""] * len(edges) if scores is None else [f"{value:.4g}" for value in numbers.tolist()]
@@ -127,7 +128,7 @@ def _legend(numbers: Tensor, limit: float, value_name: str, meanings: tuple[str,
         )
         if there
     ]
-    found.append((FAINT, THICK, f"width: {value_name}, up to {limit:.3g}"))
+    found.append((FAINT, THICK, f"width: square root of {value_name}, up to {limit:.3g}"))
     return [
         go.Scatter(
             x=[None],

@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import hooked_lm
-from hooked_lm import ActivationCache, HookedTransformer, families, hub
+from hooked_lm import ActivationCache, HookedTransformer, HookedTransformerConfig, families, hub
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import console
@@ -99,7 +100,18 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["cache", "demo", "Mary", "--sites", "*", "--out", "no/such/file"], "there is no folder"),
         (["generate", "demo", ""], "the prompt has no tokens"),
         (["generate", "demo", "Mary", "--steer", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["generate", "demo", "Mary", "--max-new-tokens", "-3"], "--max-new-tokens must be 0 or more, got -3"),
+        (["generate", "demo", "Mary", "--greedy", "--top-k", "3"], "--top-k would change nothing"),
+        (["generate", "demo", "Mary", "--layer", "1"], "give these with --steer"),
+        (["cache", "demo", "Mary", "--site", "resid_post9"], "exists for the layers 0 to 3"),
+        (["cache", "demo", "Mary", "--site", "z", "--out", "/proc/x"], "cannot write /proc/x: no file can be created"),
+        (["lens", "demo", "Mary", "--site", "blocks.1.hook_resid_mid"], "give its short name, 'resid_mid'"),
         (["lens", "demo", ""], "the prompt has no tokens"),
+        (["lens", "demo", "Mary", "--positions", "2-1"], "the range '2-1' is empty"),
+        (["patch", "demo", *PAIR, "--site", "z1"], "give its short name, 'z' and --layers"),
+        (["circuit", "demo", *PAIR, "--n-edges", "0"], "n_edges must be from 1 to 1,519"),
+        (["circuit", "demo", *PAIR, "--n-edges", "99999"], "got 99,999"),
+        (["sites", "dmeo"], "did you mean 'demo'?"),
         (["lens", "demo", "Mary", "--positions", "9"], "position 9 is out of range"),
         (["lens", "demo", "Mary", "--html", "/"], "it is a folder"),
         (["attention", "demo", "Mary", "--layers", "9"], "no attention in a layer 9"),
@@ -233,6 +245,42 @@ def test_cache(tmp_path: Path, model: HookedTransformer) -> None:
         assert_close(kept[name], value)
 
 
+def test_sites_are_named_alike_in_all_commands(tmp_path: Path) -> None:
+    """A short name is the site in all layers, and both spellings of the option work."""
+    out = ("--out", tmp_path / "a.safetensors")
+    full = [f"blocks.{layer}.hook_resid_post" for layer in range(4)]
+    for option, name in (("--site", "resid_post"), ("--sites", "*.hook_resid_post"), ("--site", "hook_resid_post")):
+        found = from_json("cache", "demo", "Mary", option, name, *out)["sites"]
+        assert [each["site"] for each in found] == full
+    for name in ("resid_post", "*hook_resid_post", "blocks.*.hook_resid_post"):
+        assert call("lens", "demo", "Mary", "--sites", name, "--k", 1).exit_code == 0
+
+
+def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    sizes = {"n_layers": 2, "d_model": 8, "n_heads": 2, "d_head": 4, "n_ctx": 16, "d_vocab": 20, "act_fn": "gelu"}
+    HookedTransformer(HookedTransformerConfig(**sizes, seed=0)).save(tmp_path / "model")
+    found = from_json("lens", tmp_path / "model", "3,1,4", "--k", 1)
+    assert found["tokens"] == ["3", "1", "4"]
+    for command, *options in (["attention", "--out", "a.html"], ["cache", "--site", "z", "--out", "a.safetensors"]):
+        assert call(command, tmp_path / "model", "3 1 4", *options).exit_code == 0
+    text = call("generate", tmp_path / "model", "3,1,4", "--greedy", "--max-new-tokens", 2).output
+    assert re.fullmatch(r"3,1,4,\d+,\d+\n", text)
+    assert "give the prompt as token ids" in call("lens", tmp_path / "model", "Mary").stderr
+    assert "those of this model are 0 to 19" in call("lens", tmp_path / "model", "3,20").stderr
+    assert "this model has no tokenizer" in call("patch", tmp_path / "model", *PAIR).stderr
+
+
+@pytest.mark.slow
+def test_harvest_says_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "Mary and John went"}\n' * 4)
+    given = ("harvest", "demo", tmp_path / "corpus.jsonl", tmp_path / "out", "--site", "resid_post1")
+    given += ("--documents-per-shard", 2)
+    assert "resumed" not in call(*given, "--shard", "0/2").output
+    time.sleep(0.2)
+    shown = call(*given)
+    assert "resumed: 1 of 2 shards were there already" in shown.output
+
+
 def test_generate_streams_the_text_of_the_library(model: HookedTransformer) -> None:
     options = ("--max-new-tokens", 8, "--seed", 3)
     expected = model.generate("Mary went to", max_new_tokens=8, seed=3, verbose=False)
@@ -276,8 +324,27 @@ def test_patch_a_pair(tmp_path: Path, model: HookedTransformer) -> None:
     assert found["logit_difference"]["corrupted"] < -1
     tokens = model.to_str_tokens(STORE.format("John"))
     assert len(found["cells"]) == model.cfg.n_layers * len(tokens)
-    assert_close(found["cells"][-1]["mean"], max(cell["mean"] for cell in found["cells"] if cell["layer"] == 3))
-    assert "Plotly" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    last, start = found["cells"][-1], found["logit_difference"]["corrupted"]
+    assert_close(last["value"], max(cell["value"] for cell in found["cells"] if cell["layer"] == 3))
+    assert (last["position"], last["token"]) == (len(tokens) - 1, " to")
+    assert "low" not in last, "one pair has no interval"
+    gap = found["logit_difference"]["clean"] - start
+    for cell in found["cells"]:
+        assert_close([cell["effect"], cell["restored"] * gap], [cell["value"] - start] * 2, scale=10.0)
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+    for part in ("Plotly", "corrupted</b>", "·John", "The largest effect is that of layer", "One cell at a time"):
+        assert part in page
+
+
+def test_patch_shows_shares_or_nats(tmp_path: Path) -> None:
+    few = ("--layers", "1-2", "--positions", "10-12", "--html", tmp_path / "a.html")
+    assert "restored: 0 is the corrupted run" in call("patch", "demo", *PAIR, *few).output
+    assert "0 is the corrupted run and 1 the clean one" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert call("patch", "demo", *PAIR, *few, "--raw").exit_code == 0
+    assert "in nats" in (tmp_path / "a.html").read_text(encoding="utf-8")
+    kept = from_json("patch", "demo", *PAIR, *few, "--option", "direction=noise")["cells"]
+    assert {cell["layer"] for cell in kept} == {1, 2}
+    assert 0 < min(cell["kept"] for cell in kept) < 0.1
 
 
 def test_patch_heads_by_their_labels() -> None:
@@ -376,7 +443,7 @@ def test_models() -> None:
     assert dict(rows)["gpt2"] == "HookedTransformer"
     assert dict(rows)["llava"] == "HookedVisionLanguage"
     assert dict(rows)["vit"] == "HookedVisionEncoder"
-    assert from_json("models")["models"]["gpt2"] == ["HookedTransformer"]
+    assert {"model_type": "gpt2", "classes": ["HookedTransformer"]} in from_json("models")["models"]
 
 
 def test_missing_models() -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +44,30 @@ def test_demo_writes_the_report(tmp_path: Path):
     shown = call("demo", "--output", path, "--n-pairs", 2)
     assert shown.exit_code == 0, shown.output
     assert f"report: {path}" in shown.output
-    rows = re.findall(r"(?m)^L\dH\d\s+│((?:\s+[+-]\d\.\d{3} │){3})", shown.output)
+    rows = re.findall(r"(?m)^L\dH\d\s+│((?:\s+[+-]\d\.\d{3} │){3})(.*)", shown.output)
     assert len(rows) == 10
-    for row in rows:
+    for row, acts in rows:
         restored, low, high = map(float, re.findall(r"[+-]\d\.\d{3}", row))
         assert low <= restored <= high
-    assert re.search(r"patched\s+212 cells in \d+\.\d\d s: \d+\.\d GFLOP", shown.output)
+        assert re.fullmatch(r" ·\w+ \(\d+\) +│ ·\w+ \(\d+\) +│ +0\.\d\d *", acts)
+    assert re.search(r"patched\s+692 cells in \d+\.\d\d s: \d+\.\d GFLOP", shown.output)
     page = path.read_text(encoding="utf-8")
-    assert page.count('<div id="figure-') == 6
+    assert page.count('<div id="figure-') == 7
     assert "Which heads carry it" in page
     assert "Intervals hold 95%" in page
+
+
+def test_positions_of_heads_are_numbers_in_the_json(
+    tmp_path: Path, result: experiment.Result, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(experiment, "run", lambda model, pairs: result)
+    shown = call("demo", "--json", "--output", tmp_path / "report.html")
+    first = json.loads(shown.stdout)["heads"][0]
+    acting = result.acting(*result.top_heads(1)[0])
+    assert (first["position"], first["looks_at"]) == (acting.position, acting.looks_at)
+    assert (first["token"], first["looks_at_token"]) == tuple(
+        result.tokens[at] for at in (acting.position, acting.looks_at)
+    )
 
 
 @pytest.mark.slow
@@ -65,7 +80,7 @@ def test_one_pair_has_no_intervals(tmp_path: Path):
     body = path.read_text(encoding="utf-8").split("</head>")[1]
     assert "one pair says nothing about others" in body
     traces = [trace for _, data in FIGURES.findall(body) for trace in json.loads(data)["data"]]
-    assert len(traces) == 5 + experiment.SHOWN_HEADS
+    assert len(traces) == 6 + experiment.SHOWN_HEADS
     assert not [trace for trace in traces if {"error_y", "customdata"} & trace.keys()]
     assert not re.search(r"\bnan\b|[+-]nan", shown.output + re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL))
 
@@ -138,6 +153,43 @@ def test_heads_are_ranked_by_the_size_of_their_effect(result: experiment.Result)
     assert_close(abs(effects[0]), result.heads.mean.abs().max().item())
 
 
+def test_a_head_is_shown_where_it_acts(tmp_path: Path, result: experiment.Result):
+    """Against patches by hooks of one head at one position at a time, and attention from that position."""
+    model, pairs = result.model, result.pairs
+    clean, corrupted = (model.to_tokens([getattr(pair, run) for pair in pairs]) for run in ("clean", "corrupted"))
+    answers, wrong = (
+        torch.tensor([model.to_single_token(getattr(pair, of)) for pair in pairs]) for of in ("answer", "wrong_answer")
+    )
+    rows = torch.arange(len(pairs))
+
+    def ahead(logits: torch.Tensor) -> torch.Tensor:
+        return (logits[rows, -1, answers] - logits[rows, -1, wrong]).mean()
+
+    logits, cache = model.run_with_cache(clean)
+    start = ahead(model(corrupted))
+    page = experiment.write_report(result, tmp_path / "a.html").read_text(encoding="utf-8")
+    for row in result.ranking(2).itertuples():
+        layer, head = parse_head_label(row.head)
+        effects = []
+        for position in range(clean.shape[1]):
+            where = (slice(None), position, head)
+            patch = partial(_put, where=where, new=cache["z", layer][where])
+            patched = model.run_with_hooks(corrupted, fwd_hooks=[(f"blocks.{layer}.attn.hook_z", patch)])
+            effects.append(((ahead(patched) - start) / (ahead(logits) - start)).item())
+        position = max(range(len(effects)), key=lambda each: abs(effects[each]))
+        weights = cache["pattern", layer][:, head, position].mean(0)
+        acting = result.acting(layer, head)
+        assert (acting.position, acting.looks_at) == (position, int(weights.argmax()))
+        assert_close([acting.effect, acting.weight], [effects[position], weights.max().item()], scale=2.0)
+        where = [f"{result.tokens[at].replace(' ', '·')} ({at})" for at in (position, acting.looks_at)]
+        assert list(row[5:9:2]) == where
+        assert re.search(rf"{row.head}[^;]* acts? at <code>{re.escape(where[0])}</code> and looks? at", page)
+
+
+def _put(value: torch.Tensor, hook: object, where: tuple, new: torch.Tensor) -> None:
+    value[where] = new
+
+
 def test_intervals_hold_the_means(result: experiment.Result):
     for found in (result.differences, result.heads, result.sites):
         low, high = found.interval()
@@ -161,7 +213,7 @@ def test_the_same_pairs_twice_make_intervals_narrower(result: experiment.Result)
 def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Result):
     page = experiment.write_report(result, tmp_path / "a.html").read_text(encoding="utf-8")
     figures = {name: json.loads(data)["data"] for name, data in FIGURES.findall(page)}
-    assert len(figures) == 6
+    assert len(figures) == 7
     low, high = result.sites.select(site="resid_pre").interval()
     [stream] = figures["figure-2-2"]
     assert_close(numbers(stream["customdata"]), torch.stack([low, high], -1))
@@ -172,7 +224,7 @@ def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Resu
     assert_close((numbers(strongest["y"]) - below).tolist(), ranking["low"].to_list())
     assert_close((numbers(strongest["y"]) + above).tolist(), ranking["high"].to_list())
     for value in (*ranking["low"], *ranking["high"]):
-        assert f'<td class="number">{value:.3f}</td>' in page
+        assert f'<td class="number">{value:.3f}</td>'.replace("-", "\N{MINUS SIGN}") in page
     for value in (*result.differences.mean.tolist(), *torch.stack(result.differences.interval()).flatten().tolist()):
         assert f"{value:+.2f}".replace("-", "\N{MINUS SIGN}") in page
     assert f"{result.work.layer_rows:,} instead of {result.work.layer_rows_of_forwards:,}" in page
@@ -191,7 +243,7 @@ def test_the_work_is_counted(result: experiment.Result):
     """Against what PyTorch counts in one forward pass, without the products in attention; and against tokens times layers."""
     work, n_tokens = result.work, len(result.pairs) * len(result.tokens)
     n_layers, n_heads = result.model.cfg.n_layers, result.model.cfg.n_heads
-    assert work.cells == n_layers * (3 * len(result.tokens) + n_heads)
+    assert work.cells == n_layers * (3 * len(result.tokens) + n_heads * (1 + len(result.tokens)))
     assert work.layer_rows_of_forwards == work.cells * n_layers * n_tokens
     with FlopCounterMode(display=False) as counter:
         result.model([pair.corrupted for pair in result.pairs])

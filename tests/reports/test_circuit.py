@@ -84,7 +84,10 @@ def test_estimates_are_checked_and_make_the_circuit(
     assert_close(again.faithfulness.item(), study.chosen.faithfulness.item())
     page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "agreement with exact patching" in page
-    assert study.facts["faithfulness"] in page
+    assert study.facts["faithfulness"].split(" (")[0] in page
+    assert (study.nodes["effect"] < 0).any(), "without a node the answer is less far ahead"
+    assert study.nodes["low"].le(study.nodes["effect"]).all()
+    assert study.nodes["high"].ge(study.nodes["effect"]).all()
     assert "its mean over the corrupted prompts" in page
 
 
@@ -154,7 +157,9 @@ def test_whether_the_model_prefers_the_right_answer_is_told(model: HookedTransfo
         with warned:
             study = circuit.find(model, circuit.Task([CLEAN], [CORRUPTED], [right], [wrong]), method="eap", check=10)
         assert (study.ahead["clean"] > 0) == (right == " Mary")
-        assert f"{study.ahead['clean']:+.2f} nats on clean prompts" in study.facts["right answer ahead"]
+        assert f"{study.ahead['clean']:+.2f} nats on clean prompts" in study.facts["right answer ahead"].replace(
+            "\N{MINUS SIGN}", "-"
+        )
         assert lead in circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
 
 

@@ -342,13 +342,14 @@ def test_the_command_steers(model: HookedTransformer, file: Path) -> None:
     steering_vectors(model, *texts, layers=[1]).save(file.parent / "vectors.safetensors")
     options = [f"--option=vectors={file.parent / 'vectors.safetensors'}", "--option=coefficients=[0, 2]"]
     shown = call("--pairs", file, "--output", file.parent / "out", "--experiment=steer", *options)
-    assert "steer of 5 pairs in 1 shards (complete), 10 rows" in shown
+    assert "steer of 5 pairs in 1 shard (complete), 10 rows" in shown
 
 
 def test_bad_options_of_the_command(file: Path) -> None:
     given = ["--pairs", file, "--output", file.parent / "out"]
     for option, message in (
         ("--column=clean=prompt", "the pairs have no column 'prompt'"),
+        ("--column=answer=right", "give --column answer=NAME"),
         ("--option=components", "option must be name=value"),
         ("--heads=some", "heads must be"),
     ):

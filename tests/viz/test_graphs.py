@@ -60,7 +60,7 @@ def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
     assert (widths, opacities) == (sorted(widths), sorted(opacities))  # the strongest lie above
     assert lines[-1].line.width > 5 * lines[0].line.width
     assert len({line.line.color for line in lines if line.line.width > 1}) == 2
-    assert [line.name for line in named] == ["raises &lt;it&gt;", "lowers it", "width: score, up to 4"]
+    assert [line.name for line in named] == ["raises &lt;it&gt;", "lowers it", "width: square root of score, up to 4"]
     assert points.customdata == ("1", "-4", "0", "2", "4")
     assert points.text == ("in → a0", "in → b", "one", "far", "up")
 

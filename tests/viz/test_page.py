@@ -92,7 +92,17 @@ def test_text_is_escaped(page: str):
     assert not [script for script in scripts if script.startswith("alert")]
     assert EVIL not in page
     text = "".join(Reader(page).text)
-    for shown in ("First & <foremost>", "x < y", "A <caption>.", "a & b", "0.123", "-1.000", "·Mary", EVIL, "A lead."):
+    for shown in (
+        "First & <foremost>",
+        "x < y",
+        "A <caption>.",
+        "a & b",
+        "0.123",
+        "\N{MINUS SIGN}1.000",
+        "·Mary",
+        EVIL,
+        "A lead.",
+    ):
         assert shown in text
 
 

@@ -1,0 +1,171 @@
+"""The page of a sweep over pairs of prompts: the prompts, what was found, the figure, and the largest effects."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hooked_lm import viz
+from hooked_lm.engine.result import WHAT, SweepResult
+from hooked_lm.extras import later
+from hooked_lm.reports.circuit import Task
+from hooked_lm.results import Label
+from hooked_lm.viz.numbers import rounded
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+else:
+    pd = later("pandas", "viz")
+
+POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": a position and its token
+SHOWN, MOST_VALUES = 10, 24  # cells of the table; columns of a heat map that have room for numbers
+SMALLEST_GAP = 1e-6  # nats between clean and corrupted run, below which no share is defined
+MINUS = "\N{MINUS SIGN}"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The cells of a sweep with shares of the difference between the runs: 0 is the corrupted run, 1 the clean one.
+
+    A denoising cell restores its share; of a noising cell it is kept. There are no shares if the runs do not differ.
+    """
+
+    result: SweepResult
+
+    @property
+    def name(self) -> str:
+        """What the shares are."""
+        return "restored" if self.result.base == "corrupted" else "kept"
+
+    @property
+    def gap(self) -> float:
+        """The mean difference of clean and corrupted run; NaN if there is none to speak of."""
+        if self.result.clean is None:
+            return float("nan")
+        gap = float(self.result.clean.mean() - self.result.corrupted.mean())
+        return gap if abs(gap) > SMALLEST_GAP else float("nan")
+
+    def cells(self) -> "pd.DataFrame":
+        """All cells in order: their labels, `value`, `effect`, the share, and the interval of the effect."""
+        effects = self.result.effects().to_dataframe().rename(columns={"mean": "effect"})
+        values = self.result.to_dataframe()["mean"]
+        effects.insert(len(self.result.axes), "value", values)
+        return self._with_share(effects)
+
+    def top(self, n: int = SHOWN) -> "pd.DataFrame":
+        """The cells with the largest effects, as `cells`."""
+        return self._with_share(self.result.top(n))
+
+    def _with_share(self, table: "pd.DataFrame") -> "pd.DataFrame":
+        start = 0.0 if self.result.base == "corrupted" else 1.0
+        table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / self.gap)
+        return table if self.result.n_prompts > 1 else table.drop(columns=["low", "high"])
+
+
+def parts_of_position(label: Label) -> tuple[Label, str]:
+    """The number and the token of a position's label; other labels have no token.
+
+    >>> parts_of_position("10  Mary"), parts_of_position(3)
+    ((10, ' Mary'), (3, ''))
+    """
+    match = POSITION.fullmatch(label) if isinstance(label, str) else None
+    return (int(match[1]), match[2]) if match else (label, "")
+
+
+def place_of(label: Label) -> str:
+    """A position for people.
+
+    >>> place_of("10  Mary"), place_of(3)
+    ('·Mary (10)', '3')
+    """
+    number, token = parts_of_position(label)
+    return f"{viz.visible(token)} ({number})" if token else str(number)
+
+
+def readable(table: "pd.DataFrame") -> "pd.DataFrame":
+    """A table of cells in which positions are shown as their tokens."""
+    return table.assign(position=table["position"].map(place_of)) if "position" in table else table
+
+
+def finding(result: SweepResult) -> str:
+    """The cell with the largest effect, in a sentence."""
+    shares = Shares(result)
+    top = shares.top(1)
+    if not len(top):
+        return "No cell has a value."
+    [best] = top.to_dict("records")
+    where = ", ".join(
+        f"`{place_of(best[axis])}`" if axis == "position" else f"{axis} {best[axis]}" for axis in result.axes
+    )
+    change = f"{rounded(best['effect'], sign=True)} nats".replace("-", MINUS)
+    verb = {"restored": "restores", "kept": "keeps"}[shares.name]
+    share = (
+        "" if shares.gap != shares.gap else f": it {verb} {best[shares.name]:.0%} of the difference".replace("-", MINUS)
+    )
+    return f"The largest effect is that of {where or 'the only cell'} ({change}){share}."
+
+
+def figure(result: SweepResult, normalized: bool = True) -> "go.Figure":
+    """The figure of the sweep as shares or in nats, with numbers in the cells where there is room.
+
+    Raises ValueError for more axes than a figure has, and for shares of runs that do not differ.
+    """
+    shown = result.normalized() if normalized else result
+    widest = max((len(labels) for name, labels in result.axes.items() if name != "layer"), default=0)
+    return shown.plot(show_values=widest <= MOST_VALUES)
+
+
+def write_report(
+    result: SweepResult,
+    task: Task,
+    tokens: tuple[Sequence[str], Sequence[str]],
+    path: str | os.PathLike[str],
+    normalized: bool = True,
+) -> Path:
+    """Writes a sweep of the pairs of a task as one self-contained HTML page; returns its path.
+
+    `tokens` are those of the first clean and corrupted prompt. The figure shows shares of the difference between the runs, or
+    nats if not `normalized`.
+    """
+    clean, corrupted = tokens
+    right, wrong, n = task.answers[0].strip(), task.wrong_answers[0].strip(), len(task.clean)
+    marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
+    runs = {"clean": result.clean, "corrupted": result.corrupted}
+    facts = {
+        f"{name} logit difference": rounded(run.mean(), sign=True).replace("-", MINUS)
+        for name, run in runs.items()
+        if run is not None
+    }
+    other = "corrupted" if result.base == "clean" else "clean"
+    scale = (
+        "0 is the corrupted run and 1 the clean one."
+        if normalized
+        else f"Numbers are logit differences of “{right}” and “{wrong}”, in nats."
+    )
+    prompts = viz.Section(
+        "The prompts",
+        viz.TokenStrip("clean", clean, marked),
+        viz.TokenStrip("corrupted", corrupted, marked),
+        f"The first of {n} pairs." if n > 1 else "One pair, which says nothing about others.",
+        viz.Facts({"prompt pairs": str(n), **facts}),
+    )
+    found = viz.Section(
+        "What was found",
+        finding(result),
+        _drawn(result, normalized, f"One cell at a time takes its value from the {other} run. {scale}"),
+        readable(Shares(result).top()),
+    )
+    lead = f"Which activations make the model say “{right}”, and not “{wrong}”? Values of the {other} run are put into the "
+    title = str(result.about.get(WHAT, "patching")).capitalize()
+    return viz.report(title, [prompts, found], path, f"{lead}{result.base} run.")
+
+
+def _drawn(result: SweepResult, normalized: bool, caption: str) -> viz.Plate | str:
+    """The figure; of too many axes, what to do instead."""
+    try:
+        return viz.Plate(figure(result, normalized), caption)
+    except ValueError as error:
+        return f"There is no figure: {error}."
