@@ -282,7 +282,7 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"pairs": []}, "there are no pairs"),
         ({"pairs": 3}, "pairs must be a list of dicts"),
         ({"pairs": ["Mary"]}, "a pair must be a dict with 'clean'"),
-        ({"pairs": [{"prompt": "a"}]}, r"no column 'clean', only 'prompt'; columns=\{'clean': ...\}"),
+        ({"pairs": [{"prompt": "a"}]}, r"no column 'clean' and .* 'wrong_answer', only 'prompt'; columns="),
         ({"columns": {"right": "answer"}}, "columns names 'clean'"),
         (
             {"pairs": [{k: v for k, v in PAIRS[0].items() if k != "wrong_answer"}]},
