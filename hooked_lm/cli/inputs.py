@@ -3,7 +3,10 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hooked_lm.models.decoder import Decoder
 
 ONE_OR_RANGE = re.compile(r"(-?\d+)(?:-(-?\d+))?")
 
@@ -70,7 +73,7 @@ def decoder(model: str, does: str) -> Any:
     return loaded
 
 
-def check_text(model: Any, prompt: str, does: str) -> list[str]:
+def check_text(model: "Decoder", prompt: str, does: str) -> list[str]:
     """The tokens of a text as strings; raises ValueError if it has none, or the model no tokenizer. `does` is what needs one."""
     if getattr(model, "tokenizer", None) is None:
         raise ValueError(f"{does} reads texts, and this model has no tokenizer: token ids are for Python alone")

@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hooked_lm.cli.inputs import integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hooked_lm.models.decoder import Decoder
+
 IN_A_LAYER = re.compile(r"blocks\.\d+\..*|[a-z_]+\d+")
 IN_ALL_LAYERS = re.compile(r"(?:blocks\.\*\.|\*\.?)?(?:attn\.|mlp\.|mixer\.)?hook_(\w+)")
 
 
-def sites_of(model: Any, given: Sequence[str]) -> list[str]:
+def sites_of(model: "Decoder", given: Sequence[str]) -> list[str]:
     """Full names of sites. A short name means the site in all layers; names, globs and commas work, too.
 
     Raises KeyError for a site that the model lacks, with the nearest ones.
@@ -53,7 +55,7 @@ def short_name(site: str, layers: str = "") -> str:
     return site
 
 
-def prompt_of(model: Any, text: str, name: str = "the prompt") -> "tuple[str | Tensor, list[str]]":
+def prompt_of(model: "Decoder", text: str, name: str = "the prompt") -> "tuple[str | Tensor, list[str]]":
     """A prompt as the library takes it, and its tokens as strings.
 
     For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, and
