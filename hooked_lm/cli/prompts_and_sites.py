@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hooked_lm.models.decoder import Decoder
+    from hooked_lm.models.encoder_decoder import EncoderDecoder
 
 IN_A_LAYER = re.compile(r"blocks\.\d+\..*|[a-z_]+\d+")
 IN_ALL_LAYERS = re.compile(r"(?:blocks\.\*\.|\*\.?)?(?:attn\.|mlp\.|mixer\.)?hook_(\w+)")
@@ -55,7 +56,9 @@ def short_name(site: str, layers: str = "") -> str:
     return site
 
 
-def prompt_of(model: "Decoder", text: str, name: str = "the prompt") -> "tuple[str | Tensor, list[str]]":
+def prompt_of(
+    model: "Decoder | EncoderDecoder", text: str, name: str = "the prompt"
+) -> "tuple[str | Tensor, list[str]]":
     """A prompt as the library takes it, and its tokens as strings.
 
     For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, and
