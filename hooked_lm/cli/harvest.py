@@ -73,10 +73,9 @@ def harvest(
         threads=threads,
     )
     say(escape(str(store)))
-    shards = say_resumed(store, started)
     return {
         "model": model,
         "store": str(store),
         "directory": output.resolve(),
-        "shards": shards,
+        "shards": say_resumed(store, started),
     }

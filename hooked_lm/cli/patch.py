@@ -16,6 +16,7 @@ from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
     from hooked_lm.studies import PairTable
+    from hooked_lm.studies.pairs import MissingColumns
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
@@ -125,9 +126,14 @@ def patch(
     try:
         study = study_pairs(load(model), pairs, experiment, output, options=options, **settings)
     except MissingColumns as error:
-        fix = " ".join(f"--column {part}=NAME" for part in error.parts)
-        raise ValueError(f"{str(error).partition('; ')[0]}; give {fix}") from None
+        raise _named_by_options(error) from None
     return _show_study(study, started, html)
+
+
+def _named_by_options(error: "MissingColumns") -> ValueError:
+    """The error for columns that are missing, with the options that name them."""
+    fix = " ".join(f"--column {part}=NAME" for part in error.parts)
+    return ValueError(f"{str(error).partition('; ')[0]}; give {fix}")
 
 
 def _options(site: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
