@@ -14,6 +14,7 @@ import plotly.io
 import torch
 from IPython import get_ipython
 
+
 def seed(info):
     """The same random numbers in a cell, whichever package runs, and others in each cell."""
     count = get_ipython().execution_count
