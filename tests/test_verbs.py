@@ -44,7 +44,7 @@ ELSEWHERE = {
 # Public classes that a notebook shows as text, which says all there is, and why.
 TEXT_IS_ENOUGH = {
     "a setting or an entry of a list": {"Slice", "Row", "Edit", "Rewrite", "Location", "Part", "Settings", "Metric"},
-    "data of a few strings": {"Example", "Pair", "Picture", "Question", "Work"},
+    "data of a few strings and numbers": {"Acting", "Example", "Pair", "Picture", "Question", "Work"},
     "a part of a page, which `viz.report` writes": {"Facts", "Plate", "Section", "TokenStrip"},
     "runs things, and keeps no result": {
         "Activations",

@@ -19,6 +19,7 @@ from hooked_lm.results.scores import origin
 __all__ = ["Probes", "RegressionProbes", "train_probe"]
 
 
+# The kind of the result depends on the labels; a type checker must see all arguments in each overload.
 @overload
 def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
@@ -91,7 +92,7 @@ def train_probe(
 
     Returns Probes with `accuracy`, or for numbers RegressionProbes with `r2`; both have `selectivity`, `to_dataframe`, `plot` and
     `direction(layer)`, for steering. Raises TypeError for labels that are neither classes nor numbers; ValueError for labels that
-    do not fit, labels that are all the same, too few prompts or groups, positions out of range and values that are not finite;
+    do not fit, labels that are all equal, too few prompts or groups, positions out of range and values that are not finite;
     ImportError without scikit-learn (`pip install 'hooked-lm[probes]'`).
 
     >>> from hooked_lm import HookedTransformer

@@ -79,10 +79,9 @@ def _show_result(result: "experiment.Result", clean: float, corrupted: float) ->
 
 def _heads(result: "experiment.Result") -> list[dict[str, object]]:
     """The ranking, with positions as numbers."""
-    from hooked_lm.hooks.head_labels import parse_head_label
 
     ranking = result.ranking()
-    acting = [result.acting(*parse_head_label(head)) for head in ranking["head"]]
+    acting = [result.acting(head) for head in ranking["head"]]
     effects = records(ranking[[name for name in ("head", "restored", "low", "high") if name in ranking]])
     return [
         {

@@ -111,20 +111,23 @@ def patch(
     if output is None:
         raise ValueError("--pairs needs --output, the directory of the study")
     from hooked_lm.shards import part_of
-    from hooked_lm.studies import study_pairs
-    from hooked_lm.studies.pairs import MissingColumns
 
     of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}
     of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
-    settings: dict[str, Any] = {
-        "metric": metric or "logit_difference",
-        "batch_size": batch_size,
-        **of_pairs,
-        **of_shards,
-    }
+    settings = {"metric": metric or "logit_difference", "batch_size": batch_size, "options": options}
+    return _study(model, pairs, experiment, output, {**settings, **of_pairs, **of_shards}, html)
+
+
+def _study(
+    model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], html: Path | None
+) -> Result:
+    """Runs an experiment on the pairs of a file, or goes on with it."""
+    from hooked_lm.studies import study_pairs
+    from hooked_lm.studies.pairs import MissingColumns
+
     started = time.time()
     try:
-        study = study_pairs(load(model), pairs, experiment, output, options=options, **settings)
+        study = study_pairs(load(model), pairs, experiment, output, **settings)
     except MissingColumns as error:
         raise _named_by_options(error) from None
     return _show_study(study, started, html)

@@ -252,7 +252,7 @@ class TransformerBridge(_Bridge, HookedTransformer):
     def hf_generate(self, input: str | Tensor, **options: Any) -> Any:
         """What `generate` of `original_model` gives: the text of a text, with its prompt, or ids [batch, pos] of ids.
 
-        `options` are those of transformers. No hook runs in it: it is a model of its own, made for this call.
+        `options` are those of transformers. No hook runs in it: it is a separate model, made for this call.
         """
         ids = self.to_tokens(input) if isinstance(input, str) else input
         found = self.original_model.generate(ids, attention_mask=torch.ones_like(ids), **options)

@@ -22,7 +22,7 @@ from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
-from hooked_lm.hooks.head_labels import head_label
+from hooked_lm.hooks.head_labels import head_label, parse_head_label
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.shown import Shown, Table
 
@@ -133,16 +133,13 @@ class Result(Shown):
         top = self.heads.top(n)
         return list(zip(top["layer"].tolist(), top["head"].tolist(), strict=True))
 
-    def acting(self, layer: int, head: int) -> "Acting":
-        """The position at which the head has its largest effect, and the token to which it attends most from there."""
+    def acting(self, label: str) -> "Acting":
+        """The position at which the head with this label has its largest effect, and the key to which it attends most there."""
+        layer, head = parse_head_label(label)
         effects = self.heads_by_position.mean[layer, :, head]
         position = int(effects.abs().argmax())
         weight, looks_at = self.patterns[layer, head, position].max(0)
         return Acting(position, effects[position].item(), int(looks_at), weight.item())
-
-    def place(self, position: int) -> str:
-        """The token at a position in the first clean prompt, with the position."""
-        return f"{viz.visible(self.tokens[position])} ({position})"
 
     def ranking(self, n: int = 10) -> "pd.DataFrame":
         """The top heads: the effect of each, with its interval; the position at which it acts and its effect there alone; the
@@ -150,13 +147,12 @@ class Result(Shown):
 
         With one pair of prompts the table has no interval (`low`, `high`).
         """
-        top, places = self.heads.top(n), self.top_heads(n)
-        names = [head_label(layer, head) for layer, head in places]
+        top, names = self.heads.top(n), [head_label(layer, head) for layer, head in self.top_heads(n)]
         ranking = pd.DataFrame({"head": names, "restored": top["effect"], "low": top["low"], "high": top["high"]})
-        acting = [self.acting(layer, head) for layer, head in places]
-        ranking["acts at"] = [self.place(each.position) for each in acting]
+        acting = [self.acting(name) for name in names]
+        ranking["acts at"] = [_place(self, each.position) for each in acting]
         ranking["restored there"] = [each.effect for each in acting]
-        ranking["looks there at"] = [self.place(each.looks_at) for each in acting]
+        ranking["looks there at"] = [_place(self, each.looks_at) for each in acting]
         ranking["weight"] = [each.weight for each in acting]
         return ranking if self.heads.n_prompts > 1 else ranking.drop(columns=["low", "high"])
 
@@ -297,6 +293,11 @@ def _stream_section(result: Result) -> viz.Section:
     )
 
 
+def _place(result: Result, position: int) -> str:
+    """The token at a position in the first clean prompt, with the position."""
+    return f"{viz.visible(result.tokens[position])} ({position})"
+
+
 def _carriers(result: Result, layer: int) -> str:
     """The positions at which the stream before a layer restores a tenth or more, the strongest first."""
     effects = result.sites.select(site=RESID, layer=layer).mean
@@ -339,11 +340,12 @@ def _chain(result: Result, n: int) -> str:
     """Which heads act at the same position and look at the same token there, the earliest first."""
     found: dict[tuple[int, int], list[str]] = {}
     for layer, head in result.top_heads(n):
-        acting = result.acting(layer, head)
-        found.setdefault((acting.position, acting.looks_at), []).append(head_label(layer, head))
+        label = head_label(layer, head)
+        acting = result.acting(label)
+        found.setdefault((acting.position, acting.looks_at), []).append(label)
     parts = [
-        f"{', '.join(sorted(heads))} act{'s' * (len(heads) == 1)} at `{result.place(position)}` and "
-        f"look{'s' * (len(heads) == 1)} at `{result.place(key)}`"
+        f"{', '.join(sorted(heads))} act{'s' * (len(heads) == 1)} at `{_place(result, position)}` and "
+        f"look{'s' * (len(heads) == 1)} at `{_place(result, key)}`"
         for (position, key), heads in sorted(found.items())
     ]
     return f"{'; '.join(parts)}."
@@ -396,9 +398,8 @@ def _interval(effects: patching.SweepResult) -> tuple[Tensor, Tensor] | None:
 
 def _patterns_section(result: Result) -> viz.Section:
     top = result.top_heads(SHOWN_HEADS)
-    labels = [
-        f"{head_label(layer, head)}, acts at {result.place(result.acting(layer, head).position)}" for layer, head in top
-    ]
+    names = [head_label(layer, head) for layer, head in top]
+    labels = [f"{name}, acts at {_place(result, result.acting(name).position)}" for name in names]
     patterns = torch.stack([result.patterns[layer, head] for layer, head in top])
     return viz.Section(
         "Where these heads look",

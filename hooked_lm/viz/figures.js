@@ -131,4 +131,4 @@ addEventListener("message", event => {
   const height = Number(event.data && event.data.hookedViewHeight);
   if (frame && height > 0) frame.style.height = `${Math.min(height, 20000)}px`;
 });
-for (const frame of document.querySelectorAll("iframe.view")) frame.contentWindow.postMessage("height", "*");  // if it told before
+for (const frame of document.querySelectorAll("iframe.view")) frame.contentWindow.postMessage("height", "*");  // for views that sent it before this page listened

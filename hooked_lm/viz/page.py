@@ -47,7 +47,7 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
 
 
 def write_html(picture: Part, path: str | os.PathLike[str], title: str = "") -> Path:
-    """Writes one figure, view or table to a page of its own and returns the path.
+    """Writes a page with one figure, view or table and returns its path.
 
     The page is like those of `report`: it loads nothing, is light or dark, and has half the size of `figure.write_html(path)` of
     plotly. `title` is that of the browser's window. Raises OSError if the file cannot be written, TypeError for an unknown part.

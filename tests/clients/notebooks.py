@@ -1,6 +1,6 @@
 """`python tests/clients/notebooks.py FOLDER`: runs notebooks that were written for TransformerLens, and counts their cells.
 
-FOLDER may also be one notebook. Each runs in a kernel whose `transformer_lens` is this package, in a directory of its own.
+FOLDER may also be one notebook. Each runs in a kernel whose `transformer_lens` is this package, in its own directory.
 The names of checkpoints in the notebooks lead to narrow models of random weights (`notebook_checkpoints.py`) in a cache of
 the hub of their own, so nothing is downloaded. The files are not changed: rules (`RULES`, `STAND_INS`) replace what needs a
 network, an editor or hours, and the report names the cells that each rule changed. A cell that raises an error does not end
@@ -85,7 +85,7 @@ class Ran:
 
 
 def run(path: Path, seconds: int, original: Path | None = None) -> Ran:
-    """Runs a notebook in a directory of its own, with the package in `original` instead of this one if it is given."""
+    """Runs a notebook in its own directory, with the package in `original` instead of this one if it is given."""
     notebook = nbformat.read(path, as_version=4)
     ran = Ran(path.stem, [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()])
     for number, cell in enumerate(ran.cells, 1):

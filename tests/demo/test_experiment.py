@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.cli import app
 from hooked_lm.demo import corpus, experiment
-from hooked_lm.hooks.head_labels import parse_head_label
+from hooked_lm.hooks.head_labels import head_label, parse_head_label
 from tests.close import assert_close, assert_near
 
 FIGURES = re.compile(r'<script type="application/json" id="(figure-[^"]+)-data">(.*?)</script>', re.DOTALL)
@@ -63,7 +63,7 @@ def test_positions_of_heads_are_numbers_in_the_json(
     monkeypatch.setattr(experiment, "run", lambda model, pairs: result)
     shown = call("demo", "--json", "--output", tmp_path / "report.html")
     first = json.loads(shown.stdout)["heads"][0]
-    acting = result.acting(*result.top_heads(1)[0])
+    acting = result.acting(head_label(*result.top_heads(1)[0]))
     assert (first["position"], first["looks_at"]) == (acting.position, acting.looks_at)
     assert (first["token"], first["looks_at_token"]) == tuple(
         result.tokens[at] for at in (acting.position, acting.looks_at)
@@ -178,7 +178,7 @@ def test_a_head_is_shown_where_it_acts(tmp_path: Path, result: experiment.Result
             effects.append(((ahead(patched) - start) / (ahead(logits) - start)).item())
         position = max(range(len(effects)), key=lambda each: abs(effects[each]))
         weights = cache["pattern", layer][:, head, position].mean(0)
-        acting = result.acting(layer, head)
+        acting = result.acting(head_label(layer, head))
         assert (acting.position, acting.looks_at) == (position, int(weights.argmax()))
         assert_close([acting.effect, acting.weight], [effects[position], weights.max().item()], scale=2.0)
         where = [f"{result.tokens[at].replace(' ', '·')} ({at})" for at in (position, acting.looks_at)]

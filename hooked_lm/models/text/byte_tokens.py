@@ -12,7 +12,7 @@ ERRORS = "hooked_lm.shown_bytes"
 
 
 def _alphabet() -> dict[str, int]:
-    """The byte of each character of byte-level vocabularies: printable Latin-1 as it is, the rest in order from 256 on."""
+    """The byte of each character of byte-level vocabularies: printable Latin-1 unchanged, the rest in order from 256 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -32,7 +32,7 @@ def patches_of(tree: VisionConfig, embed: PatchEmbed, images: Mapping[str, objec
 
 
 class TowerParts(nn.Module):
-    """The parts of a vision tower, which is a model of its own or a part of one.
+    """The parts of a vision tower, which is a separate model or a part of one.
 
     `hook_patch_embed` are the vectors of patches, `hook_pos_embed` those of positions, class tokens included. All sites are in
     the order of the image, row by row.
