@@ -50,7 +50,7 @@ def harvest(
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of
 
-    loaded, started = load(model), time.time()
+    loaded, started = load(model, threads), time.time()
     store = run(
         loaded,
         documents,

@@ -54,13 +54,18 @@ def named(name: str, given: list[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in parts}
 
 
-def load(model: str, **options: Any) -> Any:
-    """The model of any class; raises ValueError for a name that is empty."""
+def load(model: str, threads: int | None = None, **options: Any) -> Any:
+    """The model of any class; raises ValueError for a name that is empty.
+
+    The last bits of folded weights depend on the number of threads on a CPU; None: as many as torch takes.
+    """
     from hooked_lm import pretrained
+    from hooked_lm.shards import with_threads
 
     if not model:
         raise ValueError("the name of the model is empty: give a directory, a hub id, a short name or demo")
-    return pretrained.from_pretrained(model, **options)
+    with with_threads(threads):
+        return pretrained.from_pretrained(model, **options)
 
 
 def decoder(model: str, does: str) -> Any:

@@ -49,4 +49,4 @@ AnswersOption = Annotated[
 ShardOption = Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")]
 WorkersOption = Annotated[int, typer.Option(help="How many processes compute.")]
 EngineOption = Annotated[str, typer.Option(help="processes of this machine, or ray.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Of each forward pass on a CPU.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Of loading and of each forward pass on a CPU.")]

@@ -127,7 +127,7 @@ def _study(
 
     started = time.time()
     try:
-        study = study_pairs(load(model), pairs, experiment, output, **settings)
+        study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
     except MissingColumns as error:
         raise _named_by_options(error) from None
     return _show_study(study, started, html)

@@ -64,7 +64,8 @@ def harvest(
         n_workers, engine: how many processes compute shards, each with a model of its own: processes of this machine, or with
             "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
             A script that asks for several must make the call under `if __name__ == "__main__":`.
-        threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None.
+        threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None. Weights that
+            were folded with another number of threads (`torch.set_num_threads`) may differ in their last bits, too.
 
     Raises, before anything is computed, ValueError and TypeError for unsuitable arguments or documents; OSError if the disk
     is full; FloatingPointError for activations that are not finite. Shards that are complete are kept.

@@ -42,19 +42,27 @@ class Job(ABC):
 
     def compute(self, shards: Iterable[int], progress: bool | None = None) -> None:
         """Computes those of the shards that have no record yet, with the threads of the plan; errors name the shard."""
-        before, total = torch.get_num_threads(), None
+        total = None
         if self.plan.n_shards is not None:
             shards = self.left(shards)
             total = self.n_units(len(shards))
-        torch.set_num_threads(self.plan.threads)
-        try:
-            with progress_bar(self.plan.KIND, total, progress, unit=self.UNIT) as bar:
-                for shard in shards:
-                    with naming(shard):
-                        if not self.is_done(shard) and not self.write(shard, bar.update):
-                            return  # the stream ended before
-        finally:
-            torch.set_num_threads(before)
+        bar_of_work = progress_bar(self.plan.KIND, total, progress, unit=self.UNIT)
+        with with_threads(self.plan.threads), bar_of_work as bar:
+            for shard in shards:
+                with naming(shard):
+                    if not self.is_done(shard) and not self.write(shard, bar.update):
+                        return  # the stream ended before
+
+
+@contextmanager
+def with_threads(n: int | None) -> Iterator[None]:
+    """Computes with this number of threads on a CPU; None: with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
