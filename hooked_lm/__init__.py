@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hooked_lm.pretrained import HookedVisionEncoder as HookedVisionEncoder
     from hooked_lm.pretrained import HookedVisionLanguage as HookedVisionLanguage
     from hooked_lm.pretrained import HookedVLM as HookedVLM
+    from hooked_lm.saved import load as load
 
 _HOMES = {
     "ActivationCache": "hooked_lm.models.caches.activation_cache",
@@ -53,6 +54,7 @@ _HOMES = {
     "HookedVisionEncoder": "hooked_lm.pretrained",
     "HookedVisionLanguage": "hooked_lm.pretrained",
     "VisionInputs": "hooked_lm.models.vision.inputs",
+    "load": "hooked_lm.saved",
     "wrap": "hooked_lm.hooks",
 }
 _MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")

@@ -37,6 +37,7 @@ FLOORS = {
     "demo": 7,
     "reports": 7,
     "compat": 7,
+    "saved": 7,  # any saved result
     "cli": 8,
     "__main__": 9,
     "__init__": 9,

@@ -19,6 +19,7 @@ import plotly.graph_objects as go
 import pytest
 import torch
 
+import hooked_lm
 from hooked_lm.viz import View
 from tests.shown import HOSTILE, RESULTS, SHOWN, TEXT, model, scores, steering
 
@@ -125,10 +126,11 @@ def test_a_picture(result: Any, name: str) -> None:
 
 def test_a_file_and_back(result: Any, name: str, tmp_path: Path) -> None:
     result.save(tmp_path / "result")
-    again = type(result).load(tmp_path / "result")
-    assert type(again) is type(result)
-    assert repr(again) == repr(result)
-    assert again.to_dataframe().equals(result.to_dataframe())
+    for load in (type(result).load, hooked_lm.load):
+        again = load(tmp_path / "result")
+        assert type(again) is type(result)
+        assert repr(again) == repr(result)
+        assert again.to_dataframe().equals(result.to_dataframe())
 
 
 @pytest.mark.parametrize("make", [scores, lambda: replace(steering(), site=HOSTILE)], ids=["Scores", "SteeringVectors"])

@@ -221,7 +221,7 @@ class Cache(Mapping[str, Tensor]):
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
         about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims}
-        metadata = {key: json.dumps(value) for key, value in about.items()}
+        metadata = {"format": "hooked_lm.Cache", **{key: json.dumps(value) for key, value in about.items()}}
         with replacing(path) as unfinished:
             save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
 
@@ -239,7 +239,13 @@ class Cache(Mapping[str, Tensor]):
             with safe_open(str(path), framework="pt") as file:
                 about = file.metadata() or {}
                 if "names" not in about:
-                    raise ValueError(f"{path} is not a cache: it was not written by Cache.save")
+                    kind = about.get("format", "").removeprefix("hooked_lm.")
+                    holds = (
+                        f"it holds type {kind}; hooked_lm.load(path) loads any type"
+                        if kind
+                        else "Cache.save did not write it"
+                    )
+                    raise ValueError(f"{path} is not a cache: {holds}")
                 values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
         except SafetensorError as error:
             raise ValueError(f"{path} is not a cache that Cache.save wrote: {error}") from None

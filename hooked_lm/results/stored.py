@@ -1,7 +1,8 @@
 """Files of results: tensors and metadata in one safetensors file, written atomically."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from hooked_lm.files import replacing
 
-__all__ = ["read", "write"]
+__all__ = ["kind_of", "read", "write"]
+
+PREFIX = "hooked_lm."  # of the formats in headers
 
 
 def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -29,20 +32,43 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], metadata
 
 
 def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The content of a file that `write` wrote in this format. Raises ValueError for any other file."""
+    """The content of a file that `write` wrote in this format.
+
+    Raises ValueError for any other file, with the type that it holds.
+    """
+    with _opened(path) as file:
+        header = file.metadata() or {}
+        if (found := header.get("format", "")) != format:
+            wanted = format.removeprefix(PREFIX)
+            if not found.startswith(PREFIX):
+                raise ValueError(f"{path} is not a file of type {wanted}: its header names no type of this package")
+            holds = f"{path} holds type {found.removeprefix(PREFIX)}, not {wanted}"
+            raise ValueError(f"{holds}; hooked_lm.load(path) loads any type")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    return tensors, {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
+
+
+def kind_of(path: str | Path) -> str:
+    """The type in the header of a file that `write` wrote, such as "Circuit". Raises ValueError for any other file."""
+    with _opened(path) as file:
+        format = (file.metadata() or {}).get("format", "")
+    if not format.startswith(PREFIX):
+        raise ValueError(f"{path} was not saved by this package: its header names no type of it")
+    return str(format).removeprefix(PREFIX)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """A safetensors file, open; ValueError for any other file."""
     from safetensors import SafetensorError, safe_open
 
     if Path(path).is_dir():
         raise IsADirectoryError(f"cannot read {path}: it is a folder; name a file in it")
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-            if (found := header.get("format")) != format:
-                raise ValueError(f"{path} is not a file of format {format!r}: its format is {found or 'not given'}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    return tensors, {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
 
 
 def _parsed(path: str | Path, name: str, value: str) -> Any:

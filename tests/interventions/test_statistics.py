@@ -209,7 +209,7 @@ def test_loaded_statistics_go_on(tmp_path: Path) -> None:
         assert torch.equal(loaded["0"].tensors()[name], value), name
     assert loaded.settings()["edges"] == (-1.0, 0.0, 2.0)
     Hooks(part).save(tmp_path / "hooks")
-    with pytest.raises(ValueError, match=r"not a file of format 'hooked_lm.Statistics'"):
+    with pytest.raises(ValueError, match=r"holds type interventions, not Statistics; hooked_lm.load"):
         Statistics.load(tmp_path / "hooks")
 
 

@@ -471,7 +471,7 @@ def test_foreign_files(tmp_path: Path):
     with pytest.raises(ValueError, match="text is not a safetensors file"):
         SweepResult.load(tmp_path / "text")
     save_file({"values": torch.zeros(2)}, tmp_path / "weights")
-    with pytest.raises(ValueError, match=r"weights is not a file of format 'hooked_lm.SweepResult': its format is"):
+    with pytest.raises(ValueError, match=r"weights is not a file of type SweepResult: its header names no type"):
         SweepResult.load(tmp_path / "weights")
     with pytest.raises(FileNotFoundError):
         SweepResult.load(tmp_path / "nothing")

@@ -119,7 +119,7 @@ def test_tables_figures_files(model: HookedTransformer, tmp_path: Path):
     assert again.to_dataframe().equals(table)
     assert torch.equal(again.answers.values, found.answers.values)
     assert again.about == found.about
-    with pytest.raises(ValueError, match=r"not a file of format 'hooked_lm.TunedLens'"):
+    with pytest.raises(ValueError, match=r"holds type Lens, not TunedLens"):
         TunedLens.load(tmp_path / "lens.safetensors")
 
 

@@ -93,7 +93,7 @@ def test_normalized_ones_come_back(tmp_path: Path) -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     save_file({"W_enc": numbers(2, 2)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=r"not a file of format 'hooked_lm.dictionary'"):
+    with pytest.raises(ValueError, match=r"not a file of type dictionary"):
         load(tmp_path / "other.safetensors")
     (tmp_path / "text.safetensors").write_text("text")
     with pytest.raises(ValueError, match="is not a safetensors file"):
