@@ -148,13 +148,14 @@ class Result(Shown):
         With one pair of prompts the table has no interval (`low`, `high`).
         """
         top, names = self.heads.top(n), [head_label(layer, head) for layer, head in self.top_heads(n)]
-        ranking = pd.DataFrame({"head": names, "restored": top["effect"], "low": top["low"], "high": top["high"]})
+        ranking = pd.DataFrame({"head": names, "restored": top["effect"]})
+        ranking = ranking.join(top[[end for end in ("low", "high") if end in top]])
         acting = [self.acting(name) for name in names]
         ranking["acts at"] = [_place(self, each.position) for each in acting]
         ranking["restored there"] = [each.effect for each in acting]
         ranking["looks there at"] = [_place(self, each.looks_at) for each in acting]
         ranking["weight"] = [each.weight for each in acting]
-        return ranking if self.heads.n_prompts > 1 else ranking.drop(columns=["low", "high"])
+        return ranking
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ def _prompts_section(result: Result) -> viz.Section:
     }
     top, strongest = result.heads.top(1), "strongest head (restores)"
     facts[strongest] = f"{result.ranking(1)['head'][0]} ({top['effect'][0]:.0%})"
-    notes[strongest] = f"{top['low'][0]:.0%} to {top['high'][0]:.0%}"
+    if n_pairs > 1:
+        notes[strongest] = f"{top['low'][0]:.0%} to {top['high'][0]:.0%}"
     intervals = (
         "Intervals hold 95% of the means of as many pairs, drawn again from these with replacement (bootstrap); the mean "
         "difference that is called 1 is taken as given."
@@ -320,8 +322,8 @@ def _heads_section(result: Result) -> viz.Section:
         upwards=True,
     )
     top = effects.top(RANKED_HEADS)
-    restored, low, high = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high"))
-    interval = (low, high) if len(result.pairs) > 1 else None
+    restored, *ends = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high") if name in top)
+    interval = (ends[0], ends[1]) if ends else None
     strongest = viz.bars(restored, ranking["head"].tolist(), interval, x_title="head", y_title="restored")
     with_intervals = ", with 95% intervals over the pairs" if interval else ""
     return viz.Section(

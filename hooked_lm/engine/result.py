@@ -144,6 +144,10 @@ class SweepResult(Scores):
     def _ranked(self) -> Float[Tensor, "*grid prompt"]:
         return self.values - self._for_cells(self.unchanged)
 
+    def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
+        means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")
+        return {} if means_are_effects else {"value": self.mean}
+
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         if name != METRIC:
             return {"fingerprint": ""}

@@ -284,8 +284,8 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
     if not circuit.n_edges:
         return pd.DataFrame(columns=["node", "effect"])
     top = circuits.minimality(model, circuit, of="nodes", **common).top(SHOWN_NODES)
-    effects = pd.DataFrame({"node": top["node"], "effect": -top["value"], "low": -top["high"], "high": -top["low"]})
-    return effects if common["clean"].shape[0] > 1 else effects.drop(columns=["low", "high"])
+    interval = {"low": -top["high"], "high": -top["low"]} if "low" in top else {}
+    return pd.DataFrame({"node": top["node"], "effect": -top["value"], **interval})
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -49,11 +49,11 @@ class Shares:
         return gap if abs(gap) > SMALLEST_GAP else float("nan")
 
     def cells(self) -> "pd.DataFrame":
-        """All cells in order: their labels, `value`, `effect`, the share, and the interval of the effect."""
+        """All cells in order: their labels, `effect`, the share, the interval of the effect if there is one, and `value`."""
         effects = self.result.effects().to_dataframe().rename(columns={"mean": "effect"})
-        values = self.result.to_dataframe()["mean"]
-        effects.insert(len(self.result.axes), "value", values)
-        return self._with_share(effects)
+        if self.result.n_prompts == 1:
+            effects = effects.drop(columns=["low", "high"])
+        return self._with_share(effects.assign(value=self.result.to_dataframe()["mean"]))
 
     def top(self, n: int = SHOWN) -> "pd.DataFrame":
         """The cells with the largest effects, as `cells`."""
@@ -62,7 +62,7 @@ class Shares:
     def _with_share(self, table: "pd.DataFrame") -> "pd.DataFrame":
         start = 0.0 if self.result.base == "corrupted" else 1.0
         table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / self.gap)
-        return table if self.result.n_prompts > 1 else table.drop(columns=["low", "high"])
+        return table
 
 
 def parts_of_position(label: Label) -> tuple[Label, str]:

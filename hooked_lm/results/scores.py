@@ -176,8 +176,8 @@ class Scores(Tabular):
     def top(self, n: int = 10, level: float = 0.95) -> "pd.DataFrame":
         """The `n` cells (of each metric) with the largest absolute values.
 
-        Columns: the labels, `value` (the mean), in a sweep `effect` (the mean difference from the unpatched run), by which its
-        cells are ranked, and the interval (`low`, `high`) of the ranked number.
+        Columns: the labels, the mean by which cells are ranked, its interval (`low`, `high`) if there are several prompts. This
+        mean is `value`; in a sweep `effect`, the difference from the unpatched run, and `value` follows if it is another number.
         """
         if METRIC in self.axes:
             parts = [(metric, self.select(metric=metric).top(n, level)) for metric in self.axes[METRIC]]
@@ -194,9 +194,15 @@ class Scores(Tabular):
         size = effects.mean(-1).abs()
         best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
         best = best[: min(n, int((~size.isnan()).sum()))]
-        low, high = bootstrap(effects[best], level)
-        ranked = {"effect": effects[best].mean(-1)} if self.RANKED_BY == "effect" else {}
-        return best, {"value": self.mean.flatten()[best], **ranked, "low": low, "high": high}
+        numbers = {self.RANKED_BY: effects[best].mean(-1)}
+        if self.n_prompts > 1:
+            low, high = bootstrap(effects[best], level)
+            numbers |= {"low": low, "high": high}
+        return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
+
+    def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
+        """Further columns of `top`."""
+        return {}
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """A figure of the means, with their intervals over prompts.

@@ -1,5 +1,7 @@
 """What a sweep found: its means and intervals, parts of it, tables, figures and files."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -323,7 +325,7 @@ def test_the_table_of_one_cell():
     cell = result().select(metric="difference", layer=1, position="3 When")
     assert_close(cell.to_dataframe().to_numpy()[0, 0], float(cell.mean))
     assert len(cell.to_dataframe(per_prompt=True)) == PROMPTS
-    assert cell.top().shape == (1, 4)
+    assert list(cell.top().columns) == ["effect", "low", "high", "value"]
     [bar] = cell.plot().data
     assert_close(float(bar.base + bar.y[0]), float(cell.mean))
 
@@ -335,7 +337,7 @@ def test_top_is_by_the_size_of_the_effect():
     values[0, 0, 3] += torch.arange(PROMPTS) - 1
     values[1, 1, 1] += 0.5
     found = SweepResult(values, plain.axes, plain.corrupted).top(2)
-    assert list(found.columns) == ["metric", "layer", "position", "value", "effect", "low", "high"]
+    assert list(found.columns) == ["metric", "layer", "position", "effect", "low", "high", "value"]
     assert found[["metric", "layer", "position"]].to_numpy()[:3].tolist() == [
         ["difference", 2, "1 When"],
         ["difference", 0, "3 When"],
@@ -348,6 +350,32 @@ def test_top_is_by_the_size_of_the_effect():
     assert_close(found[["low", "high"]].to_numpy()[0], [-9, -9])
     assert found.low[1] < 0.3 < 1 < 1.7 < found.high[1]
     assert len(SweepResult(values[0], {"layer": LAYERS, "position": POSITIONS}, plain.corrupted[0]).top(100)) == 12
+
+
+@pytest.mark.parametrize(
+    ("changed", "further"),
+    [
+        (lambda plain: plain, ["value"]),
+        (lambda plain: plain.effects(), []),
+        (lambda plain: plain.normalized(), []),
+        (lambda plain: plain.effects().normalized(), []),
+        (lambda plain: replace(plain, base="clean").normalized(), ["value"]),  # the clean run is 1
+    ],
+)
+def test_no_column_of_the_largest_cells_is_there_twice(changed: Callable, further: list[str]):
+    table = changed(result()).select(metric="difference").top(3)
+    assert list(table.columns) == ["layer", "position", "effect", "low", "high", *further]
+    if further:
+        assert (table.value - table.effect).abs().min() > 0.1
+
+
+def test_the_largest_cells_of_one_prompt_have_no_interval():
+    values = torch.tensor([[1.0], [3.0]])
+    assert Scores(values, {"layer": [0, 1]}).top().to_dict("list") == {"layer": [1, 0], "value": [3, 1]}
+    sweep = SweepResult(values, {"layer": [0, 1]}, torch.ones(1))
+    assert sweep.top().to_dict("list") == {"layer": [1, 0], "effect": [2, 0], "value": [3, 1]}
+    assert list(sweep.effects().top().columns) == ["layer", "effect"]
+    assert "nan" not in sweep._repr_html_()
 
 
 def test_a_heat_map_has_positions_from_left_to_right():
