@@ -1,6 +1,6 @@
 // The attention view: a head picker, a heat map of one head, and the text with where a token looks. No library.
 (() => {
-  const THUMB = 32, LARGEST_CELL = 34, TALLEST = 600, TOP = 8;
+  const THUMB = 32, SMALLEST_CELL = 0.5, LARGEST_CELL = 34, TALLEST = 600, TOP = 8;
   const MINUS = "\u2212";
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -107,12 +107,13 @@
     }
     function thumbnail(h) {
       const canvas = radios[h].firstChild, wide = Math.min(nk, THUMB), tall = Math.min(nq, THUMB);
-      const most = new Float32Array(wide * tall);
+      const most = new Float32Array(wide * tall), known = new Uint8Array(wide * tall);
       for (let q = 0; q < nq; q++) {
         const line = Math.floor((q * tall) / nq) * wide;
         for (let k = state.hide ? 1 : 0; k < (causal ? q + 1 : nk); k++) {
           const v = value(h, q, k), at = line + Math.floor((k * wide) / nk);
-          if (Math.abs(v) > Math.abs(most[at])) most[at] = v;
+          if (Number.isNaN(v) ? !known[at] : !known[at] || Math.abs(v) > Math.abs(most[at])) most[at] = v;
+          if (!Number.isNaN(v)) known[at] = 1;
         }
       }
       canvas.width = wide;
@@ -147,10 +148,11 @@
     }
 
     // ---- the heat map ----
+    const rgbOf = (name) => [1, 3, 5].map((i) => parseInt(getComputedStyle(root).getPropertyValue(name).trim().slice(i, i + 2), 16));
     function paint(context, wide, tall, of, most) {
-      const image = context.createImageData(wide, tall);
+      const image = context.createImageData(wide, tall), blank = rgbOf("--line"), stroke = rgbOf("--faint");
       for (let q = 0, at = 0; q < tall; q++) for (let k = 0; k < wide; k++, at += 4) {
-        const v = of(q, k), rgb = Number.isNaN(v) ? ((q + k) % 2 ? [128, 128, 128] : [170, 170, 170]) : shade(v, most);
+        const v = of(q, k), rgb = Number.isNaN(v) ? ((q + k) % 4 ? blank : stroke) : shade(v, most);
         image.data[at] = rgb[0]; image.data[at + 1] = rgb[1]; image.data[at + 2] = rgb[2]; image.data[at + 3] = 255;
       }
       context.putImageData(image, 0, 0);
@@ -158,11 +160,12 @@
     function drawMap() {
       const canvas = $("canvas[role=application]"), context = canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
       const style = getComputedStyle(root), width = Math.floor($(".frame").clientWidth);
+      if (!width) return;  // hidden: it is drawn as soon as it has a width
       context.font = `12px ${style.fontFamily}`;
       const longest = (tokens) => Math.min(width < 480 ? 72 : 110, Math.max(...tokens.map((t) => context.measureText(t).width)));
       const left = Math.ceil(longest(queries)) + 10, top = Math.ceil(longest(keys) * 0.87) + 16;
       const right = Math.ceil(longest(keys.slice(-4)) * 0.5) + 4;
-      let across = Math.min(LARGEST_CELL, (width - left - right) / nk), down = Math.min(LARGEST_CELL, TALLEST / nq);
+      let across = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, (width - left - right) / nk)), down = Math.min(LARGEST_CELL, TALLEST / nq);
       if (!crossed) across = down = Math.min(across, down);
       geometry = { left, top, across, down };
       const height = Math.ceil(top + down * nq + 2);
@@ -177,7 +180,8 @@
       paint(small.getContext("2d"), nk, nq, (q, k) => shown(h, q, k), most);
       context.imageSmoothingEnabled = false;
       context.drawImage(small, left, top, across * nk, down * nq);
-      if (Math.min(across, down) > 8) hatchAndGrid(context, style, h);
+      hatch(context, style, h);
+      if (Math.min(across, down) > 8) grid(context, style);
       context.strokeStyle = style.getPropertyValue("--line");
       context.strokeRect(left - 0.5, top - 0.5, across * nk + 1, down * nq + 1);
       labels(context, style);
@@ -187,7 +191,23 @@
       mark(context, style);
       read();
     }
-    function hatchAndGrid(context, style, h) {
+    function hatch(context, style, h) {  // the runs of cells without a value in each row
+      const { left, top, across, down } = geometry, tile = element("canvas");
+      tile.width = tile.height = 6;
+      const pen = tile.getContext("2d");
+      pen.fillStyle = style.getPropertyValue("--line");
+      pen.fillRect(0, 0, 6, 6);
+      pen.strokeStyle = style.getPropertyValue("--faint");
+      for (const shift of [-6, 0, 6]) { pen.moveTo(shift - 1, 7); pen.lineTo(shift + 7, -1); }
+      pen.stroke();
+      context.fillStyle = context.createPattern(tile, "repeat");
+      for (let q = 0; q < nq; q++) for (let k = 0, from = 0; k < nk; k = from) {
+        for (from = k; from < nk && Number.isNaN(shown(h, q, from));) from++;
+        if (from > k) context.fillRect(left + k * across, top + q * down, (from - k) * across, down);
+        else from++;
+      }
+    }
+    function grid(context, style) {
       const { left, top, across, down } = geometry;
       context.strokeStyle = style.getPropertyValue("--line");
       context.lineWidth = 1;
@@ -195,13 +215,6 @@
       for (let k = 1; k < nk; k++) { context.moveTo(left + k * across, top); context.lineTo(left + k * across, top + nq * down); }
       for (let q = 1; q < nq; q++) { context.moveTo(left, top + q * down); context.lineTo(left + nk * across, top + q * down); }
       context.stroke();
-      context.strokeStyle = "#404040";
-      for (let q = 0; q < nq; q++) for (let k = 0; k < nk; k++) if (Number.isNaN(shown(h, q, k))) {
-        context.beginPath();
-        context.moveTo(left + k * across, top + (q + 1) * down);
-        context.lineTo(left + (k + 1) * across, top + q * down);
-        context.stroke();
-      }
     }
     function labels(context, style) {
       const { left, top, across, down } = geometry;
@@ -319,14 +332,16 @@
         span.style.background = "";
         span.style.color = "";
         span.style.boxShadow = "";
+        span.classList.remove("missing");
         span.tabIndex = -1;
         span.setAttribute("aria-selected", "false");
         span.classList.remove("held");
       }
       const looks = !crossed || side === "query", seen = !crossed || side === "key";
       if (looks) for (let k = 0; k < nk; k++) {
-        const v = shown(h, i, k), rgb = Number.isNaN(v) ? [150, 150, 150] : shade(v, most);
-        if (Number.isNaN(v) || Math.abs(v) > most * 0.01) {
+        const v = shown(h, i, k), rgb = shade(v, most);
+        spans.key[k].classList.toggle("missing", Number.isNaN(v));
+        if (Math.abs(v) > most * 0.01) {
           spans.key[k].style.background = css(rgb);
           spans.key[k].style.color = ink(rgb);
         }
@@ -385,7 +400,7 @@
     $(".stretch").addEventListener("change", (event) => { state.stretch = event.target.checked; drawMap(); drawText(); });
     $(".hide-first").addEventListener("change", (event) => { state.hide = event.target.checked; recolour(); });
     const gaps = countMissing();
-    const notes = [...meta.notes, ...(gaps ? [`${gaps} cells have no value (NaN or infinite); they are grey.`] : [])];
+    const notes = [...meta.notes, ...(gaps ? [`${gaps} cells have no value (NaN or infinite); they are hatched.`] : [])];
     $(".notes").textContent = ["Rows are queries, columns keys.", ...notes].join(" ");
     function countMissing() {
       let n = 0;

@@ -1,6 +1,7 @@
 """Attention patterns in a page: a head picker, a heat map, and the text with where each token looks."""
 
 import html
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +39,8 @@ def attention(
     sum to one; NaN and infinite ones are missing. Attention scores work, too.
 
     Args:
-        pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer.
+        pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer. Layers may have a
+            batch of one prompt in front, as in a cache.
         tokens: one for each query, as strings.
         key_tokens: one for each key, where they differ from the queries, as in cross-attention.
         heads: show these alone, the first of them at first: labels such as "L1H7", or indices in a single layer. Of all heads
@@ -53,8 +55,8 @@ def attention(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> prompt = "When Mary and John went to the store, John gave a drink to"
     >>> _, cache = model.run_with_cache(prompt)
-    >>> one_layer = attention(cache["pattern", 1][0], model.to_str_tokens(prompt))
-    >>> every = {layer: cache["pattern", layer][0] for layer in range(model.cfg.n_layers)}
+    >>> one_layer = attention(cache["pattern", 1], model.to_str_tokens(prompt))
+    >>> every = {layer: cache["pattern", layer] for layer in range(model.cfg.n_layers)}
     >>> view = attention(every, model.to_str_tokens(prompt), heads=["L1H7", "L2H0"])
     """
     layers = _layers(pattern)
@@ -79,7 +81,22 @@ def attention(
     body = heading + BODY.format(meta=as_json(meta), data=packed.data)
     style, script = (HERE.with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
     about = f"{len(places)} head{'s' * (len(places) != 1)}, {n_queries} x {n_keys} tokens"
-    return View(title, body, style=style, script=script, height=1000, text=about)
+    texts = [meta["queries"], *([meta["keys"]] if meta["keys"] else [])]
+    height = _height(Counter(layer for layer, _ in places), texts) + 45 * bool(heading)
+    return View(title, body, style=style, script=script, height=height, text=about)
+
+
+def _height(heads: Mapping[int | None, int], texts: Sequence[Sequence[str]]) -> int:
+    """About how many pixels of height the view takes if it is 900 pixels wide: the heads of each layer beside the map,
+    and the texts below."""
+    alone = sum(heads.values()) == 1
+    picker = 0 if alone else min(560, sum(66 * -(-n // 6) for n in heads.values()))
+    labels = min(110, 7 * max(len(token) for tokens in texts for token in tokens))
+    room = (880 if alone else 500) - 1.5 * labels
+    n_queries, n_keys = len(texts[0]), len(texts[-1])
+    cells = n_queries * max(1.0, min(34, room / n_keys, 600 / n_queries))
+    lines = sum(min(240, 36 + 28 * (sum(len(token) + 1 for token in tokens) // 95)) for tokens in texts)
+    return round(max(picker, cells + labels + 130) + lines + 40 * len(texts) + 50 + 33 + 26 * min(8, n_keys))
 
 
 def _layers(pattern: Layer | Sequence[Layer] | Mapping[int, Layer]) -> dict[int | None, Layer]:
@@ -87,10 +104,16 @@ def _layers(pattern: Layer | Sequence[Layer] | Mapping[int, Layer]) -> dict[int 
         layers: dict[int | None, Layer] = {None: pattern}
     else:
         layers = dict(pattern.items() if isinstance(pattern, Mapping) else enumerate(pattern))
+    layers = {layer: _alone(weights) for layer, weights in layers.items()}
     if not layers:
         raise ValueError("there is no layer: give at least one")
     for layer, weights in layers.items():
         where = "the pattern" if layer is None else f"the pattern of layer {layer}"
+        if weights.ndim == 4 and len(weights):
+            raise ValueError(
+                f"{where} is {list(weights.shape)}, a batch of {len(weights)} prompts, and the view shows one: take the first "
+                "with pattern[0]"
+            )
         if weights.ndim != 3:
             raise ValueError(
                 f"{where} is {list(weights.shape)}, not [head, query_pos, key_pos]: take one prompt of a batch, pattern[0]; "
@@ -102,6 +125,11 @@ def _layers(pattern: Layer | Sequence[Layer] | Mapping[int, Layer]) -> dict[int 
     if len(shapes) > 1:
         raise ValueError(f"all layers must have the same queries and keys, these have {sorted(shapes)}")
     return layers
+
+
+def _alone(weights: Layer) -> Layer:
+    """The layer without the dimension of a batch of one prompt."""
+    return weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
 
 
 def _chosen(layers: Mapping[int | None, Layer], heads: Heads | None) -> list[Place]:

@@ -1,4 +1,4 @@
-// Draws the figures of a page, in the colours that the reader prefers, and gives frames the heights of their views.
+// Draws the figures of a page in the colours that the reader prefers.
 
 function repainted(value, colours, isColour = false) {
   // A copy of a part of a figure in which colours have their dark counterparts; numbers and texts are the same objects.
@@ -125,10 +125,3 @@ async function drawAll(dark) {
   places.forEach(hearKeys);
   document.documentElement.dataset.drawn = places.length;
 }
-
-addEventListener("message", event => {
-  const frame = [...document.querySelectorAll("iframe.view")].find(each => each.contentWindow === event.source);
-  const height = Number(event.data && event.data.hookedViewHeight);
-  if (frame && height > 0) frame.style.height = `${Math.min(height, 20000)}px`;
-});
-for (const frame of document.querySelectorAll("iframe.view")) frame.contentWindow.postMessage("height", "*");  // for views that sent it before this page listened

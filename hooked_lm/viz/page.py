@@ -10,7 +10,7 @@ from hooked_lm.extras import need
 from hooked_lm.files import replacing
 from hooked_lm.viz.parts import Part, part_html, text_html
 from hooked_lm.viz.theme import dark_colours
-from hooked_lm.viz.view import UNPACK, View, as_json, document, packed
+from hooked_lm.viz.view import FRAMES, UNPACK, View, as_json, document, packed
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def write_html(picture: Part, path: str | os.PathLike[str], title: str = "") -> 
 
 def _written(title: str, body: str, style: str, path: str | os.PathLike[str]) -> Path:
     """Writes a page with figures."""
-    script = UNPACK + Path(__file__).with_name("figures.js").read_text(encoding="utf-8")
+    script = UNPACK + FRAMES + Path(__file__).with_name("figures.js").read_text(encoding="utf-8")
     page = document(title, body + _plotly(body), style, f"{script}drawAll({as_json(dark_colours())});")
     with replacing(path) as unfinished:
         unfinished.write_text(page, encoding="utf-8")

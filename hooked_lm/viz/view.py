@@ -30,6 +30,23 @@ if (parent !== window) {
   addEventListener("message", tell);  // a page that was not listening yet asks
 }
 """
+FRAMES = """  // Frames have the heights of their views.
+if (!window.hookedViews) {
+  window.hookedViews = true;
+  addEventListener("message", event => {
+    const frame = [...document.querySelectorAll("iframe.view")].find(each => each.contentWindow === event.source);
+    const height = Number(event.data && event.data.hookedViewHeight);
+    if (frame && height > 0) frame.style.height = `${Math.min(height, 20000)}px`;
+  });
+}
+for (const frame of document.querySelectorAll("iframe.view"))
+  frame.contentWindow.postMessage("height", "*");  // for views that sent it before
+"""
+# Views are light or dark as the notebook that shows them: JupyterLab, VS Code and Colab say which they are.
+THEMES = """
+[data-jp-theme-light="true"] iframe.view, .vscode-light iframe.view, [theme="light"] iframe.view { color-scheme: light; }
+[data-jp-theme-light="false"] iframe.view, .vscode-dark iframe.view, [theme="dark"] iframe.view { color-scheme: dark; }
+"""
 UNTRUSTED = "To see this view, run the cell or trust the notebook."
 BASE = """
 * { box-sizing: border-box; }
@@ -60,15 +77,15 @@ class View:
     """A small document of HTML with its own style and script, isolated from whatever shows it.
 
     A notebook shows it in a frame; `show()` opens it in a browser, `write_html(path)` saves it, and a page of `viz.report` may
-    hold it as a part. It loads nothing. Colours follow the reader's preference, light or dark, if the style takes them from the
-    variables of `viz.theme`, such as `var(--ink)`.
+    hold it as a part. It loads nothing. Colours follow the theme of the notebook (JupyterLab, VS Code, Colab), and elsewhere the
+    reader's preference, light or dark, if the style takes them from the variables of `viz.theme`, such as `var(--ink)`.
 
     Args:
         title: the title, as plain text.
         body: HTML, with text escaped.
         style: CSS. Heights must not depend on the height of the window, which follows that of the body.
         script: JavaScript, run after the body. `await unpacked(text)` reads what `packed` wrote.
-        height: pixels of the frame in a notebook.
+        height: pixels of the frame until the script of the view has measured its body.
         text: what a terminal shows instead, one line.
 
     >>> view = View("A greeting", "<b>Hello</b>", text="2 words")
@@ -108,7 +125,7 @@ class View:
             print(f"no browser was found; the page is in {file.name}")
 
     def _repr_html_(self) -> str:
-        return self.frame()
+        return f"<style>{THEMES}</style>{self.frame()}<script>{FRAMES}</script>"
 
     def frame(self) -> str:
         """The HTML of a frame that shows the view, cut off from the document around it.

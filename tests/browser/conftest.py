@@ -3,7 +3,7 @@
 import base64
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ class Browser:
 
         found = WebDriverWait(self.driver, seconds, 0.05).until(lambda _: self.all(css), f"nothing matches {css}")
         return found[0]
+
+    def until(self, holds: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Waits until a condition holds. Fails if it does not."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.driver, seconds, 0.05).until(lambda _: holds())
 
     def hover(self, element: Any, x: float = 0.5, y: float = 0.5) -> None:
         """Points at a place in an element (or the first that matches a selector), in shares of its width and height."""

@@ -8,6 +8,7 @@ import torch
 
 from hooked_lm import HookedTransformer
 from hooked_lm.viz.attention import attention
+from hooked_lm.viz.view import document
 from tests.browser.conftest import PHONE, WIDE, Browser
 from tests.close import assert_near
 
@@ -109,6 +110,49 @@ def test_what_is_missing_or_no_distribution_is_shown_as_it_is(browser: Browser) 
     assert "2 cells have no value" in browser.text(".notes")
     assert browser.text(".text [data-i='0']") == "<b>a</b>"
     browser.screenshot("attention-missing", whole=True)
+
+
+def test_cells_without_a_value_are_hatched(browser: Browser) -> None:
+    code = "const canvas = document.querySelector('canvas[role=application]');"
+    code += "return Math.min(...canvas.getContext('2d').getImageData(300, 300, 20, 20).data)"
+    darkest = {}
+    for value in (0.0, torch.nan):
+        opened(browser, attention(torch.full((1, 12, 12), value), [" token"] * 12))
+        darkest[value] = browser.js(code)
+    assert darkest[torch.nan] < 150 < 200 < darkest[0.0]  # diagonal lines; the pale ones of the grid
+
+
+@pytest.mark.parametrize("style", ["display: none", "width: 9px; overflow: hidden"])
+def test_a_view_that_was_hidden_is_drawn_when_it_is_shown(browser: Browser, run: Any, style: str) -> None:
+    tokens, patterns = run
+    browser.open(
+        document("Two views", f'<div id="box" style="{style}">{attention(patterns, tokens)._repr_html_()}</div>')
+    )
+    time.sleep(0.5)
+    browser.js("document.getElementById('box').style = ''")
+    frame = browser.find("iframe.view")
+    browser.driver.switch_to.frame(frame)
+    browser.wait(".attention[data-ready]")
+    browser.until(lambda: browser.find("canvas[role=application]").size["height"] > 200)
+    height = browser.js("return document.body.getBoundingClientRect().height")
+    browser.driver.switch_to.default_content()
+    browser.until(lambda: height <= frame.size["height"] < height + 2)
+
+
+def test_a_frame_has_the_theme_and_the_height_that_its_notebook_gives(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    view = attention(patterns, tokens)
+    for theme, dark in (("false", True), ("true", False)):
+        page = document("A notebook", f'<div data-jp-theme-light="{theme}">{view._repr_html_()}</div>')
+        browser.open(page, scheme="light" if dark else "dark")
+        frame = browser.find("iframe.view")
+        browser.driver.switch_to.frame(frame)
+        browser.wait(".attention[data-ready]")
+        assert browser.js("return matchMedia('(prefers-color-scheme: dark)').matches") is dark
+        height = browser.js("return document.body.getBoundingClientRect().height")
+        assert abs(height - view.height) < 0.15 * height  # the estimate
+        browser.driver.switch_to.default_content()
+        browser.until(lambda height=height, frame=frame: height <= frame.size["height"] < height + 2)
 
 
 def test_scores_with_negative_values_have_signs(browser: Browser, run: Any) -> None:

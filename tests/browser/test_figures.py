@@ -75,17 +75,13 @@ def test_a_missing_cell_says_so(browser: Browser, page: Path) -> None:
 
 def test_a_view_has_the_height_of_its_body(browser: Browser, page: Path) -> None:
     browser.open(page).wait("[data-drawn='9']")
-    from selenium.webdriver.support.wait import WebDriverWait
-
     frame = browser.find("iframe.view")
     browser.driver.switch_to.frame(frame)
     assert browser.wait("#inside").text == "Hello"
     height = browser.js("return document.body.getBoundingClientRect().height")
     browser.driver.switch_to.default_content()
     assert height > 340
-    WebDriverWait(browser.driver, 10).until(
-        lambda _: height <= frame.size["height"] < height + 2
-    )  # which a message sets
+    browser.until(lambda: height <= frame.size["height"] < height + 2)  # which a message sets
 
 
 def test_a_browser_without_decompression_says_so(browser: Browser, page: Path) -> None:

@@ -39,11 +39,12 @@ def test_a_document_loads_nothing_and_escapes_its_title():
 
 def test_a_notebook_shows_it_in_a_frame_of_its_own():
     view = View('A "view"', f"<p>{html.escape(EVIL)}</p>", height=300)
-    [(tag, attrs)] = Tags(view._repr_html_()).found
+    (_, (tag, attrs), _) = found = Tags(view._repr_html_()).found
+    assert [name for name, _ in found] == ["style", "iframe", "script"]
     assert (tag, attrs["sandbox"], attrs["title"]) == ("iframe", "allow-scripts", 'A "view"')
     assert attrs["srcdoc"] == view.to_html()
     assert "height:300px" in attrs["style"]
-    assert view._repr_html_().endswith(">To see this view, run the cell or trust the notebook.</iframe>")
+    assert ">To see this view, run the cell or trust the notebook.</iframe><script>" in view._repr_html_()
 
 
 def test_a_terminal_shows_one_line():
