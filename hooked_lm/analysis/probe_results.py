@@ -144,18 +144,18 @@ class Probes(LayerProbes):
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
 
-    `mean` and `interval` are those of the accuracies over prompts, or over groups; the interval is Wilson's.
+    `mean` and `interval` are those of the accuracies over prompts, or over groups; the interval is Wilson's (1927),
+    without resamples and seed.
     """
 
     classes: Sequence[Label]
     counts: Sequence[int]
     MEASURE: ClassVar[str] = "accuracy"
 
-    def interval(
-        self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, "of layer"], Float[Tensor, "of layer"]]:
-        """The confidence interval (low, high) of the accuracies, by Wilson's formula (1927), without resamples and seed."""
-        return wilson(self.values, level)
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        return wilson(values, level)
 
     @property
     def accuracy(self) -> Float[Tensor, " layer"]:

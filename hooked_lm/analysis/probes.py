@@ -11,6 +11,7 @@ from hooked_lm.analysis.probe_results import CONTROL, PROBE, Probes, RegressionP
 from hooked_lm.analysis.probe_tasks import Classification, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
 from hooked_lm.engine.progress import progress_bar
+from hooked_lm.extras import need
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.labels import Label
@@ -111,6 +112,7 @@ def train_probe(
     n_labels = len(task.targets)
     if groups is not None and len(groups) != n_labels:
         raise ValueError(f"there are {len(groups)} groups for {n_labels} labels: give one for each prompt")
+    need("sklearn", "probes")  # raises before the model runs
     vectors, name = vectors_of(source, prompts, site, layers, positions, batch_size)
     data = {layer: checked_vectors(value, n_labels, layer) for layer, value in vectors.items()}
     folds = task.folds(groups, n_folds, seed)

@@ -2,15 +2,18 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_readable, load
 from hooked_lm.cli.options import ModelArgument, PromptArgument
-from hooked_lm.cli.output import console
+from hooked_lm.cli.output import console, to_stderr
 from hooked_lm.cli.prompts_and_sites import prompt_of
+
+if TYPE_CHECKING:
+    from hooked_lm.interventions.steering import SteeringVectors
 
 
 @command("hooked-lm generate demo 'The capital of France is' --max-new-tokens 4 --greedy")
@@ -59,8 +62,10 @@ def generate(
         "verbose": False,
     }
     by = 1.0 if coefficient is None else coefficient
-    hooks = nullcontext() if vectors is None else loaded.hooks(vectors.hooks(by, layer))
-    with hooks:
+    hooks = None if vectors is None else vectors.hooks(by, layer)
+    if vectors is not None and not layer:
+        to_stderr(_why(vectors))
+    with nullcontext() if hooks is None else loaded.hooks(hooks):
         if not isinstance(start, str):  # ids of a model without a tokenizer
             ids = loaded.generate(start, stop_at_eos=False, **options)
             pieces = iter([",".join(map(str, ids[0].tolist()))])
@@ -73,7 +78,15 @@ def generate(
             _write(piece)
             text += piece
     _write("\n")
-    return {"model": model, "prompt": prompt, "text": text, "seed": seed, "steer": steer}
+    layers = None if hooks is None else [hook.layer for hook in hooks]
+    return {"model": model, "prompt": prompt, "text": text, "seed": seed, "steer": steer, "layers": layers}
+
+
+def _why(vectors: "SteeringVectors") -> str:
+    """The layer that is steered by default, and why."""
+    best, equal = vectors.best_layer(), vectors.best_layers()
+    which = f"the middle one of the layers {', '.join(map(str, equal))}" if len(equal) > 1 else "the layer"
+    return f"steered at layer {best}, {which} that separate{'s' * (len(equal) == 1)} held-out pairs best; --layer chooses others"
 
 
 def _check(greedy: bool, max_new_tokens: int, of_samples: dict[str, float | None]) -> None:

@@ -90,9 +90,19 @@ class SteeringVectors(Tabular):
     # ---- how good they are -------------------------------------------------------------------------------------------
 
     def best_layer(self) -> int:
-        """The layer whose direction separates held-out pairs best, by accuracy, then by AUC; the first one in a tie."""
+        """The layer whose direction separates held-out pairs best, by accuracy, then by AUC; of equal ones the middle one.
+
+        Several layers often separate all pairs. Steering has more effect in the middle of a model than in its first and last
+        layers (Turner et al. 2023, arXiv:2308.10248; Rimsky et al. 2023, arXiv:2312.06681).
+        """
+        best = self.best_layers()
+        return best[len(best) // 2]
+
+    def best_layers(self) -> list[int]:
+        """All layers whose directions separate held-out pairs as well as that of `best_layer`."""
         accuracy, auc, _ = self.separation.select(of=self.method).mean.tolist()
-        return max(self.layers, key=lambda layer: (accuracy[self.layers.index(layer)], auc[self.layers.index(layer)]))
+        found = dict(zip(self.layers, zip(accuracy, auc, strict=True), strict=True))
+        return [layer for layer in self.layers if found[layer] == max(found.values())]
 
     def to_dataframe(self) -> "pd.DataFrame":
         """A row for each layer: the separation by its direction and by random ones, and the norm of the direction."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.experiment import Metric
-from hooked_lm.extras import later
+from hooked_lm.extras import later, need
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.patching.grids import Grid, run_grids, table
@@ -83,6 +83,8 @@ def generic_activation_patch(
     True
     """
     grid = Grid(activation_name, patch_setter, index_axis_names, index_df)
+    if return_index_df:
+        need("pandas", "viz")  # raises before the model runs
     [metrics] = run_grids(model, corrupted_tokens, clean_cache, patching_metric, [grid])
     return (metrics, table(grid, model, corrupted_tokens)) if return_index_df else metrics
 

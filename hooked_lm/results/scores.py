@@ -107,8 +107,14 @@ class Scores(Tabular):
         the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt.
         """
         flat = self.values.reshape(-1, self.n_prompts)
-        low, high = bootstrap(flat, level, n_resamples, seed)
+        low, high = self._interval_of(flat, level, n_resamples, seed)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
+
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        """The confidence interval of the means of some cells."""
+        return bootstrap(values, level, n_resamples, seed)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class Scores(Tabular):
         best = best[: min(n, int((~size.isnan()).sum()))]
         numbers = {self.RANKED_BY: effects[best].mean(-1)}
         if self.n_prompts > 1:
-            low, high = bootstrap(effects[best], level)
+            low, high = self._interval_of(effects[best], level)
             numbers |= {"low": low, "high": high}
         return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
 

@@ -1,6 +1,7 @@
 """Probes recover what was planted, their controls are near chance, and what does not fit is refused."""
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -259,3 +260,11 @@ def test_the_figure_has_the_probe_the_control_and_the_largest_class() -> None:
         "largest class",
     ]
     assert figure.layout.xaxis.title.text == "layer"
+
+
+def test_a_missing_package_is_named_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setattr(model, "forward", lambda *_, **__: pytest.fail("the model ran"))
+    with pytest.raises(ImportError, match=r"needs the package sklearn: pip install 'hooked-lm\[probes\]'"):
+        train_probe(model, [0, 1] * 10, prompts=["a"] * 20)

@@ -294,6 +294,9 @@ def test_generate_steers(tmp_path: Path, model: HookedTransformer) -> None:
     arguments = ("generate", "demo", "Lucy went home because", "--greedy", "--max-new-tokens", 1)
     steered = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -2, "--layer", 1)
     assert steered.output == "Lucy went home because he\n"
+    chosen = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -2)
+    assert "steered at layer" in chosen.stderr
+    assert "held-out pairs best" in chosen.stderr
     assert call(*arguments).output == "Lucy went home because she\n"
 
 

@@ -464,12 +464,29 @@ def test_files_are_bit_for_bit(tmp_path: Path) -> None:
         SteeringVectors.load(tmp_path / "s.safetensors")
 
 
+def test_of_layers_that_separate_equally_well_the_middle_one_steers() -> None:
+    found = SteeringVectors(
+        dict.fromkeys(range(5), torch.ones(2)),
+        dict.fromkeys(range(5), 0.0),
+        Scores(
+            torch.tensor([0.5, 1.0, 1.0, 1.0, 0.9])[:, None, None].expand(3, 5, 2, 1),
+            {"metric": METRICS, "layer": range(5), "of": ["mean", "random"]},
+        ),
+        "resid_post",
+        "mean",
+    )
+    assert (found.best_layers(), found.best_layer()) == ([1, 2, 3], 2)
+    assert [hook.layer for hook in found.hooks()] == [2]
+
+
 def test_tables_and_figures() -> None:
     table = vectors().to_dataframe()
     assert list(table["layer"]) == [0, 1, 2, 3]
     assert table["random_auc"].between(0, 1).all()
     assert_close(table["norm"][2], vectors().directions[2].norm().item())
-    best = table.sort_values(["accuracy", "auc"], ascending=False, kind="stable")["layer"].iloc[0]
+    best = int(table.sort_values(["accuracy", "auc"], ascending=False, kind="stable")["layer"].iloc[0])
+    assert best in vectors().best_layers()
+    best = vectors().best_layers()[len(vectors().best_layers()) // 2]
     assert vectors().best_layer() == best
     assert f"best {best}" in repr(vectors())
     figure = vectors().plot("auc")
