@@ -1,7 +1,7 @@
 // Draws the figures of a page in the colours that the reader prefers.
 
 function repainted(value, colours, isColour = false) {
-  // A copy of a part of a figure in which colours have their dark counterparts; numbers and texts are the same objects.
+  // A copy of a part of a figure in which colours have their counterparts; numbers and texts are the same objects.
   if (typeof value === "string") return isColour && colours[value.toLowerCase()] || value;
   if (Array.isArray(value)) {
     if (typeof value[0] === "number" && !(isColour && typeof value[1] === "string")) return value;
@@ -35,8 +35,8 @@ function fitted(layout, width) {  // the layout with its title in as many lines 
   return {...layout, title: {...title, ...texts, ...at}, height: layout.height + more, margin: {...margin, t: margin.t + more}};
 }
 
-function draw(place, figure, dark) {
-  const shown = dark ? {data: repainted(figure.data, dark), layout: repainted(figure.layout, dark)} : figure;
+function draw(place, figure, colours) {
+  const shown = {data: repainted(figure.data, colours), layout: repainted(figure.layout, colours)};
   const layout = fitted(shown.layout, shown.layout.width || place.clientWidth);
   return Plotly.react(place, structuredClone(shown.data), structuredClone(layout), {
     displaylogo: false, displayModeBar: false, responsive: true});
@@ -104,7 +104,7 @@ function hearKeys(place) {
   place.addEventListener("blur", () => Plotly.Fx.unhover(place));
 }
 
-async function drawAll(dark) {
+async function drawAll(colours) {
   const places = [...document.querySelectorAll("[data-figure]")];
   if (!places.length) return;
   try {
@@ -118,7 +118,7 @@ async function drawAll(dark) {
   const figures = places.map(place => JSON.parse(document.getElementById(place.dataset.figure).textContent));
   const preference = matchMedia("(prefers-color-scheme: dark)"), printing = matchMedia("print");
   const redraw = () => Promise.all(places.map((place, i) =>
-    draw(place, figures[i], preference.matches && !printing.matches && dark)));
+    draw(place, figures[i], preference.matches && !printing.matches ? colours.dark : colours.light)));
   preference.addEventListener("change", redraw);
   printing.addEventListener("change", redraw);
   await redraw();

@@ -10,7 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.theme import DOWN, FAINT, FONT, GRID, INK, UP
+from hooked_lm.viz.figure import style
+from hooked_lm.viz.theme import BOX as GROUND
+from hooked_lm.viz.theme import BOX_INK, DOWN, FAINT, PAPER, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -184,31 +186,20 @@ def _box(name: str, place: tuple[float, float]) -> dict[str, Any]:
         "x1": half,
         "y0": -BOX / 2,
         "y1": BOX / 2,
-        "fillcolor": GRID,
+        "fillcolor": GROUND,
         "line": {"color": FAINT, "width": 1},
-        "label": {"text": html.escape(name, quote=False), "font": {"size": 11, "color": INK}},
+        "label": {"text": html.escape(name, quote=False), "font": {"size": 11, "color": BOX_INK}},
         "layer": "above",
     }
 
 
-def _look(figure: "go.Figure", title: str, height: int, margin: dict[str, int]) -> None:
-    figure.update_layout(
-        title={"text": html.escape(title, quote=False), "x": 0, "xref": "paper", "font": {"size": 15, "color": INK}},
-        font={"family": FONT, "size": 12, "color": INK},
-        height=height,
-        margin=margin,
-        paper_bgcolor="#ffffff",
-        plot_bgcolor="#ffffff",
-        hoverlabel={"font": {"family": FONT}},
-    )
-
-
 def _style(figure: "go.Figure", title: str, subtitle: str, height: float) -> None:
     top, bottom = 16 + 32 * bool(title) + 22 * bool(subtitle), 64
-    _look(figure, title, int(height) + 2 * BOX + top + bottom, {"l": 8, "r": 8, "t": top, "b": bottom})
+    margin = {"l": 8, "r": 8, "t": top, "b": bottom}
+    style(figure, title, int(height) + 2 * BOX + top + bottom, margin, subtitle)
+    figure.update_layout(plot_bgcolor=PAPER)
     if subtitle:
-        small = {"text": html.escape(subtitle, quote=False), "font": {"size": 12, "color": FAINT}}
-        figure.update_layout(title={"subtitle": small, "y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}})
+        figure.update_layout(title={"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14}})
     figure.update_xaxes(visible=False, range=[-0.56, 0.56], fixedrange=True)
     figure.update_yaxes(visible=False, range=[-BOX, height + BOX], fixedrange=True)
     figure.update_layout(legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"})

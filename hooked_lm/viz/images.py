@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import style
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
-from hooked_lm.viz.theme import DOWN, FAINT, PAPER, UP
+from hooked_lm.viz.theme import DOWN, FAINT, UP, WHITE
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -122,7 +122,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
 
 def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
-    middle = PAPER if opaque else "rgba(255, 255, 255, 0)"
+    middle = WHITE if opaque else "rgba(255, 255, 255, 0)"
     down, up = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
     stops = {scale.low: down, scale.white: middle, scale.high: up}
     if scale.white in (scale.low, scale.high):

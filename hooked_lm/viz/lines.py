@@ -11,14 +11,14 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import and_missing, style
 from hooked_lm.viz.plots import mark_levels
-from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
+from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     go = later("plotly.graph_objects", "viz")
 
-COLOURS = [UP, DOWN, FAINT, INK]  # of the lines, in turn
+COLOURS = [UP, DOWN, FAINT]  # of the lines, in turn
 DASHES = ["solid", "dot", "dash", "dashdot"]  # when the colours start again
 MARKED = 64  # points that have a marker, at most
 

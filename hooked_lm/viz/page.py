@@ -9,7 +9,7 @@ from pathlib import Path
 from hooked_lm.extras import need
 from hooked_lm.files import replacing
 from hooked_lm.viz.parts import Part, part_html, text_html
-from hooked_lm.viz.theme import dark_colours
+from hooked_lm.viz.theme import dark_colours, light_colours
 from hooked_lm.viz.view import FRAMES, UNPACK, View, as_json, document, packed
 
 
@@ -67,7 +67,8 @@ def write_html(picture: Part, path: str | os.PathLike[str], title: str = "") -> 
 def _written(title: str, body: str, style: str, path: str | os.PathLike[str]) -> Path:
     """Writes a page with figures."""
     script = UNPACK + FRAMES + Path(__file__).with_name("figures.js").read_text(encoding="utf-8")
-    page = document(title, body + _plotly(body), style, f"{script}drawAll({as_json(dark_colours())});")
+    colours = as_json({"light": light_colours(), "dark": dark_colours()})
+    page = document(title, body + _plotly(body), style, f"{script}drawAll({colours});")
     with replacing(path) as unfinished:
         unfinished.write_text(page, encoding="utf-8")
     return Path(path)

@@ -1,7 +1,7 @@
 """The colours of figures and pages, on light and on dark paper.
 
-Figures are drawn in the light colours. On a page, a script replaces each by its dark counterpart if the reader prefers dark
-pages, so a figure that takes its colours from here is legible in both. Outside of pages figures stay on white paper. Blue and
+Figures have no paper, and neutral text that is legible on white and on black, because a notebook draws them on its own paper,
+light or dark. On a page a script replaces each colour by its light or dark counterpart, as the reader prefers. Blue and
 orange-brown are told apart by people who are colour-blind.
 """
 
@@ -24,7 +24,10 @@ COLOURS = {
     "down": ("#c8694c", "#e58a6b"),  # negative
     "focus": ("#1f5fbf", "#8ab8ff"),
 }
-PAPER, INK, FAINT, GRID = (COLOURS[name][0] for name in ("paper", "ink", "faint", "line"))
+# the colours of figures on paper that may be white or black
+ANYWHERE = {"paper": "rgba(0, 0, 0, 0)", "ink": "#717a8a", "faint": "#737c8b", "line": "rgba(128, 136, 150, 0.25)"}
+PAPER, INK, FAINT, GRID = (ANYWHERE[name] for name in ("paper", "ink", "faint", "line"))
+WHITE, BOX, BOX_INK = (COLOURS[name][0] for name in ("paper", "line", "ink"))  # of what has its own ground
 UP, DOWN = COLOURS["up"][0], COLOURS["down"][0]
 MISSING = "#d5d9e0"  # cells without a value
 
@@ -39,8 +42,13 @@ DARK_SEQUENTIAL = ["#14181f", "#1d3148", "#2f5f8f", "#6aa5e0", "#cfe6ff"]
 DARK_FALLING = ["#ffd9c7", "#e58a6b", "#8f4a33", "#3d241c", "#14181f"]
 
 
+def light_colours() -> dict[str, str]:
+    """The light counterpart of each colour that is legible anywhere."""
+    return {colour: COLOURS[name][0] for name, colour in ANYWHERE.items()}
+
+
 def dark_colours() -> dict[str, str]:
-    """The dark counterpart of each light colour, and of the colours of plotly's own template.
+    """The dark counterpart of each colour: of those that are legible anywhere, the light ones, and those of plotly's template.
 
     A colour scale has counterparts of its own, because its middle is the colour of the paper: its stops are listed with their
     places, as "0.5 #ffffff".
@@ -52,7 +60,7 @@ def dark_colours() -> dict[str, str]:
     stops = {
         f"{place:g} {light}": dark for scale, darks in scales for (place, light), dark in zip(scale, darks, strict=True)
     }
-    ours = dict(COLOURS.values())
+    ours = dict(COLOURS.values()) | {colour: COLOURS[name][1] for name, colour in ANYWHERE.items()}
     template = {"white": "paper", "#2a3f5f": "ink", "#e5ecf6": "line", "#ebf0f8": "line", "#c8d4e3": "strong"}
     return stops | {light: COLOURS[name][1] for light, name in template.items()} | ours | {MISSING: "#3a4250"}
 

@@ -12,7 +12,18 @@ from types import SimpleNamespace
 import pytest
 
 from hooked_lm.viz import Section, View, report
-from hooked_lm.viz.theme import COLOURS, DARK_DIVERGING, DARK_FALLING, DIVERGING, FALLING, MISSING, css, dark_colours
+from hooked_lm.viz.theme import (
+    ANYWHERE,
+    COLOURS,
+    DARK_DIVERGING,
+    DARK_FALLING,
+    DIVERGING,
+    FALLING,
+    MISSING,
+    css,
+    dark_colours,
+    light_colours,
+)
 from hooked_lm.viz.view import as_json, packed
 
 EVIL = "</script><script>alert('x')</script>"
@@ -97,6 +108,7 @@ def test_every_colour_of_a_figure_has_a_dark_counterpart():
     for light, darks in ((DIVERGING, DARK_DIVERGING), (FALLING, DARK_FALLING)):
         assert [dark[f"{place:g} {colour}"] for place, colour in light] == darks
     assert MISSING in dark
+    assert set(light_colours()) == set(ANYWHERE.values()) <= set(dark)
     assert f"--ink: {COLOURS['ink'][1]}" in css().split("@media")[1]
 
 
@@ -105,7 +117,7 @@ def test_every_colour_of_a_figure_has_a_dark_counterpart():
     ("name", "ratio"), [("ink", 7), ("soft", 7), ("faint", 4.5), ("focus", 3), ("up", 3), ("down", 3)]
 )
 def test_colours_are_legible_on_their_paper(name: str, ratio: float, i: int):
-    """The contrast of WCAG 2.1, as text (4.5, or 7) or as a mark (3)."""
+    """The contrast of WCAG 2.1, as text (4.5, or 7) or as a mark (3); of colours for any paper it is 4 on white and black."""
 
     def light(colour: str) -> float:
         parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
@@ -114,3 +126,6 @@ def test_colours_are_legible_on_their_paper(name: str, ratio: float, i: int):
 
     one, other = sorted(light(COLOURS[of][i]) for of in (name, "paper"))
     assert other / one >= ratio
+    for paper in ("#ffffff", "#111111") if name in ANYWHERE else ():
+        one, other = sorted((light(ANYWHERE[name]), light(paper)))
+        assert other / one >= 4
