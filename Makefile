@@ -4,6 +4,7 @@ BIN := .venv/bin
 PY := $(BIN)/python
 READY := .venv/.ready
 CLIENTS := .venv-clients
+export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled once
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18

@@ -62,6 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             first = seen.setdefault((item.nodeid.split("[")[0], case.family), case) is case
             if not first or not (case.family in (*CORE, *IMAGES) or item.get_closest_marker("every_family")):
                 item.add_marker("slow")
+    items.sort(key=lambda item: case_of(item) is not None)  # short ones last: no worker waits for the other
     if (seed := config.option.shuffle) is not None:
         place = cache(lambda *names: random.Random(f"{seed} {names}").random())
         items.sort(key=lambda item: (place(item.path), place(item.path, str(case_of(item))), place(item.nodeid)))

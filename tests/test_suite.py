@@ -1,6 +1,8 @@
 """Rules that the suite itself keeps."""
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,20 @@ def test_numbers_are_compared_in_one_way() -> None:
 def test_another_way_is_reported(tmp_path: Path, line: str) -> None:
     (tmp_path / "test_a.py").write_text(f"from tests.close import assert_close\n\nassert_close(a, b)\n{line}\n")
     assert comparisons_of_their_own(tmp_path) == ["test_a.py:4"]
+
+
+@pytest.mark.slow
+def test_a_group_of_tests_has_one_worker(tmp_path: Path) -> None:
+    """Else each worker builds the models of every case, and tests that must not run beside each other do."""
+    group = 'pytest.param(i, marks=pytest.mark.xdist_group(f"group {i % 3}"))'
+    (tmp_path / "test_groups.py").write_text(
+        f"import pytest\n\n\n@pytest.mark.parametrize('i', [{group} for i in range(12)])\n"
+        "def test_nothing(i: int, worker_id: str) -> None:\n    print(f'{i % 3} on {worker_id}')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup", "-rP", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "12 passed" in done.stdout, done.stdout + done.stderr
+    assert len(set(re.findall(r"^\d on gw\d$", done.stdout, flags=re.M))) == 3
 
 
 def test_folders_mirror_the_package() -> None:
