@@ -132,7 +132,10 @@ class Cache(Mapping[str, Tensor]):
         Warns if there are none.
         """
         if not (found := self._matching(pattern)):
-            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors", stacklevel=2)
+            names = dict.fromkeys(map(site_glob, self.cache_dict))
+            near = nearest(pattern, names) if isinstance(pattern, str) else list(names)[:3]
+            hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=2)
         return self._with(found)
 
     def _matching(self, pattern: str | Callable[[str], bool]) -> dict[str, Tensor]:

@@ -97,7 +97,9 @@ def select(
     """
     found = _find(site, names, aliases, shorthand, groups)
     if not found:
-        warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points", stacklevel=4)
+        some = ", ".join(map(repr, list(dict.fromkeys(map(site_glob, names)))[:3]))
+        hint = f"; their names are such as {some}" if some else ""
+        warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points{hint}", stacklevel=4)
     return [name for name in names if name in found]
 
 

@@ -113,8 +113,13 @@ class SteeringVectors(Tabular):
         return pd.DataFrame({**table, "norm": [found.norm().item() for found in self.directions.values()]})
 
     def plot(self, metric: str = "accuracy", title: str = "") -> "go.Figure":
-        """A heat map of the separation by the direction of each layer and by random directions."""
-        return self.separation.select(metric=metric).plot(title or f"{metric} on held-out pairs, {self.site}", True)
+        """Lines over layers: the separation by the direction of each layer, and by random directions."""
+        from hooked_lm import viz
+
+        of_metric = self.separation.select(metric=metric)
+        lines = {of: of_metric.select(of=of).mean for of in (self.method, "random")}
+        title = title or f"{metric} on held-out pairs, {self.site}"
+        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=metric)
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 

@@ -490,7 +490,10 @@ def test_tables_and_figures() -> None:
     assert vectors().best_layer() == best
     assert f"best {best}" in repr(vectors())
     figure = vectors().plot("auc")
-    assert_close(torch.tensor(figure.data[0].z[0], dtype=torch.float32)[0], torch.tensor(table["auc"][0]).float())
+    drawn = {line.name: torch.tensor([*line.y], dtype=torch.float32) for line in figure.data if line.name}
+    assert drawn.keys() == {"mean", "random"}
+    assert_close(drawn["mean"], torch.tensor([*table["auc"]], dtype=torch.float32))
+    assert_close(drawn["random"], torch.tensor([*table["random_auc"]], dtype=torch.float32))
 
 
 def changed(name: str, value: Any) -> dict[str, Any]:
