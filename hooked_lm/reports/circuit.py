@@ -42,7 +42,6 @@ SHARE = 0.05  # the default share of edges to keep
 STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
-MINUS = "\N{MINUS SIGN}"
 RANKS = ("pruning", "masks")  # methods whose scores rank all edges
 
 
@@ -52,7 +51,7 @@ def shown(value: SupportsFloat, sign: bool = False) -> str:
     >>> shown(0.254), shown(0.25, sign=True)
     ('0.25', '+0.25')
     """
-    return rounded(value, sign=sign).replace("-", MINUS)
+    return rounded(value, sign=sign)
 
 
 class TaskWarning(UserWarning):

@@ -12,7 +12,7 @@ from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.extras import later
 from hooked_lm.reports.circuit import Task
 from hooked_lm.results import Label
-from hooked_lm.viz.numbers import rounded
+from hooked_lm.viz.numbers import MINUS, rounded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,6 @@ else:
 POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": a position and its token
 SHOWN, MOST_VALUES = 10, 24  # cells of the table; columns of a heat map that have room for numbers
 SMALLEST_GAP = 1e-6  # nats between clean and corrupted run, below which no share is defined
-MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def finding(result: SweepResult) -> str:
     where = ", ".join(
         f"`{place_of(best[axis])}`" if axis == "position" else f"{axis} {best[axis]}" for axis in result.axes
     )
-    change = f"{rounded(best['effect'], sign=True)} nats".replace("-", MINUS)
+    change = f"{rounded(best['effect'], sign=True)} nats"
     verb = {"restored": "restores", "kept": "keeps"}[shares.name]
     share = (
         "" if shares.gap != shares.gap else f": it {verb} {best[shares.name]:.0%} of the difference".replace("-", MINUS)
@@ -135,9 +134,7 @@ def write_report(
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
     runs = {"clean": result.clean, "corrupted": result.corrupted}
     facts = {
-        f"{name} logit difference": rounded(run.mean(), sign=True).replace("-", MINUS)
-        for name, run in runs.items()
-        if run is not None
+        f"{name} logit difference": rounded(run.mean(), sign=True) for name, run in runs.items() if run is not None
     }
     other = "corrupted" if result.base == "clean" else "clean"
     scale = (

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.viz.labels import token_label
-from hooked_lm.viz.scales import MINUS
+from hooked_lm.viz.numbers import short
 from hooked_lm.viz.tokens import SCRIPT, Snippet, snippet_table
 from hooked_lm.viz.tokens import STYLE as TEXT_STYLE
 from hooked_lm.viz.view import View
@@ -78,17 +78,9 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _table(caption: str, rows: Sequence[tuple[str, float]]) -> str:
-    cells = (f"<tr><td>{token_label(token, 24)}</td><td>{_signed(value)}</td></tr>" for token, value in rows)
+    cells = (f"<tr><td>{token_label(token, 24)}</td><td>{short(value, sign=True)}</td></tr>" for token, value in rows)
     shown = "".join(cells) or '<tr><td class="none">no tokens</td></tr>'
     return f"<table><caption>{html.escape(caption)}</caption>{shown}</table>"
-
-
-def _signed(value: float) -> str:
-    """A number with three significant digits and its sign, such as "+0.516"."""
-    if value != value:
-        return "no value"
-    shown = f"{value:+.3g}"
-    return MINUS + shown[1:] if shown.startswith("-") else shown
 
 
 def _bars(edges: Sequence[float], counts: Sequence[float]) -> str:

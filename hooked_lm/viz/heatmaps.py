@@ -12,7 +12,8 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import WIDEST, Interval, and_missing, ends_of, room_above, said_of, style, widen
 from hooked_lm.viz.labels import MOST, Axis, cut
-from hooked_lm.viz.scales import MINUS, Scale, colour_bar, scale_of
+from hooked_lm.viz.numbers import rounded
+from hooked_lm.viz.scales import Scale, colour_bar, scale_of
 from hooked_lm.viz.theme import FAINT, INK, MISSING, PAPER
 
 if TYPE_CHECKING:
@@ -247,8 +248,7 @@ def _outlines(holes: Bool[Tensor, "row column"]) -> tuple[list[float | None], li
 
 
 def _number(value: float) -> str:
-    shown = f"{value:.2f}"
-    return "" if shown in ("0.00", "-0.00", "nan") else shown.replace("-", MINUS)
+    return "" if value != value else rounded(value)
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------------

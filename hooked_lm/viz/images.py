@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import style
+from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.heatmaps import missing
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
 from hooked_lm.viz.theme import DOWN, FAINT, UP, WHITE
 
@@ -20,6 +21,7 @@ else:
     go = later("plotly.graph_objects", "viz")
     subplots = later("plotly.subplots", "viz")
 
+WHERE = "row %{y}, column %{x}"
 PANEL, GAP = 190, 24  # pixels: the height of a panel, and the room between panels
 
 
@@ -41,7 +43,8 @@ def image_heat_map(
     value_name: str = "",
     limit: float | None = None,
 ) -> "go.Figure":
-    """Values over the places of an image, on top of a pale grey image, which shows through small values.
+    """Values over the places of an image, on top of a pale grey image, which shows through small values. Cells without a value
+    (NaN) are hatched, and counted below the title.
 
     Args:
         values: a number for each place [row, column], or for each place in several panels, such as layers.
@@ -74,9 +77,11 @@ def image_heat_map(
     for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
         if picture is not None:
             figure.add_trace(_picture(picture, n_rows, n_columns, pale=True), 1, column)
-        figure.add_trace(_overlay(cells.numpy(), scale, value_name, opaque=picture is None), 1, column)
-    top = 84 if title else 44
-    style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16})
+        for part in (_overlay(cells.numpy(), scale, value_name, opaque=picture is None), *missing(cells, None, WHERE)):
+            figure.add_trace(part, 1, column)
+    said = and_missing("", maps)
+    top = (84 if title else 44) + 18 * bool(said)
+    style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16}, subtitle=said)
     figure.update_layout(width=len(shown) * round(PANEL * n_columns / n_rows + GAP) + 110)
     figure.update_annotations(font={"size": 12, "color": FAINT})
     figure.update_xaxes(visible=False, range=[-0.5, n_columns - 0.5], constrain="domain")
@@ -137,7 +142,8 @@ def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> 
         zmax=scale.high,
         colorscale=colours,
         colorbar=colour_bar(value_name),
-        hovertemplate="row %{y}, column %{x}<br><b>%{z:.3f}</b><extra></extra>",
+        hoverongaps=False,
+        hovertemplate=f"{WHERE}<br><b>%{{z:.3f}}</b><extra></extra>",
     )
 
 

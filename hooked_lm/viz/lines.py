@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.plots import mark_levels
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, UP
 
@@ -66,7 +67,7 @@ def lines(
                 y=line.tolist(),
                 name=label,
                 mode=f"{mode}+text" if show_values else mode,
-                text=[f"{value:.2f}" for value in line.tolist()] if show_values else None,
+                text=[rounded(value) for value in line.tolist()] if show_values else None,
                 textposition="top center",
                 line={"color": colour, "width": 2, "dash": dash},
                 hovertemplate=f"{label + '<br>' if label else ''}%{{x}}<br><b>%{{y:.4g}}</b><extra></extra>",
@@ -81,10 +82,21 @@ def lines(
     figure.update_layout(plot_bgcolor=PAPER)
     whole = len(points) <= 32 and all(float(point).is_integer() for point in points)
     figure.update_xaxes(axis, title={"text": html.escape(x_title, quote=False), "font": {"size": 12, "color": FAINT}})
-    figure.update_xaxes({"zeroline": False, **({"tickvals": points} if whole else {})})
+    figure.update_xaxes({"zeroline": False, **({"tickvals": _apart(points)} if whole else {})})
     figure.update_yaxes(axis, title={"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}})
     mark_levels(figure, baselines)
     return figure
+
+
+def _apart(points: Sequence[float | int]) -> list[float | int]:
+    """The points that have a label on the axis: the ends, and those in between whose labels do not overlap."""
+    if len(points) < 3:
+        return list(points)
+    kept, least = [points[0]], (points[-1] - points[0]) / 24
+    for point in points[1:-1]:
+        if point - kept[-1] >= least and points[-1] - point >= least:
+            kept.append(point)
+    return [*kept, points[-1]]
 
 
 def _ribbon(points: Sequence[float | int], low: Tensor, high: Tensor, colour: str) -> "go.Scatter":

@@ -1,18 +1,33 @@
-"""Numbers as text."""
+"""Numbers as text: NaN is "no value", negative ones have minus signs, and what rounds to zero has no sign."""
 
 from typing import SupportsFloat
 
+MINUS = "\N{MINUS SIGN}"
+
 
 def rounded(value: SupportsFloat, digits: int = 2, sign: bool = False) -> str:
-    """A number with this many decimals; what rounds to zero has no sign. NaN is "no value".
+    """A number with this many decimals.
 
-    >>> rounded(-0.001), rounded(0.126, sign=True), rounded(-1.5, 1, sign=True), rounded(float("nan"))
-    ('0.00', '+0.13', '-1.5', 'no value')
+    >>> rounded(-0.001), rounded(0.126, sign=True), rounded(float("nan")), rounded(-1.5, 1) == f"{MINUS}1.5"
+    ('0.00', '+0.13', 'no value', True)
     """
-    value = float(value)
-    if value != value:
+    return _signed(f"{float(value):.{digits}f}", sign)
+
+
+def short(value: SupportsFloat, sign: bool = False) -> str:
+    """A number with three significant digits.
+
+    >>> short(0.12345), short(2.0, sign=True), short(-0.0), short(-2.5) == f"{MINUS}2.5"
+    ('0.123', '+2', '0', True)
+    """
+    return _signed(f"{float(value):.3g}", sign)
+
+
+def _signed(text: str, sign: bool) -> str:
+    """A number, with a plus sign if it is positive and `sign` is set."""
+    number = float(text)
+    if number != number:
         return "no value"
-    text = f"{value:.{digits}f}"
-    if not float(text):
+    if not number:
         return text.removeprefix("-")
-    return f"+{text}" if sign and value > 0 else text
+    return f"+{text}" if sign and number > 0 else text.replace("-", MINUS)

@@ -18,7 +18,7 @@ else:
 
 
 from hooked_lm.viz.labels import token_label
-from hooked_lm.viz.scales import MINUS
+from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.view import View
 
 
@@ -117,7 +117,7 @@ def _kind(values: Iterable[Any]) -> str:
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3f}".replace("-", MINUS) if isinstance(value, float) else text_html(str(value))
+    return rounded(value, 3) if isinstance(value, float) else text_html(str(value))
 
 
 def _strip(strip: TokenStrip) -> str:

@@ -12,7 +12,7 @@ from hooked_lm.extras import later
 from hooked_lm.viz.figure import Interval, and_missing, ends_of, room_above, said_of, style, widen
 from hooked_lm.viz.heatmaps import heatmap
 from hooked_lm.viz.labels import MOST, Axis
-from hooked_lm.viz.scales import MINUS, short
+from hooked_lm.viz.numbers import rounded, short
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def _looks(numbers: Tensor, start: float, axis: Axis, note: str, ends: np.ndarra
     return {
         "marker": {"color": [DOWN if number < start else UP for number in numbers.tolist()]},
         "customdata": ends,
-        "text": [f"{number:.3f}".replace("-", MINUS) for number in numbers.tolist()],
+        "text": [rounded(number, 3) for number in numbers.tolist()],
         "textposition": "none",
         "hovertext": [html.escape(name, quote=False) for name in axis.names],
         "hovertemplate": f"%{{hovertext}}<br><b>%{{text}}</b>{said}<extra></extra>",

@@ -7,9 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hooked_lm.viz.numbers import short
 from hooked_lm.viz.theme import DIVERGING, FAINT, FALLING, SEQUENTIAL
-
-MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,3 @@ def colour_bar(title: str) -> dict[str, Any]:
         "nticks": 4,
         "x": 1.01,
     }
-
-
-def short(value: float) -> str:
-    """A number with three digits."""
-    shown = f"{value:.3g}"
-    return "0" if shown in ("-0", "0") else shown.replace("-", MINUS)

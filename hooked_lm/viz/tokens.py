@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.viz.heatmaps import heatmap
 from hooked_lm.viz.labels import token_label
-from hooked_lm.viz.scales import MINUS
+from hooked_lm.viz.numbers import short
 from hooked_lm.viz.view import View
 
 if TYPE_CHECKING:
@@ -192,10 +192,10 @@ def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | N
     ramp = f"{f'{down}, ' * low}transparent, {up}"
     gaps = len(row) - len(finite)
     missing = f" &ensp; hatched: no value ({gaps})" if gaps else ""
-    text, start = coloured_text(tokens, row, limit), _number(-limit if low else 0.0)
+    text, start = coloured_text(tokens, row, limit), short(-limit if low else 0.0)
     return (
         f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{start}'
-        f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{_number(limit)}{missing}</p></div>'
+        f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{short(limit)}{missing}</p></div>'
     )
 
 
@@ -203,7 +203,7 @@ def _token(token: str, value: float, limit: float, framed: bool) -> str:
     is_number = math.isfinite(value)
     kind = "none" if not is_number else "up" if value >= 0 else "down"
     strength = min(1.0, abs(value) / limit) if is_number else 0.0
-    said = _number(value) if is_number else "no value"
+    said = short(value) if is_number else "no value"
     label = token_label(token, LONGEST)
     spoken = label.replace('"', "&quot;")
     broken = "<br>" * token.endswith("\n")
@@ -211,7 +211,3 @@ def _token(token: str, value: float, limit: float, framed: bool) -> str:
         f'<span class="{kind}{" framed" * framed}" style="--s: {strength:.3f}" tabindex="0" data-value="{said}" '
         f'aria-label="{spoken}: {said}">{label}</span>{broken}'
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}".replace("-", MINUS)

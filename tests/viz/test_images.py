@@ -65,3 +65,13 @@ def test_wrong_numbers_are_named() -> None:
         image_heat_map(torch.rand(2, 3, 3), panels=["one"])
     with pytest.raises(ValueError, match=r"1 or 3 channels, got \(2, 4, 4\)"):
         image_heat_map(torch.rand(3, 3), torch.rand(2, 4, 4))
+
+
+def test_cells_without_a_value_are_hatched_and_counted():
+    values = torch.tensor([[1.0, torch.nan], [0.5, 0.25]])
+    figure = image_heat_map(values, torch.rand(3, 4, 4))
+    holes, hatch = figure.data[-2:]
+    assert holes.hovertemplate == "row %{y}, column %{x}<br>no value<extra></extra>"
+    assert (hatch.fillpattern.shape, max(hatch.x[:5]), min(hatch.y[:5])) == ("/", 1.48, -0.47)
+    assert figure.layout.title.subtitle.text == "1 of 4 without a value"
+    assert len(image_heat_map(values.nan_to_num()).data) == 1

@@ -114,9 +114,9 @@ def test_equal_labels_stay_apart():
     assert axis.ticktext == ("·Mary", "·Mary", "&lt;b&gt;", "↵")
 
 
-def test_numbers_in_cells_leave_out_zeros():
+def test_numbers_in_cells_leave_out_those_without_a_value():
     figure = heatmap(torch.tensor([[0.001, -0.254, 1.0, torch.nan]]), show_values=True)
-    assert [list(row) for row in figure.data[0].text] == [["", "\N{MINUS SIGN}0.25", "1.00", ""]]
+    assert [list(row) for row in figure.data[0].text] == [["0.00", "\N{MINUS SIGN}0.25", "1.00", ""]]
     assert heatmap(torch.zeros(1, 1)).data[0].text is None
 
 
@@ -229,3 +229,8 @@ def test_no_figure_needs_webgl():
     ]
     drawn = {trace.type for figure in figures for trace in figure.data}
     assert drawn == {"heatmap", "bar", "scatter", "image"}
+
+
+def test_points_that_are_close_have_no_labels_of_their_own():
+    assert lines([0, 1, 2, 4, 8, 62, 64], {"a": torch.zeros(7)}).layout.xaxis.tickvals == (0, 4, 8, 64)
+    assert lines(range(25), {"a": torch.zeros(25)}).layout.xaxis.tickvals == tuple(range(25))
