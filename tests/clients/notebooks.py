@@ -7,7 +7,8 @@ network, an editor or hours, and the report names the cells that each rule chang
 the notebook: the report names the cell, and its error. The exit status is 1 if a cell of any notebook failed.
 
 With `--against DIRECTORY`, where TransformerLens itself is installed, each notebook runs a second time with it, with the same
-random numbers, and the report also names the cells that print other text or draw other numbers there.
+random numbers, and the report also names the cells that print other text or draw other numbers there, and those that are
+slower here.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import nbformat
@@ -104,6 +106,23 @@ def run(path: Path, seconds: int, original: Path | None = None) -> Ran:
     return ran
 
 
+def seconds_of(cell: nbformat.NotebookNode) -> float:
+    """The time that a cell ran."""
+    times = cell.metadata.get("execution", {})
+    started, ended = (times.get(event) for event in ("iopub.execute_input", "shell.execute_reply"))
+    return (datetime.fromisoformat(ended) - datetime.fromisoformat(started)).total_seconds() if started and ended else 0
+
+
+def slower(ours: list[nbformat.NotebookNode], theirs: list[nbformat.NotebookNode]) -> dict[int, str]:
+    """Number of cell -> the times of both, of the cells that took more than a second longer, and half as long again."""
+    times = [(seconds_of(one), seconds_of(other)) for one, other in zip(ours, theirs, strict=True)]
+    return {
+        number: f"{mine:.1f} s, not {other:.1f} s"
+        for number, (mine, other) in enumerate(times, 1)
+        if mine > max(other + 1, 1.5 * other)
+    }
+
+
 def texts_of(paths: list[Path]) -> Iterator[str]:
     """The strings in the code of notebooks, also with the space that precedes a word inside a text."""
     for path in paths:
@@ -145,6 +164,9 @@ def main(arguments: list[str]) -> int:
                 found = differences(ours.cells, theirs.cells)
                 failed |= bool(found)
                 lines += [f"  differs, cell {number}: {what}" for number, what in found.items()]
+                lines += [
+                    f"  slower, cell {number}: {what}" for number, what in slower(ours.cells, theirs.cells).items()
+                ]
                 print("\n".join(lines or ["  the same with TransformerLens"]), flush=True)
     return int(failed)
 

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from notebook_checkpoints import named
 from notebook_outputs import differences
-from notebooks import replaced
+from notebooks import replaced, slower
 
 CELLS = (
     "%pip install transformer_lens\nimport torch\nfrom transformer_lens import HookedTransformer",
@@ -77,3 +77,14 @@ def test_outputs_may_differ_in_the_last_digit_that_is_printed():
     found = differences(ours, theirs)
     assert list(found) == [2, 3, 4]
     assert found[2] == "the number 0.312, not 0.343"
+
+
+def timed(*seconds: int) -> list[nbformat.NotebookNode]:
+    event = "2026-01-01T00:00:{:02d}.000000Z"
+    times = [{"iopub.execute_input": event.format(0), "shell.execute_reply": event.format(end)} for end in seconds]
+    return [nbformat.v4.new_code_cell(metadata={"execution": time}) for time in times]
+
+
+def test_cells_that_took_much_longer_are_slower():
+    assert slower(timed(1, 3, 20, 40), timed(0, 1, 30, 20)) == {2: "3.0 s, not 1.0 s", 4: "40.0 s, not 20.0 s"}
+    assert not slower([nbformat.v4.new_code_cell()], timed(0))
