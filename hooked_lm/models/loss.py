@@ -28,7 +28,7 @@ def lm_cross_entropy_loss(
     >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
     tensor(4.)
     """
-    log_probs = logits[:, :-1].float().log_softmax(-1)
+    log_probs = logits.float().log_softmax(-1)[:, :-1]  # of all positions: softmax copies a slice first
     losses = -log_probs.gather(-1, from_the_end(tokens[:, 1:, None], logits.shape[-1]))[..., 0]
     counts = torch.ones_like(losses, dtype=torch.bool)
     if attention_mask is not None:
