@@ -289,8 +289,8 @@ def _stream_section(result: Result) -> viz.Section:
         f"clean value is put in {_carriers(result, 0)}; {_carriers(result, last)}.",
         viz.Plate(
             _layer_map(result, RESID),
-            "Clean residual stream put into the corrupted run. Tokens of the first prompt; names vary."
-            + (" Point at a cell for its interval." if len(result.pairs) > 1 else ""),
+            "Clean residual stream put into the corrupted run; empty cells change nothing. Tokens of the first prompt; "
+            "names vary." + (" Point at a cell for its interval." if len(result.pairs) > 1 else ""),
         ),
     )
 

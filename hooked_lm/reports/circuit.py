@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -43,15 +43,6 @@ STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
 RANKS = ("pruning", "masks")  # methods whose scores rank all edges
-
-
-def shown(value: SupportsFloat, sign: bool = False) -> str:
-    """A number with two decimals and the sign for minus.
-
-    >>> shown(0.254), shown(0.25, sign=True)
-    ('0.25', '+0.25')
-    """
-    return rounded(value, sign=sign)
 
 
 class TaskWarning(UserWarning):
@@ -176,24 +167,24 @@ class Study(Shown):
         """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
         some = len(self.task.clean) > 1
-        interval = f" ({shown(found['low'])} to {shown(found['high'])})" if some else ""
+        interval = f" ({rounded(found['low'])} to {rounded(found['high'])})" if some else ""
         n_edges, n_all = self.circuit.n_edges, self.circuit.graph.n_edges
         empty = "" if n_edges else ": nothing is left; try a lower threshold, or more edges"
         idle = n_edges - self.circuit.pruned().n_edges
         on_no_path = f"; {idle} of them are on no path from input to logits" if idle else ""
         facts = {
             "right answer ahead": ", ".join(
-                f"{shown(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
+                f"{rounded(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
             ),
             "edges": f"{n_edges} of {n_all:,} ({n_edges / n_all:.1%}){empty or on_no_path}",
-            "faithfulness": f"{shown(found['faithfulness'])}{interval}",
-            "faithfulness of random edges": f"{shown(found['random'])}, as many edges",
-            "completeness": shown(found["completeness"]),
+            "faithfulness": f"{rounded(found['faithfulness'])}{interval}",
+            "faithfulness of random edges": f"{rounded(found['random'])}, as many edges",
+            "completeness": rounded(found["completeness"]),
             "measured by": str(self.chosen.about["metric"]),
         }
         if (agreement := self.agreement) is not None:
             facts["agreement with exact patching"] = (
-                f"{shown(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
+                f"{rounded(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
             )
         return facts
 
@@ -347,7 +338,7 @@ def _task_section(study: Study) -> viz.Section:
 
 def _key_figures(study: Study) -> viz.Facts:
     """The facts of the study, with what is in parentheses or after a comma below the number."""
-    facts = {f"right answer ahead, {name}": f"{shown(nats, sign=True)} nats" for name, nats in study.ahead.items()}
+    facts = {f"right answer ahead, {name}": f"{rounded(nats, sign=True)} nats" for name, nats in study.ahead.items()}
     notes = {}
     for name, text in list(study.facts.items())[1:]:
         match = re.fullmatch(r"(.*?)(?: \((.*?)\)|, )(.*)", text)

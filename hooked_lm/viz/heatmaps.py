@@ -63,7 +63,7 @@ def heatmap(
         values: [row, column] or [panel, row, column].
         x_labels, y_labels: one for each column and row; may contain duplicates. Indices if None.
         value_name: the title of the colour bar.
-        show_values: write the values into the cells.
+        show_values: write the values into the cells, except for those that are exactly zero.
         limit: the distance from the centre at the end of the colour scale; the largest one if None.
         interval: the lower and upper bounds of each value, shown on hover.
         upwards: put row 0 at the bottom, as for layers.
@@ -248,7 +248,7 @@ def _outlines(holes: Bool[Tensor, "row column"]) -> tuple[list[float | None], li
 
 
 def _number(value: float) -> str:
-    return "" if value != value else rounded(value)
+    return "" if value != value or value == 0 else rounded(value)
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------------

@@ -114,9 +114,9 @@ def test_equal_labels_stay_apart():
     assert axis.ticktext == ("·Mary", "·Mary", "&lt;b&gt;", "↵")
 
 
-def test_numbers_in_cells_leave_out_those_without_a_value():
-    figure = heatmap(torch.tensor([[0.001, -0.254, 1.0, torch.nan]]), show_values=True)
-    assert [list(row) for row in figure.data[0].text] == [["0.00", "\N{MINUS SIGN}0.25", "1.00", ""]]
+def test_numbers_in_cells_leave_out_zeros_and_those_without_a_value():
+    figure = heatmap(torch.tensor([[0.0, 0.001, -0.254, 1.0, torch.nan]]), show_values=True)
+    assert [list(row) for row in figure.data[0].text] == [["", "0.00", "\N{MINUS SIGN}0.25", "1.00", ""]]
     assert heatmap(torch.zeros(1, 1)).data[0].text is None
 
 
