@@ -167,8 +167,8 @@ def _beyond(site: str, full: str, names: Iterable[str]) -> UnknownSite | None:
     layers = sorted(number for (number,) in numbers)
     in_a_row = layers == list(range(layers[0], layers[-1] + 1)) and len(layers) > 2
     which = f"{layers[0]} to {layers[-1]}" if in_a_row else ", ".join(map(str, layers))
-    of = "layers" if glob.startswith("blocks.") else "numbers"
-    return UnknownSite(f"no hook point '{site}': '{glob}' exists for the {of} {which}")
+    of = "layer" if glob.startswith("blocks.") else "number"
+    return UnknownSite(f"no hook point '{site}': '{glob}' exists for {of}{'s' * (len(layers) > 1)} {which}")
 
 
 def nearest(name: str, names: Iterable[str]) -> list[str]:

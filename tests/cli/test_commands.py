@@ -103,7 +103,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["generate", "demo", "Mary", "--max-new-tokens", "-3"], "--max-new-tokens must be 0 or more, got -3"),
         (["generate", "demo", "Mary", "--greedy", "--top-k", "3"], "--top-k would change nothing"),
         (["generate", "demo", "Mary", "--layer", "1"], "give these with --steer"),
-        (["cache", "demo", "Mary", "--site", "resid_post9"], "exists for the layers 0 to 3"),
+        (["cache", "demo", "Mary", "--site", "resid_post9"], "exists for layers 0 to 3"),
         (["cache", "demo", "Mary", "--site", "z", "--out", "/proc/x"], "cannot write /proc/x: no file can be created"),
         (["lens", "demo", "Mary", "--site", "blocks.1.hook_resid_mid"], "give its short name, 'resid_mid'"),
         (["lens", "demo", ""], "the prompt has no tokens"),

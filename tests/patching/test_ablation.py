@@ -215,7 +215,11 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"layers": []}, ValueError, "layer is empty"),
     ({"heads": [0, 4]}, IndexError, "head 4 is out of range"),
     ({"components": "positions", "positions": [6]}, IndexError, "position 6 is out of range"),
-    ({"components": "heads", "layers": [0, 2]}, KeyError, "no hook point 'blocks.0.attn.hook_z'; did you mean"),
+    (
+        {"components": "heads", "layers": [0, 2]},
+        KeyError,
+        "no hook point 'blocks.0.attn.hook_z': .* exists for layer 1",
+    ),
 ]
 
 
@@ -232,7 +236,7 @@ def test_mistakes_are_refused_before_the_sweep(
 def test_layers_of_experts_have_no_neurons(monkeypatch: pytest.MonkeyPatch):
     with (
         no_sweep(monkeypatch),
-        pytest.raises(KeyError, match=r"no hook point 'blocks\.1\.mlp\.hook_post'; did you mean"),
+        pytest.raises(KeyError, match=r"no hook point 'blocks\.1\.mlp\.hook_post': .* exists for layer 0"),
     ):
         ablate(built("mixture"), ids(), "neurons", metric=score, layers=[1])
 
