@@ -79,7 +79,6 @@ def _show_result(result: "experiment.Result", clean: float, corrupted: float) ->
 
 def _heads(result: "experiment.Result") -> list[dict[str, object]]:
     """The ranking, with positions as numbers."""
-
     ranking = result.ranking()
     acting = [result.acting(head) for head in ranking["head"]]
     effects = records(ranking[[name for name in ("head", "restored", "low", "high") if name in ranking]])

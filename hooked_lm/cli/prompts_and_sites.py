@@ -64,9 +64,7 @@ def prompt_of(
     For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, and
     for anything but ids there.
     """
-    if not text:
-        raise ValueError(f"{name} has no tokens: give some text")
-    if getattr(model, "tokenizer", None) is None:
+    if text and getattr(model, "tokenizer", None) is None:
         import torch
 
         if not re.fullmatch(r"[\d\s,-]+", text):
@@ -77,7 +75,7 @@ def prompt_of(
                 f"{name} has the token id {wrong[0]}; those of this model are 0 to {model.cfg.d_vocab - 1}"
             )
         return torch.tensor([ids]), list(map(str, ids))
-    words = list(map(str, model.to_str_tokens(text)))
+    words = list(map(str, model.to_str_tokens(text))) if text else []
     if not words:
         raise ValueError(f"{name} has no tokens: give some text")
     return text, words

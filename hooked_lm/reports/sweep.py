@@ -1,7 +1,6 @@
 """The page of a sweep over pairs of prompts: the prompts, what was found, the figure, and the largest effects."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.extras import later
 from hooked_lm.reports.circuit import Task
 from hooked_lm.results import Label
+from hooked_lm.viz.labels import POSITION
 from hooked_lm.viz.numbers import MINUS, rounded
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 else:
     pd = later("pandas", "viz")
 
-POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": a position and its token
 SHOWN, MOST_VALUES = 10, 24  # cells of the table; columns of a heat map that have room for numbers
 SMALLEST_GAP = 1e-6  # nats between clean and corrupted run, below which no share is defined
 
