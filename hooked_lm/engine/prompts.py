@@ -161,18 +161,28 @@ def labelled_heads(heads: WhichHeads) -> list[tuple[int, int]] | None:
 
 
 def position_labels(model: Any, rows: Rows) -> list[Label]:
-    """Labels of the positions, with the tokens of the first prompt if there is a tokenizer."""
+    """Labels of the positions: "10  Mary" where all prompts have the same token, the number alone where they differ, and
+    numbers alone without a tokenizer.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> position_labels(model, model.to_tokens(["The capital of France is", "The capital of Italy is"]))
+    ['0 <|endoftext|>', '1 The', '2  capital', '3  of', 4, '5  is']
+    """
     if getattr(model, "tokenizer", None) is None:
         return list(range(rows.shape[1]))
-    return [f"{pos} {model.to_single_str_token(int(token))}" for pos, token in enumerate(ids_of(rows)[0])]
+    ids = ids_of(rows)
+    is_shared = (ids == ids[:1]).all(0).tolist()
+    return [
+        f"{pos} {model.to_single_str_token(token)}" if shared else pos
+        for pos, (token, shared) in enumerate(zip(ids[0].tolist(), is_shared, strict=True))
+    ]
 
 
 def position_axis(model: Any, rows: Rows, site: str) -> tuple[str, list[Label]]:
-    """The name and labels of the positions of a site: tokens of the first prompt, or patches of images."""
+    """The name and labels of the positions of a site: tokens that the prompts share, or patches of images."""
     if isinstance(rows, VisionInputs) and is_of_images(model, site):
         return "patch", patch_labels(model, rows, rows_and_positions(model, rows, site)[1])
-    if isinstance(rows, ImagesAndTexts) and len(ids_of(rows)) > 1:  # of several texts
-        return "position", list(range(rows.shape[1]))
     return "position", position_labels(model, rows)
 
 

@@ -174,7 +174,7 @@ class SweepResult(Scores):
         which = "" if self.clean is None else f"{self.base} "
         subtitle = f"{direction}: the {which}run with one change"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
-            subtitle += f"; tokens of the {'first ' * (self.n_prompts > 1)}{which}prompt"
+            subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
         return {
             "title": what,
             "subtitle": subtitle,

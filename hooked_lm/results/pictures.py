@@ -77,7 +77,8 @@ class Picture:
 
     def _bars(self, values: Tensor, name: str, labels: list[str], common: dict[str, str]) -> "go.Figure":
         interval = (values[1], values[2]) if len(values) > 1 else None
-        titles = {"x_title": name, "y_title": self.value_name, "note": self.note}
+        title = axis_title(name, self.axes[name]) if name else ""
+        titles = {"x_title": title, "y_title": self.value_name, "note": self.note}
         return viz.bars(values[0], labels, interval, baselines=self._baselines(), **titles, **common)
 
     def _lines(self, values: Tensor, across: str, others: list[str], common: dict[str, str]) -> "go.Figure":
@@ -103,8 +104,8 @@ class Picture:
             **common,
             "x_labels": shown(self.axes[columns]),
             "y_labels": shown(self.axes[rows]),
-            "x_title": columns,
-            "y_title": rows,
+            "x_title": axis_title(columns, self.axes[columns]),
+            "y_title": axis_title(rows, self.axes[rows]),
             "value_name": self.value_name,
             "upwards": rows.endswith(LAYER),
             "note": self.note,
@@ -139,8 +140,30 @@ def _first(baselines: Mapping[str, float]) -> float | None:
 
 
 def shown(labels: Sequence[Label]) -> list[str]:
-    """The labels as a figure shows them: positions as their tokens."""
-    return viz.position_labels(labels)
+    """The labels as a figure shows them: positions as their tokens, and in parentheses where the prompts' tokens differ.
+
+    >>> shown(["0 When", "1  Mary", 2, "3  Mary"]), shown([0, 1])
+    (['When', ' Mary (1)', '(2)', ' Mary (3)'], ['0', '1'])
+    """
+    tokens = iter(viz.position_labels([label for label in labels if isinstance(label, str)]))
+    number = "({})" if _is_mixed(labels) else "{}"
+    return [next(tokens) if isinstance(label, str) else number.format(label) for label in labels]
+
+
+def axis_title(name: str, labels: Sequence[Label]) -> str:
+    """The title of an axis; that of positions says what a number among tokens means.
+
+    >>> axis_title("position", ["0 When", 1])
+    'position (a number where the tokens of the prompts differ)'
+    """
+    return (
+        f"{name} (a number where the tokens of the prompts differ)" if name == POSITION and _is_mixed(labels) else name
+    )
+
+
+def _is_mixed(labels: Sequence[Label]) -> bool:
+    """Whether there are both strings and numbers."""
+    return len({isinstance(label, str) for label in labels}) > 1
 
 
 def _is_ordered(name: str, labels: Sequence[Label]) -> bool:

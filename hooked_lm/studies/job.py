@@ -1,6 +1,5 @@
 """Computes the shards of a study: runs pairs of one length together, and writes a row for each pair and cell."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +67,7 @@ class Job(shards.Job):
                 "shard": shard,
                 "pairs": places,
                 "rows": whole.num_rows,
-                "axes": {name: _mixed(labels) for name, labels in result.axes.items()},
+                "axes": {name: _mixed(name, labels) for name, labels in result.axes.items()},
             }
             commit(unfinished, path, {**record, **{name: getattr(result, name, None) for name in ("base", "method")}})
         finally:
@@ -134,18 +133,30 @@ def _measured(result: Scores) -> dict[str, Tensor]:
     }
 
 
-def _mixed(labels: Sequence[Label]) -> Sequence[Label] | None:
-    """Labels of both kinds, numbers and strings, which a column holds as strings."""
+def _mixed(name: str, labels: Sequence[Label]) -> Sequence[Label] | None:
+    """Labels of both kinds, numbers and strings, which a column holds as strings; a column of positions holds numbers."""
+    if name == "position" and _numbers(labels) is not None:
+        return None
     return labels if len({type(label) for label in labels}) > 1 else None
+
+
+def _numbers(labels: Sequence[Label]) -> list[int] | None:
+    """The numbers of positions; None if a label has none."""
+    numbers: list[int] = []
+    for label in labels:
+        match = None if isinstance(label, int) else POSITION.fullmatch(label)
+        if isinstance(label, str) and match is None:
+            return None
+        numbers.append(int(match[1] if match else label))
+    return numbers
 
 
 def _labels(name: str, labels: Sequence[Label]) -> "pyarrow.Array":
     """The labels of an axis: numbers of positions without their tokens, which differ between pairs."""
     import pyarrow
 
-    found = [re.fullmatch(POSITION, label) if isinstance(label, str) else None for label in labels]
-    if name == "position" and all(found):
-        return pyarrow.array([int(match[1]) for match in found if match], pyarrow.int64())
+    if name == "position" and (numbers := _numbers(labels)) is not None:
+        return pyarrow.array(numbers, pyarrow.int64())
     if all(isinstance(label, int) for label in labels):
         return pyarrow.array(labels, pyarrow.int64())
     return pyarrow.array([str(label) for label in labels], pyarrow.string())

@@ -92,7 +92,8 @@ class Lens(Tabular):
 
         On hover a cell shows its `k` tokens and their probabilities. Raises IndexError for a prompt that is out of range.
         """
-        from hooked_lm.viz import position_labels, visible
+        from hooked_lm.results.pictures import axis_title, shown
+        from hooked_lm.viz import visible
         from hooked_lm.viz.tokens import token_grid
 
         if not 0 <= prompt < self.tokens.shape[2]:
@@ -105,10 +106,10 @@ class Lens(Tabular):
         return token_grid(
             shares[:, :, 0],
             [[self.words[tokens[0]] for tokens in row] for row in ids],
-            x_labels=position_labels(self.axes["position"]),
+            x_labels=shown(self.axes["position"]),
             y_labels=self.axes["layer"][::-1],
             title=title or str(self.about.get("lens", "")),
-            x_title="position",
+            x_title=axis_title("position", self.axes["position"]),
             y_title="layer",
             value_name="probability",
             limit=1.0,
