@@ -1,5 +1,6 @@
 """Evaluation of circuits: faithfulness, completeness and minimality."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -45,7 +46,7 @@ class Evaluation(Scores):
         axes: "of" ("circuit", "complement") and "circuit" (numbers of edges, or names).
         full, empty: the metric of the model, and of the circuit without edges, [prompt].
         n_edges: the number of edges of each circuit; `n_all` that of the model.
-        random: the metric of random circuits with as many edges, [draw, circuit, prompt], or None.
+        random: the metric of random circuits with as many edges, [draw, circuit, prompt], or None. NaN where none was found.
 
     With m the mean of the metric over prompts, as in Marks et al. 2024 (arXiv:2403.19647):
     *faithfulness* is (m(circuit) - m(empty)) / (m(full) - m(empty)), 1 if the circuit recovers the full metric;
@@ -162,7 +163,8 @@ class Evaluation(Scores):
         low, high = self.normalized().interval()
         labels = [f"{name} ({n} edges)" for name, n in zip(self.axes[CIRCUIT], self.n_edges, strict=True)]
         random = self.random_faithfulness
-        by_chance = "" if random is None else f"as many random edges: {random.min():.2f} to {random.max():.2f}"
+        known = torch.empty(0) if random is None else random[~random.isnan()]
+        by_chance = f"as many random edges: {known.min():.2f} to {known.max():.2f}" if len(known) else ""
         interval = (low[0], high[0]) if self.n_prompts > 1 else None
         levels = dict(sorted(LEVELS.items(), key=lambda item: item[1]))  # bars start from the first
         return viz.bars(self.faithfulness, labels, interval, title, "", self._y_title, levels, subtitle=by_chance)
@@ -216,7 +218,8 @@ def evaluate(
         sizes: numbers of edges, or floats for fractions of all edges; None: 0, 1, 2, 5, 10, 20, 50 and 100 % of the edges. Each
             circuit has the edges with the largest absolute scores that are on paths, at most that many.
         n_random: how many random circuits are drawn for each circuit, with as many edges, all on paths from input to logits;
-            0 for none. Five take 2.5 times as long as the circuits themselves.
+            0 for none. Five take 2.5 times as long as the circuits themselves. Warns if no circuit of a size is found, whose
+            values are then NaN.
         seed: seed of the random circuits.
         metric, ablation, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than a second.
@@ -252,6 +255,8 @@ def evaluate(
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
     about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None
+    if drawn is not None:
+        drawn[_of_other_sizes(random, n_edges)] = torch.nan
     values = both.unflatten(0, (2, -1))
     return Evaluation(values, labels, runner.full, empty, n_edges, runner.n_edges, drawn, about=about)
 
@@ -265,6 +270,24 @@ def _random(graph: Graph, sizes: Sequence[int], n_random: int, seed: int) -> Boo
     found = [one[size] for one in drawn for size in sizes]
     shape = (n_random, len(sizes), *graph.is_edge.shape)
     return torch.stack(found).view(shape) if found else graph.is_edge.new_zeros(shape)
+
+
+def _of_other_sizes(
+    random: Bool[Tensor, "draw circuit writer reader"], sizes: Sequence[int]
+) -> Bool[Tensor, "draw circuit"]:
+    """Which random circuits could not be drawn with so many edges; warns if there are any."""
+    drawn = random.flatten(2).sum(-1)
+    is_other = drawn != torch.tensor(sizes)
+    if other := sorted(
+        {(size, n) for size, column in zip(sizes, drawn.T.tolist(), strict=True) for n in column if n != size}
+    ):
+        found = "; ".join(f"{size}: {n} drawn" for size, n in other)
+        warnings.warn(
+            f"no random circuits of these numbers of edges were found, all on paths from input to logits ({found}): their "
+            "values are NaN, as circuits of other sizes are no baseline",
+            stacklevel=4,
+        )
+    return is_other
 
 
 @undisturbed

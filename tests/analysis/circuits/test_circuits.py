@@ -398,6 +398,28 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     assert again.about == found.about
 
 
+def test_random_circuits_have_as_many_edges_however_few() -> None:
+    graph, generator = Graph.of(model_of("gpt2")), torch.Generator().manual_seed(0)
+    for _ in range(20):
+        for size, edges in random_edges(graph, range(12), generator).items():
+            assert int(edges.sum()) == size
+            assert torch.equal(on_paths(graph, edges), edges)
+
+
+def test_random_circuits_that_were_not_found_are_no_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("gpt2")
+    graph = Graph.of(model)
+    pair = Circuit(graph, random_edges(graph, [2], torch.Generator().manual_seed(0))[2])
+    monkeypatch.setattr("hooked_lm.analysis.circuits.random_edges.TRIES", 1)
+    with pytest.warns(UserWarning, match=r"no random circuits of these numbers of edges were found.*\(2: 1 drawn\)"):
+        found = evaluate_one(model, [pair, Circuit(graph, graph.is_edge)], n_random=20)
+    by_chance = found.random_faithfulness
+    assert by_chance is not None
+    assert by_chance[:, 0].isnan().any()
+    assert not by_chance[:, 1].isnan().any()
+    assert found.plot() is not None
+
+
 def test_random_circuits_are_a_baseline() -> None:
     model = model_of("gpt2")
     graph = Graph.of(model)
