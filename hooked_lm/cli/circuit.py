@@ -40,9 +40,9 @@ def circuit(
     ),
     save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> Result:
-    """Find the edges that a task needs.
+    """Find the edges between heads and MLPs that a task needs.
 
-    They are between heads and MLPs. The circuit is evaluated against the whole model; the report is an HTML page.
+    The circuit is evaluated against the whole model; the report is an HTML page.
     """
     check_writable(output, save)
     from hooked_lm.reports import circuit as report

@@ -27,8 +27,7 @@ EXTRAS = {  # as in pyproject.toml
 def doctor() -> Result:
     """Show what is installed and on what it runs.
 
-    Versions, devices, memory, optional parts and how to install them. The bundled model is tried, too: the exit code is 1 if it
-    does not answer.
+    Versions, devices, memory, and the line that installs each optional part. The exit code is 1 if the bundled model fails.
     """
     import torch
 

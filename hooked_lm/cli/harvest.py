@@ -14,29 +14,33 @@ from hooked_lm.cli.output import say, say_resumed
 from hooked_lm.cli.prompts_and_sites import sites_of
 
 
-@command("hooked-lm harvest demo corpus.jsonl hooked_lm_harvest --site resid_post1", interrupt="resumes")
+@command(
+    "echo 'Mary and John went to the store.' > hooked_lm_corpus.txt\n"
+    "hooked-lm harvest demo hooked_lm_corpus.txt hooked_lm_harvest --site resid_post1",
+    interrupt="resumes",
+)
 def harvest(
     model: ModelArgument,
     documents: Annotated[
         str,
         typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
     ],
-    output: Annotated[Path, typer.Argument(help="The directory; the harvest is a folder in it.")],
+    output: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The harvest is a folder in this directory.")],
     site: SitesOption,
     positions: Annotated[
         str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1 or 0-3.")
     ] = "all",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
-    reduce: Annotated[str | None, typer.Option(help="mean, max or last of each row.")] = None,
+    reduce: Annotated[str | None, typer.Option(help="Keep one vector of each row: mean, max or last.")] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens in a row, at most; the model's context by default.")
+        int | None, typer.Option(help="The most tokens of a row; the model's context by default.")
     ] = None,
-    long: Annotated[str, typer.Option(help="Longer documents: truncate, split or error.")] = "truncate",
-    column: Annotated[str | None, typer.Option(help="The column of the documents.")] = None,
-    max_documents: Annotated[int | None, typer.Option(help="How many documents are read.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of a random order of the documents.")] = None,
-    batch_size: Annotated[int, typer.Option(help="How many rows run together.")] = 32,
-    shard_size: Annotated[str, typer.Option(help="The size of a file, about.")] = "512MB",
+    long: Annotated[str, typer.Option(help="What to do with longer documents: truncate, split or error.")] = "truncate",
+    column: Annotated[str | None, typer.Option(help="The column that holds the documents.")] = None,
+    max_documents: Annotated[int | None, typer.Option(help="The number of documents to read.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Read the documents in a random order with this seed.")] = None,
+    batch_size: Annotated[int, typer.Option(help="The number of rows that run together.")] = 32,
+    shard_size: Annotated[str, typer.Option(help="The approximate size of a file.")] = "512MB",
     documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
     shard: ShardOption = None,
     workers: WorkersOption = 1,
@@ -45,7 +49,7 @@ def harvest(
 ) -> Result:
     """Write the activations of a corpus to disk.
 
-    The same command resumes, also under torchrun --no-python.
+    After an interruption the same command resumes. It also runs under torchrun --no-python.
     """
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of

@@ -21,12 +21,12 @@ def lens(
     model: ModelArgument,
     prompt: PromptArgument,
     positions: Annotated[
-        str, typer.Option(help="Of the tokens whose continuations are shown, such as 0,-1 or 0-3.")
+        str, typer.Option(help="The tokens after which the next one is shown, such as 0,-1 or 0-3.")
     ] = "-1",
     site: Annotated[
         str, typer.Option("--site", "--sites", help="The short name of a site: resid_post, attn_out, mlp_out.")
     ] = "resid_post",
-    k: Annotated[int, typer.Option(help="How many tokens are shown.")] = 5,
+    k: Annotated[int, typer.Option(help="The number of likely tokens to show.")] = 5,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
 ) -> Result:
     """Show the likely next tokens after each layer.

@@ -16,7 +16,7 @@ def models(
 ) -> Result:
     """List the architectures that load.
 
-    By the model_type of their config, with the class of their models.
+    Each is listed by the model_type of its config, with the class that loads it.
     """
     if missing:
         from hooked_lm.hub.missing import missing as reasons_of_missing

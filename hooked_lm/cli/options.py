@@ -46,7 +46,11 @@ AnswersOption = Annotated[
     list[str], typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
 ]
 # of the commands whose work is cut into shards
-ShardOption = Annotated[str | None, typer.Option(help="i/n: every n-th shard, from the i-th on (from 0).")]
-WorkersOption = Annotated[int, typer.Option(help="How many processes compute.")]
-EngineOption = Annotated[str, typer.Option(help="processes of this machine, or ray.")]
-ThreadsOption = Annotated[int | None, typer.Option(help="Of loading and of each forward pass on a CPU.")]
+ShardOption = Annotated[
+    str | None, typer.Option(help="i/n: compute shards i, i + n, i + 2n, ... alone; counted from 0.")
+]
+WorkersOption = Annotated[int, typer.Option(help="The number of processes.")]
+EngineOption = Annotated[str, typer.Option(help="Where they run: processes (of this machine) or ray.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option(help="CPU threads of each process, for loading and for forward passes.")
+]

@@ -21,14 +21,18 @@ if TYPE_CHECKING:
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
 
-PairClean = Annotated[list[str] | None, typer.Option(help="A prompt that the model answers; may be repeated.")]
-PairCorrupted = Annotated[list[str] | None, typer.Option(help="The same with a change that reverses it.")]
-PairAnswers = Annotated[list[str] | None, typer.Option(help="The right and a wrong next token, spaced: ' Mary, John'.")]
+PairClean = Annotated[
+    list[str] | None, typer.Option(help="A prompt that the model answers correctly; may be repeated.")
+]
+PairCorrupted = Annotated[list[str] | None, typer.Option(help="The prompt with a change that reverses the answer.")]
+PairAnswers = Annotated[
+    list[str] | None, typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
+]
 PairsOption = Annotated[
     str | None,
     typer.Option(
-        help="Instead: a file, folder or pattern of jsonl, parquet or csv with the columns clean, corrupted, answer and "
-        "wrong_answer; or a data set."
+        help="In place of one pair: a file, folder or pattern of jsonl, parquet or csv with the columns clean, corrupted, "
+        "answer and wrong_answer; or a data set."
     ),
 ]
 DirectoryOption = Annotated[
@@ -80,11 +84,11 @@ def patch(
     metric: MetricOption = None,
     column: ColumnOption = None,
     raw: Annotated[
-        bool, typer.Option("--raw/--normalized", help="Draw logit differences in nats, not shares that are restored.")
+        bool, typer.Option("--raw/--normalized", help="Show logit differences in nats, or the share that is restored.")
     ] = False,
-    max_pairs: Annotated[int | None, typer.Option(help="How many pairs are read.")] = None,
-    batch_size: Annotated[int, typer.Option(help="How many pairs of one length run together.")] = 16,
-    pairs_per_shard: Annotated[int, typer.Option(help="The size of a file.")] = 64,
+    max_pairs: Annotated[int | None, typer.Option(help="The number of pairs to read.")] = None,
+    batch_size: Annotated[int, typer.Option(help="The number of pairs of one length that run together.")] = 16,
+    pairs_per_shard: Annotated[int, typer.Option(help="The number of pairs in a file.")] = 64,
     shard: ShardOption = None,
     workers: WorkersOption = 1,
     engine: EngineOption = "processes",
@@ -92,7 +96,7 @@ def patch(
 ) -> Result:
     """Patch clean activations into a corrupted run.
 
-    With --pairs over a file of pairs: a study, which the same command resumes, also under torchrun --no-python.
+    With --pairs it is a study of all pairs in a file. After an interruption the same command resumes it.
     """
     options = _options(site, option, layers=layers, positions=positions, heads=heads)
     check_writable(html)

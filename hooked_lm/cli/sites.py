@@ -21,7 +21,7 @@ def sites(
 ) -> Result:
     """List the sites of a model with their axes.
 
-    Those on demand are computed only when they are named.
+    Sites on demand are computed only when a hook or a filter names them.
     """
     points = {name: point for name, point in load(model).all_points().items() if fnmatchcase(name, match)}
     if not points:

@@ -9,7 +9,7 @@ from hooked_lm.cli.output import say, show_table
 def verify(model: ModelArgument) -> Result:
     """Compare a checkpoint with transformers.
 
-    It is loaded here and there, and both run on random texts and images. The exit code is 1 if they disagree.
+    Both load it and run on random texts and images. The exit code is 1 if their outputs disagree.
     """
     from hooked_lm import hub
 

@@ -76,15 +76,17 @@ def test_each_command_has_an_example_and_the_options_of_all() -> None:
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in sorted(EXAMPLES)]
 )
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
-    (tmp_path / "corpus.jsonl").write_text('{"text": "Mary and John went to the store."}\n' * 3)
-    program, *arguments = shlex.split(EXAMPLES[name].replace("\\\n", ""))
+    *before, example = EXAMPLES[name].replace("\\\n", "").splitlines()
+    for line in before:
+        subprocess.run(line, shell=True, check=True)
+    program, *arguments = shlex.split(example)
     assert program == "hooked-lm"
     shown = call(*arguments)
     assert shown.exit_code == 0, shown.output
     assert "warning" not in shown.output
     found = from_json(*[each for each in arguments if each != "--json"])
     assert found.get("ok", True)
-    written = {path.name for path in tmp_path.iterdir()} - {"corpus.jsonl"}
+    written = {path.name for path in tmp_path.iterdir()}
     ignored = (ROOT / ".gitignore").read_text().split()
     assert all(name.startswith("hooked_lm_") for name in written)
     assert "hooked_lm_*" in ignored
