@@ -562,7 +562,7 @@ def config_page() -> str:
 FIDELITY_HEAD = """# Fidelity
 
 The largest difference between the logits of each family here and in transformers: tiny random models in float32, logits of
-order one, over all tested configs of the family..
+order one, over all tested configs of the family.
 
 `python -m tests.families.measure` measures them again and writes `docs/parity.json`. `hooked-lm verify PATH_OR_NAME`
 compares a checkpoint of your own, and checks the [identities](glossary.md) between its sites. The same configs are tested for

@@ -21,16 +21,12 @@ def generate(
     model: ModelArgument,
     prompt: PromptArgument,
     max_new_tokens: Annotated[int, typer.Option(help="The length of the continuation, at most.")] = 40,
-    greedy: Annotated[
-        bool, typer.Option("--greedy/--sample", help="Take the most likely token each time, or sample.")
-    ] = False,
+    greedy: Annotated[bool, typer.Option("--greedy/--sample", help="Take the most likely token each time.")] = False,
     temperature: Annotated[float | None, typer.Option(help="The temperature of sampling; 1 by default.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample among this many tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample among tokens of this total probability.")] = None,
     seed: Annotated[int | None, typer.Option(help="The seed of sampling.")] = None,
-    steer: Annotated[
-        Path | None, typer.Option(help="A file of steering vectors, which SteeringVectors.save wrote.")
-    ] = None,
+    steer: Annotated[Path | None, typer.Option(help="A file that SteeringVectors.save wrote.")] = None,
     coefficient: Annotated[
         float | None, typer.Option(help="How far the vectors move activations; 1 by default.")
     ] = None,
