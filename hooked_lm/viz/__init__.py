@@ -15,16 +15,16 @@ path)` writes one of them to a small page, `report` a page of `Section`s, whose 
 as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s. Pages need no network, and are light or dark as readers prefer.
 """
 
-from hooked_lm.viz.attention import attention
+from hooked_lm.viz.attention_view import attention
 from hooked_lm.viz.graphs import layered_graph
 from hooked_lm.viz.heatmaps import MOST_PANELS, feature_maps, heatmap
 from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.labels import position_labels, token_label, visible
-from hooked_lm.viz.lines import lines
+from hooked_lm.viz.line_plots import lines
 from hooked_lm.viz.page import Section, report, write_html
 from hooked_lm.viz.parts import Facts, Plate, TokenStrip
 from hooked_lm.viz.plots import attention_patterns, bars, contributions
-from hooked_lm.viz.tokens import snippets, tokens
+from hooked_lm.viz.token_views import snippets, tokens
 from hooked_lm.viz.view import View
 
 __all__ = [

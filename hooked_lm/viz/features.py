@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from hooked_lm.viz.labels import token_label
 from hooked_lm.viz.numbers import short
-from hooked_lm.viz.tokens import SCRIPT, Snippet, snippet_table
-from hooked_lm.viz.tokens import STYLE as TEXT_STYLE
+from hooked_lm.viz.token_views import SCRIPT, Snippet, snippet_table
+from hooked_lm.viz.token_views import STYLE as TEXT_STYLE
 from hooked_lm.viz.view import View
 
 Histogram = tuple[Sequence[float], Sequence[float]]  # the edges of the bins, and the number of values in each

@@ -23,12 +23,14 @@ async function unpacked(packed) {  // the bytes of gzip in base64
 }
 """
 TELL_HEIGHT = """
-if (parent !== window) {
-  const tell = () =>
-    parent.postMessage({hookedViewHeight: Math.ceil(document.body.getBoundingClientRect().height)}, "*");
-  new ResizeObserver(tell).observe(document.body);
-  addEventListener("message", tell);  // a page that was not listening yet asks
+function tellHeight() {  // to the page that holds the frame
+  if (parent === window) return;
+  const height = Math.ceil(document.body.getBoundingClientRect().height);
+  parent.postMessage({hookedViewHeight: height}, "*");
 }
+new ResizeObserver(tellHeight).observe(document.body);
+addEventListener("load", tellHeight);  // browsers do not render, so not observe, a frame out of sight
+addEventListener("message", tellHeight);  // a page that was not listening yet asks
 """
 FRAMES = """  // Frames have the heights of their views.
 if (!window.hookedViews) {
@@ -84,7 +86,8 @@ class View:
         title: the title, as plain text.
         body: HTML, with text escaped.
         style: CSS. Heights must not depend on the height of the window, which follows that of the body.
-        script: JavaScript, run after the body. `await unpacked(text)` reads what `packed` wrote.
+        script: JavaScript, run after the body. `await unpacked(text)` reads what `packed` wrote; `tellHeight()` measures the
+            body at once.
         height: pixels of the frame until the script of the view has measured its body.
         text: what a terminal shows instead, one line.
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.viz.attention import attention
+from hooked_lm.viz.attention_view import attention
 from hooked_lm.viz.view import document
 from tests.browser.conftest import PHONE, WIDE, Browser
 from tests.close import assert_near

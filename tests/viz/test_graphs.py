@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hooked_lm.viz.graphs import BESIDE, LEVEL, layered_graph
-from hooked_lm.viz.lines import lines
+from hooked_lm.viz.line_plots import lines
 
 LEVELS = {"in": -1, "a0": 0, "<b>": 0, "m0": 1, "out": 8}
 EDGES = [

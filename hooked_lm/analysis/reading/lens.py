@@ -94,7 +94,7 @@ class Lens(Tabular):
         """
         from hooked_lm.results.pictures import axis_title, shown
         from hooked_lm.viz import visible
-        from hooked_lm.viz.tokens import token_grid
+        from hooked_lm.viz.token_views import token_grid
 
         if not 0 <= prompt < self.tokens.shape[2]:
             raise IndexError(f"prompt {prompt} is out of range: there are {self.tokens.shape[2]}")

@@ -89,7 +89,7 @@ class MaxActivating:
 
     def plot(self, title: str = "") -> "go.Figure":
         """Plot the snippets as a grid with a row for each example; colour shows the activation."""
-        from hooked_lm.viz.tokens import token_grid
+        from hooked_lm.viz.token_views import token_grid
 
         return token_grid(
             self.activations,

@@ -73,7 +73,7 @@ class Patchscope(Tabular):
 
     def plot(self, title: str = "") -> "go.Figure":
         """Plot the first new token of each pair of layers; colour shows the fraction of new tokens that the patch changed."""
-        from hooked_lm.viz.tokens import token_grid
+        from hooked_lm.viz.token_views import token_grid
 
         changed = (self.tokens != self.unpatched).float().mean(-1)
         targets = ["its own"] if self.target_layers is None else self.target_layers

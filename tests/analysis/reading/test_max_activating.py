@@ -154,7 +154,7 @@ def test_tables_pages_files(model: HookedTransformer, tmp_path: Path):
 
 
 def test_pages_escape_what_tokens_say():
-    from hooked_lm.viz.tokens import snippets, token_grid
+    from hooked_lm.viz.token_views import snippets, token_grid
 
     assert "<script>" not in snippets([("<script>", ["<script>"], [1.0], 0)], "<script>").body
     with pytest.raises(ValueError, match="2 tokens for 1 values"):

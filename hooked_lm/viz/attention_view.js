@@ -419,5 +419,6 @@
       if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; drawMap(); }
     }).observe($(".frame"));
     root.dataset.ready = "";
+    tellHeight();
   }
 })();
