@@ -49,7 +49,8 @@ class Directory:
             where = self.path.absolute()
             near = get_close_matches(where.name, _folders_in(where.parent), n=2)
             hint = f"; near it is {' and '.join(map(repr, near))}" if near else ""
-            raise ValueError(f"no such folder: {self.name!r} ({where}){hint}")
+            whole = "" if str(where) == self.name else f" ({where})"
+            raise ValueError(f"no such folder: {self.name!r}{whole}{hint}")
 
     def tokenizer(self) -> Any:
         """The tokenizer in the directory; None if there is none."""
