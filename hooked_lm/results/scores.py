@@ -215,8 +215,8 @@ class Scores(Tabular):
 
         One axis of names, such as heads and tokens, gives bars; one of numbers, such as layers and steps, a line. Two axes give
         a heat map, with positions from left to right and layer 0 at the bottom, or lines over steps. Three axes give a heat map
-        for each label of the first. Axes with one label are part of the subtitle. Raises ValueError if more axes are left, or
-        for more than 32 heat maps.
+        for each label of the first. Axes with one label are part of the subtitle. `about["of"]`, if there is one, names the
+        values. Raises ValueError if more axes are left, or for more than 32 heat maps.
 
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
         'bar'
@@ -224,7 +224,7 @@ class Scores(Tabular):
         from hooked_lm.results.pictures import Picture
 
         ends = self.interval() if self.n_prompts > 1 else ()
-        name = "mean" if self.n_prompts > 1 else "value"
+        name = self.about.get("of", "mean" if self.n_prompts > 1 else "value")
         about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
         about["title"] = title or about["title"]
         note = f"mean of {self.n_prompts} prompts, with its 95% interval" if self.n_prompts > 1 else ""

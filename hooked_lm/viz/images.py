@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.figure import WIDEST, and_missing, style
 from hooked_lm.viz.heatmaps import missing
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
 from hooked_lm.viz.theme import DOWN, FAINT, UP, WHITE
@@ -22,7 +22,8 @@ else:
     subplots = later("plotly.subplots", "viz")
 
 WHERE = "row %{y}, column %{x}"
-PANEL, GAP = 190, 24  # pixels: the height of a panel, and the room between panels
+PANEL, LOWEST, GAP = 190, 90, 24  # pixels: the height of a panel, and the room between panels
+BESIDE = 110  # pixels of the colour bar
 
 
 @runtime_checkable
@@ -68,10 +69,11 @@ def image_heat_map(
         raise ValueError(f"{len(names)} titles for {len(maps)} panels")
     scale = scale_of(maps, 0.0, limit)
     n_rows, n_columns = maps.shape[1:]
+    ratio = n_columns / n_rows
     shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
-    figure = subplots.make_subplots(
-        1, len(shown), subplot_titles=shown, horizontal_spacing=GAP / (len(shown) * (PANEL + GAP))
-    )
+    height = int(max(LOWEST, min(PANEL, ((WIDEST - BESIDE) / len(shown) - GAP) / ratio)))
+    spacing = GAP / (len(shown) * (height * ratio + GAP))
+    figure = subplots.make_subplots(1, len(shown), subplot_titles=shown, horizontal_spacing=spacing)
     if picture is not None:
         figure.add_trace(_picture(picture, n_rows, n_columns), 1, 1)
     for column, cells in enumerate(maps, 1 + len(shown) - len(maps)):
@@ -81,8 +83,8 @@ def image_heat_map(
             figure.add_trace(part, 1, column)
     said = and_missing("", maps)
     top = (84 if title else 44) + 18 * bool(said)
-    style(figure, title, height=PANEL + top + 16, margin={"t": top, "b": 16, "l": 16}, subtitle=said)
-    figure.update_layout(width=len(shown) * round(PANEL * n_columns / n_rows + GAP) + 110)
+    style(figure, title, height=height + top + 16, margin={"t": top, "b": 16, "l": 16}, subtitle=said)
+    figure.update_layout(width=int(len(shown) * (height * ratio + GAP)) + BESIDE)
     figure.update_annotations(font={"size": 12, "color": FAINT})
     figure.update_xaxes(visible=False, range=[-0.5, n_columns - 0.5], constrain="domain")
     figure.update_yaxes(visible=False, range=[n_rows - 0.5, -0.5], constrain="domain")

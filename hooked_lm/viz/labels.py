@@ -16,6 +16,7 @@ SPACES = re.compile("^ +| +$| {2,}")
 ROOM = 36  # letters of the longest label of an axis
 MOST = 48  # labels that are written along an axis
 LETTER = 6.3  # pixels, on average
+NARROWEST = 220  # pixels of an axis on a telephone, or in one of many panels
 
 
 def visible(token: str, longest: int = 16) -> str:
@@ -100,8 +101,8 @@ class Axis:
 
     @property
     def is_turned(self) -> bool:
-        """Whether the labels of a horizontal axis need to be turned."""
-        return self.longest > 3
+        """Whether the labels of a horizontal axis need to be turned, to fit beside each other where it is narrow."""
+        return self.longest > 3 and len(self.names) * (self.width + 8) > NARROWEST
 
     @property
     def height(self) -> int:

@@ -31,7 +31,7 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     Text is escaped, with `code` between backticks. The page loads nothing; its content security policy forbids it. It is light or
     dark, as its reader prefers. Arrow keys move among the values of a figure that has the focus. The page holds plotly.js
     compressed (about 2 MB) if it has figures.
-    Raises OSError if the file cannot be written, TypeError for an unknown part.
+    Raises OSError if the file cannot be written, TypeError for sections or parts of an unknown type.
 
     >>> import tempfile, torch
     >>> from hooked_lm.viz import Section, heatmap, report
@@ -40,6 +40,9 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     ...     "Ten by ten." in report("Noise", [section], f"{folder}/noise.html").read_text(encoding="utf-8")
     True
     """
+    sections = list(sections)
+    if wrong := [type(section).__name__ for section in sections if not isinstance(section, Section)]:
+        raise TypeError(f"sections are Section(title, *parts), got {wrong[0]}")
     parts = "".join(_section(number, section) for number, section in enumerate(sections, 1))
     below = f'<p class="lead">{text_html(lead)}</p>' if lead else ""
     body = f"<main>\n<header><h1>{text_html(title)}</h1>{below}</header>\n{parts}{FOOTER}</main>"

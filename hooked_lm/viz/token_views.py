@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.heatmaps import heatmap
-from hooked_lm.viz.labels import token_label
+from hooked_lm.viz.figure import WIDEST, widen
+from hooked_lm.viz.heatmaps import BESIDE, heatmap
+from hooked_lm.viz.labels import LETTER, Axis, token_label, visible
 from hooked_lm.viz.numbers import short
 from hooked_lm.viz.view import View
 
@@ -28,6 +29,8 @@ Snippet: TypeAlias = tuple[
 ]  # a label, tokens, values, the place of a token to frame
 
 LONGEST = 60
+TOKEN, FEWEST = 12, 3  # letters of a token in a grid, at most; and the room for letters below which none are written
+GAP = 10  # pixels between tokens of a grid
 STYLE, SCRIPT = (Path(__file__).with_suffix(kind).read_text(encoding="utf-8") for kind in (".css", ".js"))
 
 
@@ -45,8 +48,8 @@ def token_grid(
 ) -> "go.Figure":
     """A grid of tokens, coloured by their numbers as in `heatmap`; row 0 is at the top.
 
-    On hover a cell shows its token and number, or its lines in `details`. Raises ValueError for tokens, details
-    or labels that do not fit.
+    Tokens that are longer than their cells are cut, and left out where cells are very narrow. On hover a cell shows its whole
+    token and its number, or its lines in `details`. Raises ValueError for tokens, details or labels that do not fit.
 
     >>> import torch
     >>> figure = token_grid(torch.tensor([[0.1, 0.9]]), [[" the", " Paris"]], y_labels=["layer 3"])
@@ -57,12 +60,20 @@ def token_grid(
     if sizes != [values.shape[1]] * values.shape[0]:
         raise ValueError(f"tokens in rows of {sizes} do not fit values {list(values.shape)}")
     figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit, centre=0.0)
-    texts = [[token_label(token, 12) if token else "" for token in row] for row in tokens]
+    longest = max((len(visible(token, TOKEN)) for row in tokens for token in row), default=0)
+    beside, letter = BESIDE + Axis.of(y_labels, len(tokens), "rows").width, LETTER + GAP / max(longest, 1)
+    widen(figure, beside + round(values.shape[1] * longest * letter))
+    fits = int((WIDEST - beside) / max(values.shape[1], 1) / letter)
+    whole, cut = (
+        [[token_label(token, n) if token and n >= FEWEST else "" for token in row] for row in tokens]
+        for n in (LONGEST, min(TOKEN, fits))
+    )
     figure.data[0].update(
-        text=texts,
+        text=cut,
         texttemplate="%{text}",
         textfont={"size": 11},
-        hovertemplate="%{y}<br>%{x}<br>%{text}<br><b>%{z:.3f}</b><extra></extra>",
+        hovertext=whole,
+        hovertemplate="%{y}<br>%{x}<br>%{hovertext}<br><b>%{z:.3f}</b><extra></extra>",
     )
     if details is not None:
         if [len(row) for row in details] != sizes:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hooked_lm.viz import image_heat_map
+from hooked_lm.viz.figure import WIDEST
 from tests.unchecked import unchecked
 
 
@@ -75,3 +76,10 @@ def test_cells_without_a_value_are_hatched_and_counted():
     assert (hatch.fillpattern.shape, max(hatch.x[:5]), min(hatch.y[:5])) == ("/", 1.48, -0.47)
     assert figure.layout.title.subtitle.text == "1 of 4 without a value"
     assert len(image_heat_map(values.nan_to_num()).data) == 1
+
+
+@pytest.mark.parametrize("n", [1, 4, 6])
+def test_panels_shrink_to_the_width_of_a_page(n: int) -> None:
+    figure = image_heat_map(torch.rand(n, 4, 4))
+    assert figure.layout.width <= WIDEST
+    assert figure.layout.height > 90

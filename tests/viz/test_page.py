@@ -3,6 +3,7 @@
 import base64
 import gzip
 import html
+import inspect
 import json
 import re
 from html.parser import HTMLParser
@@ -130,6 +131,12 @@ def test_one_picture_has_a_small_page(tmp_path: Path):
 def test_something_that_is_no_part():
     with pytest.raises(TypeError, match=r"a page is made of text, tables.*got int"):
         part_html(3, "figure-1")
+
+
+def test_sections_of_another_type_are_refused(tmp_path: Path):
+    unchecked_report = inspect.unwrap(report)
+    with pytest.raises(TypeError, match=r"sections are Section\(title, \*parts\), got str"):
+        unchecked_report("Title", ["a section"], tmp_path / "page.html")
 
 
 def test_a_report_replaces_an_older_one(tmp_path: Path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import viz
+from hooked_lm.viz.token_views import token_grid
 
 
 @pytest.mark.parametrize(
@@ -37,3 +38,12 @@ def test_text_is_escaped_and_lines_break() -> None:
     assert body.count("</span>") == 3  # two tokens and the legend's ramp
     assert body.count("<br>") == 1
     assert "no value" in body
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(2, "·extraordin…"), (15, "·extra…"), (60, "")])
+def test_tokens_of_a_grid_are_cut_to_their_cells_and_whole_on_hover(columns: int, shown: str) -> None:
+    figure = token_grid(torch.rand(1, columns), [[" extraordinarily"] * columns])
+    cells = figure.data[0]
+    assert cells.text[0][0] == shown
+    assert cells.hovertext[0][0] == "·extraordinarily"
+    assert "%{hovertext}" in cells.hovertemplate

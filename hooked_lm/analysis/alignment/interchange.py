@@ -307,7 +307,8 @@ def interchange_accuracy(
             hooks = _hooks(model, changes, some, rows)
             part = question.some(rows)
             right.append(part.right(part.logits(model, some_rows(model, tokens, numbers), hooks)))
-    return Scores(torch.cat(right).float(), {}, about=origin(model, sites=[each.location.site for each, _ in changes]))
+    sites = [each.location.site for each, _ in changes]
+    return Scores(torch.cat(right).float(), {}, about=origin(model, of="accuracy", sites=sites))
 
 
 def _runs(

@@ -371,7 +371,7 @@ class _Training:
         sae.scale_features_(torch.full_like(sae.W_enc[0].detach(), 1 / outputs))
         sae = sae.eval().requires_grad_(False)
         losses = torch.tensor(self.losses)[:, None]
-        about = {**self.about, **vars(self.settings), "dictionary": sae.to_dict()}
+        about = {**self.about, **vars(self.settings), "dictionary": sae.to_dict(), "of": "loss"}
         return Trained(sae, Scores(losses, {"step": range(len(losses))}, about=about))
 
     def _metadata(self) -> dict[str, Any]:
