@@ -1,5 +1,6 @@
 """What mkdocs does besides rendering pages: it runs their snippets, puts the outputs below them, and adds the API reference."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ OUTPUTS: dict[str, list[str]] = {}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages of the API reference, the notebooks, and plotly's script, which comes with the package plotly."""
+    """Adds the pages of the API reference, the notebooks, and the scripts that draw figures: plotly's and the package's."""
     from plotly.offline import get_plotlyjs
 
     missing = api.undocumented()
@@ -31,7 +32,18 @@ def on_files(files: Files, config: Any) -> Files:
     for notebook in (HERE.parent / "demos").glob("*.ipynb"):
         files.append(File.generated(config, f"demos/{notebook.name}", abs_src_path=str(notebook)))
     files.append(File.generated(config, "assets/plotly.min.js", content=get_plotlyjs()))
+    files.append(File.generated(config, "assets/figures.js", content=figure_script()))
     return files
+
+
+def figure_script() -> str:
+    """The script that draws the figures of a page: as the pages of the package do, but on the paper of the documentation."""
+    from hooked_lm.viz import page, theme
+
+    light, dark = ({**colours, theme.PAPER: theme.PAPER} for colours in (theme.light_colours(), theme.dark_colours()))
+    own = (HERE / "figures.js").read_text(encoding="utf-8")
+    tools = Path(page.__file__).with_name("figures.js").read_text(encoding="utf-8")
+    return f"{tools}\nconst figureColours = {json.dumps({'light': light, 'dark': dark})};\n{own}"
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
