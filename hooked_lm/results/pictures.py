@@ -83,7 +83,11 @@ class Picture:
 
     def _lines(self, values: Tensor, across: str, others: list[str], common: dict[str, str]) -> "go.Figure":
         """A line, or one for each label of another axis."""
-        names = shown(self.axes[others[0]]) if others else [""]
+        labels = self.axes[others[0]] if others else [""]
+        names = [
+            text if isinstance(label, str) else f"{others[0]} {text}"
+            for label, text in zip(labels, shown(labels), strict=True)
+        ]
         if len(names) > MOST_LINES:
             raise ValueError(f"{len(names)} lines are more than {MOST_LINES}: plot select({others[0]}=[...])")
         means, *ends = values.reshape(len(values), len(names), -1)

@@ -373,7 +373,10 @@ def test_a_sweep_is_a_run_for_each_cell(positions: str) -> None:
     unsteered = torch.cat([she(demo()(text)) for text in prompts]).detach()
     assert_close(sweep.select(metric="she").corrupted, unsteered)
     figure = sweep.select(metric="she").plot()  # a line for each layer, over coefficients
-    assert [(line.name, line.x) for line in figure.data if line.name] == [("3", (-2, 0.5, 3)), ("1", (-2, 0.5, 3))]
+    assert [(line.name, line.x) for line in figure.data if line.name] == [
+        ("layer 3", (-2, 0.5, 3)),
+        ("layer 1", (-2, 0.5, 3)),
+    ]
     assert (figure.layout.yaxis.title.text, figure.layout.title.text.startswith("Steering")) == ("she", True)
 
 

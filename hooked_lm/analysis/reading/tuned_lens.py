@@ -1,6 +1,6 @@
 """The tuned lens: an affine map for each layer from its residual stream to that of the last layer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,14 +33,18 @@ __all__ = ["TunedLens", "train_tuned_lens"]
 Texts = Sequence[str] | Int[Tensor, "*prompt pos"] | VisionInputs  # `_tokens` checks the shape
 
 
+MEASURE = "KL divergence, nats"
+RUNS = ["before", "after"]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TunedLens(Tabular):
     """Affine translators of the residual stream: the value x of layer `layers[i]` becomes `x + x A[i] + b[i]` (Belrose et al.
     2023, arXiv:2303.08112). With zeros this is the logit lens.
 
     `site` is the site whose values are translated. The stream after the last block needs no translation: its part stays zero.
-    `losses` [step, layer] is the KL divergence in training, in nats. `held_out`, with the axes run ("before", "after")
-    and layer, is the KL divergence on each held-out prompt.
+    `losses`, with the axes step and layer, is the KL divergence in training, in nats. `held_out`, with the axes run ("before",
+    "after") and layer, is that on each held-out prompt.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis.reading.lens import logit_lens
@@ -55,7 +59,7 @@ class TunedLens(Tabular):
     b: Float[Tensor, "layer d_model"]
     layers: tuple[int, ...]
     site: str
-    losses: Float[Tensor, "step layer"]
+    losses: Scores
     held_out: Scores
 
     @classmethod
@@ -63,10 +67,10 @@ class TunedLens(Tabular):
         """The lens before training, which changes nothing."""
         which = chosen(layers, model.cfg.n_layers, "layer") or []
         d_model, unknown = model.cfg.d_model, torch.full((2, len(which), 1), float("nan"))
-        about = origin(model, site=site, n_layers=model.cfg.n_layers)
-        held_out = Scores(unknown, {"run": ["before", "after"], "layer": which}, about=about)
+        about = origin(model, of=MEASURE, site=site, n_layers=model.cfg.n_layers)
+        held_out = Scores(unknown, {"run": RUNS, "layer": which}, about=about)
         A, b = torch.zeros(len(which), d_model, d_model), torch.zeros(len(which), d_model)
-        return cls(A, b, tuple(which), site, torch.zeros(0, len(which)), held_out)
+        return cls(A, b, tuple(which), site, _losses(torch.zeros(0, len(which), 1), which, about), held_out)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -110,12 +114,12 @@ class TunedLens(Tabular):
             {"before training": before, "after training": after},
             title=title or "Tuned lens on held-out prompts",
             x_title="layer",
-            y_title="KL divergence, nats",
+            y_title=MEASURE,
         )
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""
-        tensors = {"A": self.A, "b": self.b, "losses": self.losses, "held_out": self.held_out.values}
+        tensors = {"A": self.A, "b": self.b, "losses": self.losses.values, "held_out": self.held_out.values}
         header = {"layers": self.layers, "site": self.site, "about": self.about}
         stored.write(path, "hooked_lm.TunedLens", tensors, header)
 
@@ -123,17 +127,22 @@ class TunedLens(Tabular):
     def load(cls, path: str | Path) -> "TunedLens":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.TunedLens")
-        layers = tuple(header["layers"])
-        axes = {"run": ["before", "after"], "layer": layers}
-        held_out = Scores(tensors.pop("held_out"), axes, about=header["about"])
-        return cls(**tensors, layers=layers, site=header["site"], held_out=held_out)
+        layers, about = tuple(header["layers"]), header["about"]
+        held_out = Scores(tensors.pop("held_out"), {"run": RUNS, "layer": layers}, about=about)
+        losses = _losses(tensors.pop("losses"), layers, about)
+        return cls(**tensors, layers=layers, site=header["site"], losses=losses, held_out=held_out)
 
     def __repr__(self) -> str:
         of = f"TunedLens({self.about.get('model')}, {self.site} of {len(self.layers)} layers"
-        if not len(self.losses):
+        if not len(self.losses.values):
             return f"{of}; untrained)"
         before, after = self.held_out.mean.mean(1).tolist()
         return f"{of}; held-out KL {before:.3g} before training, {after:.3g} after)"
+
+
+def _losses(values: Float[Tensor, "step layer 1"], layers: Sequence[int], about: Mapping[str, Any]) -> Scores:
+    """The divergences of each step of training."""
+    return Scores(values, {"step": range(len(values)), "layer": layers}, about=about)
 
 
 def translated(
@@ -201,11 +210,11 @@ def train_tuned_lens(
         schedule.step()
     after = training.measured(tokens, mask, order[:n_held], batch_size)
     settings = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed, "site": site}
-    about = origin(model, **settings, n_layers=model.cfg.n_layers, prompts=len(order) - n_held, held_out=n_held)
-    shown = Scores(torch.stack([before, after]), {"run": ["before", "after"], "layer": which}, about=about)
-    return TunedLens(
-        training.A.detach().cpu(), training.b.detach().cpu(), tuple(which), site, torch.stack(losses), shown
-    )
+    n_prompts = {"prompts": len(order) - n_held, "held_out": n_held}
+    about = origin(model, of=MEASURE, **settings, n_layers=model.cfg.n_layers, **n_prompts)
+    shown = Scores(torch.stack([before, after]), {"run": RUNS, "layer": which}, about=about)
+    curves = _losses(torch.stack(losses)[..., None], which, about)
+    return TunedLens(training.A.detach().cpu(), training.b.detach().cpu(), tuple(which), site, curves, shown)
 
 
 def _check(steps: int, learning_rate: float, batch_size: int, held_out: float) -> None:

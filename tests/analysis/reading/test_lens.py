@@ -165,7 +165,11 @@ def test_training_brings_it_nearer_on_prompts_it_has_not_seen(model: HookedTrans
     assert bool((after[:3] < 0.7 * before[:3]).all())
     assert before[3] < 1e-4
     assert torch.equal(tuned.A[3], torch.zeros_like(tuned.A[3]))  # the last needs none
-    assert bool((tuned.losses[-5:, :3].mean(0) < tuned.losses[:5, :3].mean(0)).all())
+    losses = tuned.losses.mean
+    assert bool((losses[-5:, :3].mean(0) < losses[:5, :3].mean(0)).all())
+    curves = tuned.losses.plot()
+    assert [curve.name for curve in curves.data] == ["layer 0", "layer 1", "layer 2", "layer 3"]
+    assert curves.layout.yaxis.title.text == "KL divergence, nats"
     others = [pair.corrupted for pair in prompt_pairs(16)][::5]  # the lens uses what was trained, the same way
     kl = [logit_lens(model, others, lens=lens).scores.select(metric="kl").values.mean() for lens in (None, tuned)]
     assert kl[1] < 0.7 * kl[0]
@@ -176,8 +180,8 @@ def test_the_same_seed_gives_the_same_lens_and_nothing_else_changes(model: Hooke
     asked, state = [weight.requires_grad for weight in model.parameters()], torch.get_rng_state()
     again = train_tuned_lens(model, TEXTS, steps=30, seed=3)
     assert torch.equal(again.A, tuned.A)
-    assert torch.equal(again.losses, tuned.losses)
-    assert not torch.equal(train_tuned_lens(model, TEXTS, steps=2, seed=4).losses, tuned.losses[:2])
+    assert torch.equal(again.losses.values, tuned.losses.values)
+    assert not torch.equal(train_tuned_lens(model, TEXTS, steps=2, seed=4).losses.values, tuned.losses.values[:2])
     assert all(torch.equal(weight, weights[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
     assert [weight.requires_grad for weight in model.parameters()] == asked
