@@ -41,7 +41,7 @@
     const nq = queries.length, nk = keys.length, missing = 2 ** meta.bits - 1, signed = low < 0;
     const size = causal ? (nq * (nq + 1)) / 2 : nq * nk;
     const decimals = meta.bits === 16 ? 3 : 2;
-    const state = { head: meta.start, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0 };
+    const state = { head: meta.start, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0, cell: false };
     let colours, geometry = null;
 
     const code = (h, q, k) => (causal ? data[h * size + (q * (q + 1)) / 2 + k] : data[h * size + q * nk + k]);
@@ -50,6 +50,12 @@
       if (causal && k > q) return 0;
       const c = code(h, q, k);
       return c === missing ? NaN : low + c * step;
+    }
+    function strongest(h, q) {  // the key, other than the first, at which a query looks most; the first if it looks at no other
+      let best = 0;
+      for (let k = 1; k < nk; k++)
+        if (Math.abs(value(h, q, k)) > (best ? Math.abs(value(h, q, best)) : step / 2)) best = k;
+      return best;
     }
     const shown = (h, q, k) => (state.hide && k === 0 ? 0 : value(h, q, k));
     const number = (v) => (Number.isNaN(v) ? "no value" : v.toFixed(decimals).replace(/^-(0\.?0*)$/, "$1").replace("-", MINUS));
@@ -120,6 +126,16 @@
       canvas.height = tall;
       paint(canvas.getContext("2d"), wide, tall, (q, k) => most[q * wide + k], Math.max(low + step * (missing - 1), -low));
     }
+    function spread() {  // each layer in rows of equally many heads
+      const box = $(".heads"), some = box.querySelector("button"), { width } = some.getBoundingClientRect();
+      const gap = parseFloat(getComputedStyle(some.parentElement).columnGap) || 0;
+      const name = box.querySelector(".layer-name"), beside = name ? name.offsetWidth + 4 : 0;
+      const most = Math.max(1, Math.floor((box.clientWidth - 6 - beside + gap) / (width + gap)));
+      box.querySelectorAll(".layer > div").forEach((line) => {
+        const n = line.children.length, across = Math.ceil(n / Math.ceil(n / most));
+        line.style.maxWidth = `${Math.ceil(across * (width + gap) - gap) + 0.5}px`;
+      });
+    }
     let round = 0;
     function thumbnails() {
       const mine = ++round;
@@ -131,8 +147,13 @@
         else root.dataset.thumbnails = "done";
       })(0);
     }
+    function point(q) {  // the marked cell: until one is chosen, the strongest of the row
+      state.q = q;
+      if (!state.cell) state.k = strongest(state.head, q);
+    }
     function pick(h, focus = false) {
       state.head = h;
+      point(state.q);
       radios.forEach((radio, i) => {
         radio.setAttribute("aria-checked", i === h);
         radio.tabIndex = i === h ? 0 : -1;
@@ -162,7 +183,7 @@
       const style = getComputedStyle(root), width = Math.floor($(".frame").clientWidth);
       if (!width) return;  // hidden: it is drawn as soon as it has a width
       context.font = `12px ${style.fontFamily}`;
-      const longest = (tokens) => Math.min(width < 480 ? 72 : 110, Math.max(...tokens.map((t) => context.measureText(t).width)));
+      const longest = (tokens) => Math.min(width < 480 ? 92 : 110, Math.max(...tokens.map((t) => context.measureText(t).width)));
       const left = Math.ceil(longest(queries)) + 10, top = Math.ceil(longest(keys) * 0.87) + 16;
       const right = Math.ceil(longest(keys.slice(-4)) * 0.5) + 4;
       let across = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, (width - left - right) / nk)), down = Math.min(LARGEST_CELL, TALLEST / nq);
@@ -269,6 +290,7 @@
         tip.hidden = cell === null;
         if (cell === null) return;
         [state.q, state.k] = cell;
+        state.cell = true;
         tip.textContent = sentence(...cell);
         const box = $(".frame").getBoundingClientRect();
         const x = Math.min(event.clientX - box.left + 14, box.width - tip.offsetWidth - 4);
@@ -284,6 +306,7 @@
         const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
         if (!move) return;
         event.preventDefault();
+        state.cell = true;
         state.q = Math.max(0, Math.min(nq - 1, state.q + move[0]));
         state.k = Math.max(0, Math.min(nk - 1, state.k + move[1]));
         drawMap();
@@ -320,7 +343,7 @@
     function select(side, i) {
       state.side = side;
       state.token = i;
-      if (side === "query" || !crossed) state.q = i;
+      if (side === "query" || !crossed) point(i);
       else state.k = i;
       drawText();
       drawMap();
@@ -411,12 +434,13 @@
     buildPicker();
     buildText();
     listenToMap();
-    pick(0);
+    spread();
+    pick(meta.start);
     thumbnails();
     dark.addEventListener("change", recolour);
     let width = $(".frame").clientWidth;
     new ResizeObserver(() => {
-      if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; drawMap(); }
+      if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; spread(); drawMap(); }
     }).observe($(".frame"));
     root.dataset.ready = "";
     tellHeight();

@@ -5,26 +5,22 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.viz.attention_data import Packed, pack
+from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.labels import visible
 from hooked_lm.viz.theme import DARK_DIVERGING, DARK_SEQUENTIAL, DIVERGING, SEQUENTIAL
 from hooked_lm.viz.view import View, as_json
-
-Layer: TypeAlias = Float[Tensor, "..."]  # [head, query_pos, key_pos], checked in words
-Heads: TypeAlias = str | int | Sequence[str | int]
-Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
 
 HERE = Path(__file__)
 LONGEST, TITLE = 40, "Attention"
 
 
 def attention(
-    pattern: Layer | Sequence[Layer] | Mapping[int, Layer],
+    pattern: Layers,
     tokens: Sequence[str],
     key_tokens: Sequence[str] | None = None,
     *,
@@ -59,20 +55,16 @@ def attention(
     >>> every = {layer: cache["pattern", layer] for layer in range(model.cfg.n_layers)}
     >>> view = attention(every, model.to_str_tokens(prompt), heads=["L1H7", "L2H0"])
     """
-    layers = _layers(pattern)
-    places = _chosen(layers, heads)
+    layers = layers_of(pattern)
+    places = chosen_heads(layers, heads)
     n_queries, n_keys = next(iter(layers.values())).shape[1:]
-    _check_tokens(tokens, n_queries, "tokens", "queries")
-    if key_tokens is None and n_queries != n_keys:
-        raise ValueError(f"there are {n_queries} queries and {n_keys} keys: give key_tokens, one for each key")
-    if key_tokens is not None:
-        _check_tokens(key_tokens, n_keys, "key_tokens", "keys")
+    check_tokens(tokens, key_tokens, n_queries, n_keys)
     packed = pack([layers[layer][head] for layer, head in places], max_bytes)
     meta = {
         "queries": [visible(str(token), LONGEST) for token in tokens],
         "keys": None if key_tokens is None else [visible(str(token), LONGEST) for token in key_tokens],
         "start": 0 if heads is not None else _widest_look([layers[layer][head] for layer, head in places]),
-        "heads": [{"layer": layer, "head": head, "label": _label(layer, head)} for layer, head in places],
+        "heads": [{"layer": layer, "head": head, "label": head_label(layer, head)} for layer, head in places],
         "scales": _scales(signed=packed.low < 0),
         "notes": _notes(packed, n_keys),
         **{name: value for name, value in asdict(packed).items() if name != "data"},
@@ -99,59 +91,6 @@ def _height(heads: Mapping[int | None, int], texts: Sequence[Sequence[str]]) -> 
     return round(max(picker, cells + labels + 130) + lines + 40 * len(texts) + 50 + 33 + 26 * min(8, n_keys))
 
 
-def _layers(pattern: Layer | Sequence[Layer] | Mapping[int, Layer]) -> dict[int | None, Layer]:
-    if isinstance(pattern, Tensor):
-        layers: dict[int | None, Layer] = {None: pattern}
-    else:
-        layers = dict(pattern.items() if isinstance(pattern, Mapping) else enumerate(pattern))
-    layers = {layer: _alone(weights) for layer, weights in layers.items()}
-    if not layers:
-        raise ValueError("there is no layer: give at least one")
-    for layer, weights in layers.items():
-        where = "the pattern" if layer is None else f"the pattern of layer {layer}"
-        if weights.ndim == 4 and len(weights):
-            raise ValueError(
-                f"{where} is {list(weights.shape)}, a batch of {len(weights)} prompts, and the view shows one: take the first "
-                "with pattern[0]"
-            )
-        if weights.ndim != 3:
-            raise ValueError(
-                f"{where} is {list(weights.shape)}, not [head, query_pos, key_pos]: take one prompt of a batch, pattern[0]; "
-                "several layers are a list or a dict by layer"
-            )
-        if not weights.numel():
-            raise ValueError(f"{where} is empty: {list(weights.shape)}")
-    shapes = {tuple(weights.shape[1:]) for weights in layers.values()}
-    if len(shapes) > 1:
-        raise ValueError(f"all layers must have the same queries and keys, these have {sorted(shapes)}")
-    return layers
-
-
-def _alone(weights: Layer) -> Layer:
-    """The layer without the dimension of a batch of one prompt."""
-    return weights[0] if weights.ndim == 4 and len(weights) == 1 else weights
-
-
-def _chosen(layers: Mapping[int | None, Layer], heads: Heads | None) -> list[Place]:
-    """The heads to show, in order. Raises ValueError for those that do not exist."""
-    every = [(layer, head) for layer, weights in layers.items() for head in range(len(weights))]
-    if heads is None:
-        return every
-    labels = {_label(*place): place for place in every}
-    if len(layers) == 1:
-        labels |= {str(head): (layer, head) for layer, head in every}
-        labels |= {f"H{head}": (layer, head) for layer, head in every}
-    wanted = [str(head) for head in ([heads] if isinstance(heads, str | int) else heads)]
-    if not wanted:
-        raise ValueError("heads is empty: give some, or None for all")
-    if unknown := [head for head in wanted if head not in labels]:
-        raise ValueError(f"there is no head {unknown[0]}: there are {_label(*every[0])} to {_label(*every[-1])}")
-    places = [labels[head] for head in wanted]
-    if len(set(places)) < len(places):
-        raise ValueError(f"a head is given twice in {wanted}")
-    return places
-
-
 def _widest_look(patterns: Sequence[Float[Tensor, "query_pos key_pos"]]) -> int:
     """The head that looks most at other tokens than the first and its own: that with the largest mean of the strongest looks."""
     looks = []
@@ -161,17 +100,6 @@ def _widest_look(patterns: Sequence[Float[Tensor, "query_pos key_pos"]]) -> int:
         others.fill_diagonal_(0.0)
         looks.append(float(others.amax(-1).mean()))
     return max(range(len(looks)), key=looks.__getitem__)
-
-
-def _label(layer: int | None, head: int) -> str:
-    return f"H{head}" if layer is None else f"L{layer}H{head}"
-
-
-def _check_tokens(tokens: Sequence[str], expected: int, name: str, what: str) -> None:
-    if isinstance(tokens, str):
-        raise ValueError(f"{name} is one text: give a list, a string for each of the {expected} {what}")
-    if len(tokens) != expected:
-        raise ValueError(f"{len(tokens)} {name} for {expected} {what}")
 
 
 def _scales(signed: bool) -> dict[str, list[tuple[float, str]]]:

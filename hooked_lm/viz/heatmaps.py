@@ -35,7 +35,7 @@ MAP = 150  # pixels of a feature map
 
 
 def heatmap(
-    values: Float[Tensor, "*panel row column"],
+    values: Float[Tensor, "..."],  # [row, column] or [panel, row, column], checked in words
     x_labels: Sequence[Any] | None = None,
     y_labels: Sequence[Any] | None = None,
     title: str = "",
@@ -73,9 +73,10 @@ def heatmap(
         subtitle: a line below the title.
         note: the last line on hover, such as the number of prompts.
         panels: the title of each panel; numbers if None.
-        columns: the number of panels beside each other.
+        columns: the number of panels beside each other; None: few enough for their labels, as many in each row as possible.
 
-    Raises ValueError for the wrong number of labels or titles, an interval of another shape, and more than 32 panels.
+    Raises ValueError for values with other axes, the wrong number of labels or titles, an interval of another shape, and more
+    than 32 panels.
 
     >>> import torch
     >>> figure = heatmap(torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect")
@@ -85,6 +86,7 @@ def heatmap(
     >>> len(figure.data), figure.layout.annotations[1].text
     (2, 'layer 1')
     """
+    _check_axes(values)
     matrices = values.detach().float().cpu().reshape(-1, *values.shape[-2:])
     n, n_rows, n_columns = matrices.shape
     titles = panel_titles(panels, n) if values.ndim > 2 or panels is not None else []
@@ -286,11 +288,33 @@ def name_panels(figure: "go.Figure", titles: Sequence[str], across: int, width: 
         annotation.font = {"size": 13, "color": INK}
 
 
+def _check_axes(values: Tensor) -> None:
+    """Raises ValueError for values that are neither a matrix nor one for each panel."""
+    if values.ndim in (2, 3):
+        return
+    shape = list(values.shape)
+    if values.ndim < 2:
+        raise ValueError(
+            f"values are [row, column], or [panel, row, column], got {shape}: bars and lines draw one axis"
+        )
+    part = f"values[{', '.join(['0'] * (values.ndim - 3))}]"
+    raise ValueError(f"values are [row, column], or [panel, row, column], got {shape}: draw a part, such as {part}")
+
+
 def _across(n: int, n_columns: int, have_own_scales: bool, columns: int | None) -> int:
     """The number of panels beside each other."""
     if columns is not None:
         return max(1, min(columns, n))
-    return 1 if have_own_scales or n_columns > NARROW else min(n, 4 if n_columns <= 8 else 2)
+    return 1 if have_own_scales or n_columns > NARROW else evenly(n, 4 if n_columns <= 8 else 2)
+
+
+def evenly(n: int, most: int) -> int:
+    """How many of `n` panels stand in a row, at most `most`, so that no row has many fewer than another.
+
+    >>> [evenly(n, 4) for n in (3, 5, 6, 8, 9)]
+    [3, 3, 3, 4, 3]
+    """
+    return -(-n // -(-n // most)) if n else 1
 
 
 def _panel_height(n: int, n_rows: int) -> int:

@@ -5,12 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
+from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.figure import Interval, and_missing, ends_of, room_above, said_of, style, widen
-from hooked_lm.viz.heatmaps import heatmap
+from hooked_lm.viz.heatmaps import evenly, heatmap
 from hooked_lm.viz.labels import MOST, Axis
 from hooked_lm.viz.numbers import rounded, short
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     go = later("plotly.graph_objects", "viz")
+
+SHORT = 10  # tokens of patterns that are small enough for four in a row
 
 
 def bars(
@@ -152,30 +156,49 @@ def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None) -> None
 
 
 def attention_patterns(
-    pattern: Float[Tensor, "head query_pos key_pos"],
+    pattern: Layers,
     tokens: Sequence[str],
     head_labels: Sequence[str] | None = None,
     title: str = "",
-    columns: int = 2,
+    columns: int | None = None,
+    *,
+    key_tokens: Sequence[str] | None = None,
+    heads: Heads | None = None,
 ) -> "go.Figure":
-    """Attention patterns, one panel for each head; rows are query tokens, columns key tokens.
+    """Attention patterns, one panel for each head; rows are queries, columns keys.
 
     Args:
-        tokens: one for each position.
-        head_labels: a title for each panel; "head 0", "head 1", ... if None.
-        columns: the number of panels in a row.
+        pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer. Layers may have a
+            batch of one prompt in front, as in a cache, which is dropped.
+        tokens: one for each query, as strings.
+        head_labels: a title for each panel; if None, labels such as "L1H7", or "head 7" in a layer without a number.
+        columns: the number of panels in a row; None: at most four short ones or two long ones, as many in each row as possible.
+        key_tokens: one for each key, where they differ from the queries, as in cross-attention.
+        heads: show these alone, in this order: labels such as "L1H7", or indices in a single layer. Heads of a part of a layer,
+            `pattern[[0, 7]]`, are counted from 0: choose them here, or name them with `head_labels`.
 
-    Raises ValueError for the wrong number of tokens or labels.
+    Raises ValueError for other shapes, a batch of several prompts, tokens and labels that do not fit, heads that do not exist,
+    and more than 32 heads.
 
-    >>> import torch
-    >>> figure = attention_patterns(torch.eye(3).expand(2, 3, 3), ["When", " Mary", " and"], ["L1H4", "L2H0"])
-    >>> len(figure.data), figure.layout.annotations[1].text
-    (2, 'L2H0')
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> _, cache = model.run_with_cache("When Mary and John left")
+    >>> tokens = model.to_str_tokens("When Mary and John left")
+    >>> figure = attention_patterns({1: cache["pattern", 1]}, tokens, heads=["L1H0", "L1H7"])
+    >>> [title.text for title in figure.layout.annotations]
+    ['L1H0', 'L1H7']
     """
-    n_heads, n_pos, _ = pattern.shape
-    labels = [f"head {head}" for head in range(n_heads)] if head_labels is None else list(head_labels)
-    if len(labels) != n_heads:
-        raise ValueError(f"{len(labels)} head labels for {n_heads} heads")
-    if len(tokens) != n_pos:
-        raise ValueError(f"{len(tokens)} tokens for {n_pos} positions")
-    return heatmap(pattern, tokens, tokens, title, "to", "from", "weight", limit=1.0, panels=labels, columns=columns)
+    layers = layers_of(pattern)
+    places = chosen_heads(layers, heads)
+    n_queries, n_keys = next(iter(layers.values())).shape[1:]
+    check_tokens(tokens, key_tokens, n_queries, n_keys)
+    known = [f"head {head}" if layer is None else head_label(layer, head) for layer, head in places]
+    labels = known if head_labels is None else list(head_labels)
+    if len(labels) != len(places):
+        raise ValueError(f"{len(labels)} head labels for {len(places)} heads")
+    shown = torch.stack([layers[layer][head].detach().float().cpu() for layer, head in places])
+    looks: dict[str, Any] = {"x_title": "key", "y_title": "query", "value_name": "weight", "limit": 1.0}
+    across = columns or evenly(len(places), 4 if n_keys <= SHORT else 2)
+    return heatmap(
+        shown, tokens if key_tokens is None else key_tokens, tokens, title, **looks, panels=labels, columns=across
+    )

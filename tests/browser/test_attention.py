@@ -64,18 +64,39 @@ def test_a_token_shows_where_it_looks_and_who_looks_at_it(browser: Browser, run:
     assert listed(browser, "backward") == largest(patterns[1][7][:, token])
 
 
+def test_the_first_head_and_cell_show_something(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    opened(browser, attention(patterns, tokens))
+    assert browser.text(".name") == "L0H6"  # each token looks at the one before
+    assert browser.text(".reading") == f"L0H6: ·to (14) \u2192 ·drink (13): {patterns[0][6][-1, -2]:.3f}"
+    browser.find("[role=radio][aria-label=L1H0]").click()
+    assert browser.text(".reading") == f"L1H0: ·to (14) \u2192 ·Mary (2): {patterns[1][0][-1, 2]:.3f}"
+
+
+def test_heads_are_in_even_rows(browser: Browser, run: Any) -> None:
+    tokens, patterns = run
+    for size, rows in (((1000, 900), [4, 4]), (PHONE, [8])):
+        opened(browser, attention(patterns, tokens), size=size)
+        code = (
+            "return [...document.querySelectorAll('.layer')[0].querySelectorAll('button')].map(each => each.offsetTop)"
+        )
+        tops = browser.js(code)
+        assert [tops.count(top) for top in sorted(set(tops))] == rows
+
+
 def test_heads_cells_and_tokens_are_reached_by_keyboard(browser: Browser, run: Any) -> None:
     tokens, patterns = run
     opened(browser, attention(patterns, tokens))
+    browser.find("[role=radio][aria-label=L0H0]").click()
     browser.js("document.querySelector('[role=radio][aria-checked=true]').focus()")
     browser.press("ARROW_UP", "ARROW_RIGHT", "ARROW_RIGHT")  # layer 0 is at the bottom
     assert browser.text(".name") == "L1H2"
     assert browser.js("return document.activeElement.getAttribute('aria-label')") == "L1H2"
     assert browser.js("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
     browser.js("document.querySelector('canvas[role=application]').focus()")
+    q, k = len(tokens) - 2, min(int(patterns[1][2][-1, 1:].argmax()) + 2, len(tokens) - 1)  # from the strongest key
     browser.press("ARROW_UP", "ARROW_RIGHT")
-    q = len(tokens) - 2
-    assert browser.text(".reading").endswith(f": {patterns[1][2][q, 1]:.3f}")
+    assert browser.text(".reading").endswith(f": {patterns[1][2][q, k]:.3f}")
     browser.js("document.querySelector('.text [aria-selected=true]').focus()")
     browser.press("HOME", "ARROW_RIGHT")
     assert browser.text("h2.looks").startswith("When (1)")
@@ -95,6 +116,7 @@ def test_the_heat_map_shows_the_value_under_the_pointer(browser: Browser, run: A
 def test_the_first_token_can_be_hidden(browser: Browser, run: Any) -> None:
     tokens, patterns = run
     opened(browser, attention(patterns, tokens))
+    browser.find("[role=radio][aria-label=L0H0]").click()
     browser.find(".hide-first").click()
     weights = patterns[0][0][-1].clone()
     weights[0] = 0

@@ -32,7 +32,7 @@ def restored(packed: Packed, n_heads: int, n: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("pattern", "how", "message"),
     [
-        (torch.zeros(2, 2, 3, 3), {}, "a batch of 2 prompts, and the view shows one: take the first with pattern[0]"),
+        (torch.zeros(2, 2, 3, 3), {}, "a batch of 2 prompts, and a picture shows one: take the first with pattern[0]"),
         (torch.zeros(3, 3), {}, "not [head, query_pos, key_pos]"),
         (torch.zeros(0, 3, 3), {}, "empty"),
         ([], {}, "no layer"),

@@ -1,5 +1,6 @@
 """Figures hold exactly the numbers they were given, and labels are read as text."""
 
+import re
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -153,6 +154,18 @@ def test_bars_without_intervals():
     assert trace.y.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 2, 3, 3), "got [1, 2, 3, 3]: draw a part, such as values[0]"),
+        ((3,), "got [3]: bars and lines draw one axis"),
+    ],
+)
+def test_values_that_are_no_matrices(shape: tuple[int, ...], message: str):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        heatmap(torch.zeros(shape))
+
+
 def test_what_does_not_go_with_bars():
     with pytest.raises(ValueError, match="1 labels for 2 bars"):
         bars(torch.zeros(2), ["a"])
@@ -166,7 +179,7 @@ def test_what_does_not_go_with_bars():
 def test_patterns_stand_in_panels(n_heads: int):
     pattern = torch.randn(n_heads, 4, 4).softmax(-1)
     labels = [f"{head}<i>" for head in range(n_heads)]
-    figure = attention_patterns(pattern, TOKENS, labels)
+    figure = attention_patterns(pattern, TOKENS, labels, columns=2)
     assert len(figure.data) == n_heads
     for head, trace in enumerate(figure.data):
         assert torch.equal(torch.from_numpy(trace.z), pattern[head])
@@ -184,11 +197,45 @@ def test_patterns_name_their_heads():
     figure = attention_patterns(torch.eye(4)[None], TOKENS)
     assert [annotation.text for annotation in figure.layout.annotations] == ["head 0"]
 
+    layer = torch.eye(4).expand(1, 8, 4, 4)  # a batch of one, as in a cache
+    for pattern, heads, named in (
+        (layer, [0, 7], ["head 0", "head 7"]),
+        ({1: layer}, [7, "L1H0"], ["L1H7", "L1H0"]),
+        ([layer, layer[0]], "L1H2", ["L1H2"]),
+    ):
+        figure = attention_patterns(pattern, TOKENS, heads=heads)
+        assert [annotation.text for annotation in figure.layout.annotations] == named
+
+
+def test_patterns_are_those_of_the_chosen_heads():
+    every = torch.randn(2, 3, 4, 5).softmax(-1)
+    keys = [*TOKENS, " end"]
+    figure = attention_patterns(list(every), TOKENS, key_tokens=keys, heads=["L1H2", "L0H1"])
+    for trace, weights in zip(figure.data, (every[1, 2], every[0, 1]), strict=True):
+        assert torch.equal(torch.from_numpy(trace.z), weights)
+    assert figure.layout.xaxis.ticktext == tuple(map(token_label, keys))
+    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("key", "query")
+
+
+@pytest.mark.parametrize(("n_heads", "n_tokens", "across"), [(8, 4, 4), (5, 4, 3), (8, 12, 2), (3, 12, 2), (1, 12, 1)])
+def test_rows_of_panels_are_even(n_heads: int, n_tokens: int, across: int):
+    figure = attention_patterns(torch.zeros(n_heads, n_tokens, n_tokens), ["a"] * n_tokens)
+    assert len({trace.xaxis for trace in figure.data}) == n_heads
+    assert sum(figure.layout[f"yaxis{i or ''}"].showticklabels for i in [0, *range(2, n_heads + 1)]) == -(
+        -n_heads // across
+    )
+
 
 def test_patterns_with_the_wrong_number_of_labels():
+    with pytest.raises(ValueError, match="a batch of 2 prompts, and a picture shows one"):
+        attention_patterns(torch.zeros(2, 3, 4, 4), TOKENS)
+    with pytest.raises(
+        ValueError, match="there is no head L1H7: there are H0 to H1; give the whole layer with its number"
+    ):
+        attention_patterns(torch.zeros(2, 4, 4), TOKENS, heads=["L1H7"])
     with pytest.raises(ValueError, match="1 head labels for 2 heads"):
         attention_patterns(torch.zeros(2, 4, 4), TOKENS, ["a"])
-    with pytest.raises(ValueError, match="3 tokens for 4 positions"):
+    with pytest.raises(ValueError, match="3 tokens for 4 queries"):
         attention_patterns(torch.zeros(2, 4, 4), TOKENS[:3])
 
 
