@@ -43,12 +43,15 @@ if (!window.hookedViews) {
 }
 for (const frame of document.querySelectorAll("iframe.view"))
   frame.contentWindow.postMessage("height", "*");  // for views that sent it before
+if (frameElement) document.documentElement.style.colorScheme = "light dark";  // marimo: that of the page around this document
 """
 # Views are light or dark as the notebook that shows them: JupyterLab, VS Code and Colab say which they are.
 THEMES = """
 [data-jp-theme-light="true"] iframe.view, .vscode-light iframe.view, [theme="light"] iframe.view { color-scheme: light; }
 [data-jp-theme-light="false"] iframe.view, .vscode-dark iframe.view, [theme="dark"] iframe.view { color-scheme: dark; }
 """
+# marimo puts outputs with scripts into documents of their own, which tell their heights in standards mode alone.
+STANDARDS_MODE = "<!DOCTYPE html>"
 UNTRUSTED = "To see this view, run the cell or trust the notebook."
 BASE = """
 * { box-sizing: border-box; }
@@ -79,7 +82,7 @@ class View:
     """A small document of HTML with its own style and script, isolated from whatever shows it.
 
     A notebook shows it in a frame; `show()` opens it in a browser, `write_html(path)` saves it, and a page of `viz.report` may
-    hold it as a part. It loads nothing. Colours follow the theme of the notebook (JupyterLab, VS Code, Colab), and elsewhere the
+    hold it as a part. It loads nothing. Colours follow the theme of the notebook (JupyterLab, VS Code, Colab, marimo), and elsewhere the
     reader's preference, light or dark, if the style takes them from the variables of `viz.theme`, such as `var(--ink)`.
 
     Args:
@@ -128,7 +131,7 @@ class View:
             print(f"no browser was found; the page is in {file.name}")
 
     def _repr_html_(self) -> str:
-        return f"<style>{THEMES}</style>{self.frame()}<script>{FRAMES}</script>"
+        return f"{STANDARDS_MODE}<style>{THEMES}</style>{self.frame()}<script>{FRAMES}</script>"
 
     def frame(self) -> str:
         """The HTML of a frame that shows the view, cut off from the document around it.

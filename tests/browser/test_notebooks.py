@@ -1,6 +1,10 @@
 """Views in the pages that notebooks become: one below the other, far down the page, with nothing around them but HTML."""
 
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -47,3 +51,30 @@ def test_views_out_of_sight_have_their_heights_and_are_drawn_in_sight(browser: B
     )
     assert inside(browser, ink) == [True, None]
     assert max(differences()) < 2
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files without a line for each request."""
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_a_frame_around_the_output_learns_the_height_and_gives_the_theme(browser: Browser, tmp_path: Path) -> None:
+    """marimo shows an output with a script as a file of its own in a frame, of which it reads the scroll height."""
+    view = viz.attention(torch.rand(2, 5, 5).tril(), TOKENS)
+    (tmp_path / "output.html").write_text(view._repr_html_(), encoding="utf-8")
+    page = "<!DOCTYPE html><html style='color-scheme: dark'><link rel='icon' href='data:,'><iframe src='output.html' height='100'></iframe></html>"
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        browser.driver.get(f"http://127.0.0.1:{server.server_port}/page.html")
+        root = "document.querySelector('iframe').contentDocument.documentElement"
+        browser.until(lambda: browser.js(f"return {root}.scrollHeight") > 300)
+        assert browser.js(f"return {root}.clientHeight") == 100
+        browser.driver.switch_to.frame(browser.find("iframe"))
+        assert (
+            browser.js("return getComputedStyle(document.documentElement).colorScheme") == "light dark"
+        )  # no white border
+        assert inside(browser, "return matchMedia('(prefers-color-scheme: dark)').matches") == [True]
+        server.shutdown()
