@@ -82,8 +82,9 @@ class View:
     """A small document of HTML with its own style and script, isolated from whatever shows it.
 
     A notebook shows it in a frame; `show()` opens it in a browser, `write_html(path)` saves it, and a page of `viz.report` may
-    hold it as a part. It loads nothing. Colours follow the theme of the notebook (JupyterLab, VS Code, Colab, marimo), and elsewhere the
-    reader's preference, light or dark, if the style takes them from the variables of `viz.theme`, such as `var(--ink)`.
+    hold it as a part. It loads nothing. Colours follow the theme of the notebook (JupyterLab, VS Code, Colab, marimo), and
+    elsewhere the reader's preference, light or dark, if the style takes them from the variables of `viz.theme`, such as
+    `var(--ink)`.
 
     Args:
         title: the title, as plain text.

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.benchmarks.timing import Figure
 
 PROBE = """
-import json, sys, threading, time
+import gc, json, sys, threading, time
 import torch, transformers
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 from hooked_lm import HookedTransformer
@@ -23,10 +23,10 @@ def anonymous():
         if line.startswith("Anonymous:"):
             return int(line.split()[1]) * 1024
 
-path, small, code = sys.argv[1:]
+path, small, code, measured = sys.argv[1:]
 for path_now in (small, path):   # the small model first: what loading needs once is then there
     peak = before = anonymous()
-    done = False
+    done = measured == "seconds"  # reading the memory takes time
     def watch():
         global peak
         while not done:
@@ -34,6 +34,7 @@ for path_now in (small, path):   # the small model first: what loading needs onc
             time.sleep(0.002)
     watcher = threading.Thread(target=watch)
     watcher.start()
+    gc.collect()   # of what the imports left: it falls due during either library's load, and takes longer than this
     start = time.perf_counter()
     model = eval(code, {**globals(), "path": path_now})
     seconds = time.perf_counter() - start
@@ -49,12 +50,11 @@ HALF = "HookedTransformer.from_pretrained_no_processing(path, dtype=torch.bfloat
 COPIED = "HookedTransformer.from_pretrained_no_processing(path, mmap=False)"
 
 
-def probe(path: Path, small: Path, code: str) -> dict[str, float]:
-    """Load in a fresh process: seconds, and bytes of anonymous memory afterwards and at the peak."""
-    run = subprocess.run(
-        [sys.executable, "-c", PROBE, str(path), str(small), code], capture_output=True, text=True, check=True
-    )
-    return json.loads(run.stdout.splitlines()[-1])
+def probe(path: Path, small: Path, code: str, measured: str) -> float:
+    """Load in a fresh process: "seconds", or bytes of anonymous memory "after" it or at its "peak"."""
+    command = [sys.executable, "-c", PROBE, str(path), str(small), code, measured]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(run.stdout.splitlines()[-1])[measured]
 
 
 def import_seconds(module: str) -> float:
@@ -71,9 +71,9 @@ def loading_figures() -> list[Figure]:
         model.save_pretrained(sharded, max_shard_size="60MB")
         GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=50)).save_pretrained(small)
         size = Path(path, "model.safetensors").stat().st_size
-        pairs = [(probe(path, small, OURS), probe(path, small, HF)) for _ in range(5)]
-        ratio = statistics.median(ours["seconds"] / hf["seconds"] for ours, hf in pairs)
-        mine, theirs = (statistics.median(run["seconds"] for run in column) for column in zip(*pairs, strict=True))
+        pairs = [[probe(path, small, code, "seconds") for code in (OURS, HF)] for _ in range(9)]
+        ratio = statistics.median(ours / hf for ours, hf in pairs)
+        mine, theirs = (statistics.median(column) for column in zip(*pairs, strict=True))
         untied = size + 50257 * 768 * 4  # folding gives the unembedding a matrix of its own
         n_files = len(list(sharded.glob("*.safetensors")))
         memory = [
@@ -84,9 +84,9 @@ def loading_figures() -> list[Figure]:
             (f"load {n_files} files in bf16: peak", sharded, HALF, "peak", size // 2, 1.15),
             (f"load {n_files} files with mmap=False: peak", sharded, COPIED, "peak", size, 1.15),
         ]
-        figures = [Figure("load", "HF", ratio, 0.3, f"{mine * 1e3:.0f} / {theirs * 1e3:.0f} ms, 5 pairs")]
+        figures = [Figure("load", "HF", ratio, 0.3, f"{mine * 1e3:.0f} / {theirs * 1e3:.0f} ms, 9 pairs")]
         for what, folder, code, key, bytes_of_model, bound in memory:
-            used = probe(folder, small, code)[key]
+            used = probe(folder, small, code, key)
             detail = f"{used / 1e6:.0f} / {bytes_of_model / 1e6:.0f} MB"
             figures.append(Figure(what, "the model's bytes", used / bytes_of_model, bound, detail))
         return figures

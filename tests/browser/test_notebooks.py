@@ -63,7 +63,7 @@ def test_a_frame_around_the_output_learns_the_height_and_gives_the_theme(browser
     """marimo shows an output with a script as a file of its own in a frame, of which it reads the scroll height."""
     view = viz.attention(torch.rand(2, 5, 5).tril(), TOKENS)
     (tmp_path / "output.html").write_text(view._repr_html_(), encoding="utf-8")
-    page = "<!DOCTYPE html><html style='color-scheme: dark'><link rel='icon' href='data:,'><iframe src='output.html' height='100'></iframe></html>"
+    page = "<!DOCTYPE html><html style='color-scheme: dark'><link rel='icon' href='data:,'><iframe src='output.html' height=100>"
     (tmp_path / "page.html").write_text(page, encoding="utf-8")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
