@@ -12,9 +12,21 @@ from torch import Tensor
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 
 Own = TypeVar("Own", bound="SweepResult")
+
+DIRECTIONS = {"corrupted": "denoising: ", "clean": "noising: "}
 SCALE, WHAT, METRIC_NAME = "scale", "what", "metric"  # in `about`: how values are scaled, what was changed, the metric
 CHANGE, RESTORED = "change", "restored"  # the scales of `effects` and of `normalized`
 CHANGE_RESTORED = f"{CHANGE} {RESTORED}"  # that of both, in any order
+
+
+def metric_name(metric: object) -> str:
+    """The name of a metric in words; "" for one without a name, such as a lambda.
+
+    >>> metric_name(torch.logit), metric_name(lambda logits: logits)
+    ('logit', '')
+    """
+    name = str(getattr(metric, "name", getattr(metric, "__name__", "")))
+    return name.replace("_", " ") if name.isidentifier() else ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -156,32 +168,45 @@ class SweepResult(Scores):
         return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about}
 
     def _pictured(self) -> dict[str, Any]:
-        base = "unchanged" if self.clean is None else self.base  # a single run is neither clean nor corrupted
-        runs = (
-            {"unchanged": self.corrupted} if self.clean is None else {"corrupted": self.corrupted, "clean": self.clean}
-        )
-        order = [base, *(name for name in runs if name != base)]
-        means = {
-            name: run.reshape(-1, self.n_prompts).mean(-1).tolist() for name in order if (run := runs[name]) is not None
-        }
-        baselines = [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)]
-        direction = {"corrupted": "denoising", "clean": "noising"}.get(base, "changing")
-        what = str(self.about.get(WHAT, "")).capitalize()
+        means = self._baseline_means()
         metrics = self.axes.get(METRIC, ())
-        metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, "metric"))
-        share, change = ("restored", "restored") if self.base == "corrupted" else ("kept", "change of the share kept")
-        name = {CHANGE: f"change of {metric}", RESTORED: share, CHANGE_RESTORED: change}
-        which = "" if self.clean is None else f"{self.base} "
-        subtitle = f"{direction}: the {which}run with one change"
+        metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, ""))
+        what = str(self.about.get(WHAT, "")).capitalize()
+        which = "" if self.clean is None else f"{self.base} "  # a single run is neither clean nor corrupted
+        subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is that of the {which}run with one change"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
             subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
+        short, long = self._named(metric or "metric")
         return {
-            "title": what,
+            "title": ": ".join(filter(None, [what, long if metric or self._scale else ""])),
             "subtitle": subtitle,
-            "value_name": name.get(self._scale, metric),
-            "baselines": baselines,
+            "value_name": short,
+            "baselines": [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)],
         }
 
+    def _named(self, metric: str) -> tuple[str, str]:
+        """What the values are: beside the figure, and in its title."""
+        share = "restored" if self.base == "corrupted" else "kept"
+        change = "restored" if self.base == "corrupted" else "change of the share kept"
+        return {
+            CHANGE: (f"change of {metric}",) * 2,
+            RESTORED: (share, f"share of {metric} {share}"),
+            CHANGE_RESTORED: (change, f"{'change of the ' * (change != share)}share of {metric} {share}"),
+        }.get(self._scale, (metric, metric))
+
+    def _baseline_means(self) -> dict[str, list[float]]:
+        """The means of the runs for each metric, that of the changed run first; exact zeros and ones after `normalized`."""
+        runs = {"corrupted": self.corrupted, "clean": self.clean}
+        if self.clean is None:
+            runs = {"unchanged": self.corrupted}
+        elif self.base == "clean":
+            runs = {"clean": self.clean, "corrupted": self.corrupted}
+        means = {name: run.reshape(-1, self.n_prompts).mean(-1) for name, run in runs.items() if run is not None}
+        if RESTORED in self._scale:
+            means = {name: mean.where(mean.abs() > 1e-6, 0.0) for name, mean in means.items()}
+        return {name: mean.tolist() for name, mean in means.items()}
+
     def _summary(self) -> list[str]:
-        baselines = {"corrupted": self.corrupted, "clean": self.clean}
-        return [f"{name} {part.mean():.4g}" for name, part in baselines.items() if part is not None]
+        means = {name: sum(each) / len(each) for name, each in self._baseline_means().items()}
+        order = {"corrupted": means.get("corrupted", means.get("unchanged")), "clean": means.get("clean")}
+        return [f"{name} {mean:.4g}" for name, mean in order.items() if mean is not None]

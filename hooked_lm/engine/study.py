@@ -15,7 +15,7 @@ from torch import Tensor
 from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric, stacklevel_outside
 from hooked_lm.engine.fingerprint import fingerprint
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
@@ -149,8 +149,7 @@ class _Run:
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.fingerprint = digest
         self.names = [name for name in metrics if name]
-        name = getattr(metrics.get(""), "name", getattr(metrics.get(""), "__name__", ""))
-        self.metric_name = {"metric": name.replace("_", " ")} if isinstance(name, str) and name.isidentifier() else {}
+        self.metric_name = {METRIC_NAME: name} if (name := metric_name(metrics.get(""))) else {}
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
         self.indices = list(study.cells)

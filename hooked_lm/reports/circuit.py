@@ -24,7 +24,7 @@ from hooked_lm.analysis.circuits.circuit import EFFECTS, SHOWN
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.engine.experiment import stacklevel_outside
 from hooked_lm.engine.prompts import aligned, rows_of
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
@@ -249,7 +249,7 @@ def _drawn(
     """The circuit with effects of edges on the logit difference: those of the method, or exact ones."""
     if effects is None and circuit.n_edges:
         return circuits.exact_effects(model, circuit, **common)
-    return replace(circuit, about={**circuit.about, "metric": common["metric"].name})
+    return replace(circuit, about={**circuit.about, "metric": metric_name(common["metric"])})
 
 
 def _effects(

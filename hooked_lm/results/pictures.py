@@ -96,11 +96,12 @@ class Picture:
             [float(label) for label in self.axes[across]],
             dict(zip(names, means, strict=True)),
             intervals,
-            x_title=across,
-            y_title=self.value_name,
-            show_values=self.show_values,
-            baselines=self._baselines(),
-            **common,
+            common["title"],
+            across,
+            self.value_name,
+            self.show_values,
+            self._baselines(),
+            common["subtitle"],
         )
 
     def _maps(self, values: Tensor, panel: list[str], rows: str, columns: str, common: dict[str, str]) -> "go.Figure":

@@ -1,6 +1,7 @@
 """Figures of lines: training, layers, curves of faithfulness."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.labels import LETTER
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.plots import mark_levels
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, UP
@@ -21,6 +23,7 @@ else:
 
 COLOURS = [UP, DOWN, FAINT]  # of the lines, in turn
 DASHES = ["solid", "dot", "dash", "dashdot"]  # when the colours start again
+MARK, NARROW = 48, 420  # pixels: the sample of a line in the legend, and a narrow figure
 MARKED = 64  # points that have a marker, at most
 
 
@@ -34,6 +37,7 @@ def lines(
     show_values: bool = False,
     baselines: Mapping[str, float] | None = None,
     subtitle: str = "",
+    logarithmic: bool = False,
 ) -> "go.Figure":
     """Lines over the same points, with optional confidence intervals. Points without a value are gaps.
 
@@ -44,8 +48,9 @@ def lines(
         show_values: write each value above its point.
         baselines: values with a name, drawn as dashed lines.
         subtitle: a line below the title.
+        logarithmic: place the points at log(1 + x), for numbers from 0 on of very different sizes.
 
-    Raises ValueError for a line with a different number of points.
+    Raises ValueError for points below zero on such an axis, and for a line with a different number of points.
 
     >>> figure = lines([0, 10], {"faithfulness": torch.tensor([0.0, 1.0])})
     >>> [trace.name for trace in figure.data]
@@ -54,49 +59,61 @@ def lines(
     points = x.tolist() if isinstance(x, Tensor) else list(x)
     if odd := [name for name, line in lines.items() if len(line) != len(points)]:
         raise ValueError(f"the line {odd[0]!r} has {len(lines[odd[0]])} points, and there are {len(points)}")
+    if logarithmic and points and min(points) < 0:
+        raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
+    places = [math.log1p(point) for point in points] if logarithmic else points
     figure = go.Figure()
     for i, (name, line) in enumerate(lines.items()):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         if intervals and name in intervals:
-            figure.add_trace(_ribbon(points, *intervals[name], colour))
+            figure.add_trace(_ribbon(places, *intervals[name], colour))
         mode = "lines+markers" if len(points) <= MARKED else "lines"
         label = html.escape(name, quote=False)
         figure.add_trace(
             go.Scatter(
-                x=points,
+                x=places,
+                customdata=points,
                 y=line.tolist(),
                 name=label,
                 mode=f"{mode}+text" if show_values else mode,
                 text=[rounded(value) for value in line.tolist()] if show_values else None,
                 textposition="top center",
                 line={"color": colour, "width": 2, "dash": dash},
-                hovertemplate=f"{label + '<br>' if label else ''}%{{x}}<br><b>%{{y:.4g}}</b><extra></extra>",
+                hovertemplate=f"{label + '<br>' if label else ''}%{{customdata}}<br><b>%{{y:.4g}}</b><extra></extra>",
                 showlegend=len(lines) > 1,
             )
         )
     values = torch.stack(list(lines.values())) if lines else torch.zeros(0)
     said = and_missing(subtitle, values)
     top = (56 if title or said else 16) + (18 if said else 0)
-    style(figure, title, height=320 + top, margin={"t": top, "b": 50}, subtitle=said)
+    legend = _legend_height(list(lines)) if len(lines) > 1 else 0
+    style(figure, title, height=320 + top + legend, margin={"t": top, "b": 50 + legend}, subtitle=said)
+    figure.update_layout(legend={"orientation": "h", "x": 0, "y": 0, "yref": "container", "yanchor": "bottom"})
     axis = {"gridcolor": GRID, "zerolinecolor": FAINT, "tickfont": {"size": 11}}
     figure.update_layout(plot_bgcolor=PAPER)
     whole = len(points) <= 32 and all(float(point).is_integer() for point in points)
     figure.update_xaxes(axis, title={"text": html.escape(x_title, quote=False), "font": {"size": 12, "color": FAINT}})
-    figure.update_xaxes({"zeroline": False, **({"tickvals": _apart(points)} if whole else {})})
+    figure.update_xaxes({"zeroline": False, **(_ticks(points, places) if whole or logarithmic else {})})
     figure.update_yaxes(axis, title={"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}})
     mark_levels(figure, baselines)
     return figure
 
 
-def _apart(points: Sequence[float | int]) -> list[float | int]:
-    """The points that have a label on the axis: the ends, and those in between whose labels do not overlap."""
-    if len(points) < 3:
-        return list(points)
-    kept, least = [points[0]], (points[-1] - points[0]) / 24
-    for point in points[1:-1]:
-        if point - kept[-1] >= least and points[-1] - point >= least:
-            kept.append(point)
-    return [*kept, points[-1]]
+def _ticks(points: Sequence[float | int], places: Sequence[float | int]) -> dict[str, list[str] | list[float | int]]:
+    """The ticks at the ends, and at those points in between whose labels do not overlap."""
+    last = len(points) - 1
+    kept, least = [0] if points else [], (places[-1] - places[0]) / 24 if points else 0.0
+    for i in range(1, last):
+        if places[i] - places[kept[-1]] >= least and places[last] - places[i] >= least:
+            kept.append(i)
+    kept += [last] if last > 0 else []
+    return {"tickvals": [places[i] for i in kept], "ticktext": [f"{points[i]:.12g}" for i in kept]}
+
+
+def _legend_height(names: Sequence[str]) -> int:
+    """Pixels of a legend below the figure, in as many rows as a narrow one needs."""
+    across = max(1, int(NARROW / (MARK + LETTER * max(map(len, names)))))
+    return 12 + 20 * -(-len(names) // across)
 
 
 def _ribbon(points: Sequence[float | int], low: Tensor, high: Tensor, colour: str) -> "go.Scatter":

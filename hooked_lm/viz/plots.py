@@ -13,7 +13,7 @@ from hooked_lm.extras import later
 from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.figure import Interval, and_missing, ends_of, room_above, said_of, style, widen
 from hooked_lm.viz.heatmaps import evenly, heatmap
-from hooked_lm.viz.labels import MOST, Axis
+from hooked_lm.viz.labels import LETTER, MOST, Axis
 from hooked_lm.viz.numbers import rounded, short
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 
@@ -149,10 +149,15 @@ def _ruler(title: str) -> dict[str, Any]:
 
 
 def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None) -> None:
-    """Adds a dashed line for each named value of the vertical axis."""
+    """Adds a dashed line for each named value of the vertical axis, with its name in the right margin."""
+    named = {name: (html.escape(name, quote=False), short(level)) for name, level in (levels or {}).items()}
     for name, level in (levels or {}).items():
-        text = {"text": html.escape(f"{name} {short(level)}", quote=False), "font": {"size": 11, "color": FAINT}}
-        figure.add_hline(level, line={"color": FAINT, "width": 1, "dash": "dash"}, annotation=text)
+        text = {"text": "<br>".join(named[name]), "font": {"size": 11, "color": FAINT}, "align": "left", "xshift": 4}
+        line = {"color": FAINT, "width": 1, "dash": "dash"}
+        figure.add_hline(level, line=line, annotation=text, annotation_position="right")
+    if named:
+        longest = max(len(part) for parts in named.values() for part in parts)
+        figure.update_layout(margin={"r": max(20, round(LETTER * longest) + 12)})
 
 
 def attention_patterns(

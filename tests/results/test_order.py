@@ -102,6 +102,29 @@ def test_the_colour_bar_says_what_the_numbers_are() -> None:
     assert names["clean"] == ["kept", "change of probability", "change of the share kept"]
 
 
+def test_titles_name_the_sites_the_metric_and_the_direction() -> None:
+    titles = {"corrupted": [], "clean": []}
+    for base, found in titles.items():
+        one = swept(0, base).select(metric="probability")
+        one = replace(one, about={**one.about, "what": "patching z"})
+        for each in (one, one.normalized(), one.effects(), one.effects().normalized()):
+            found.append(each.plot().layout.title.text.removeprefix("Patching z: "))
+            assert each.plot().layout.title.subtitle.text.startswith(
+                {"corrupted": "denoising", "clean": "noising"}[base]
+            )
+    common = ["probability", "change of probability"]
+    share = "share of probability"
+    assert titles["corrupted"] == [common[0], f"{share} restored", common[1], f"{share} restored"]
+    assert titles["clean"] == [common[0], f"{share} kept", common[1], f"change of the {share} kept"]
+
+
+def test_baselines_are_exact_after_scaling() -> None:
+    found = swept(0, "corrupted").select(metric="probability")
+    found = replace(found, corrupted=found.corrupted + 1 / 3).normalized()
+    assert "corrupted 0, clean 1" in repr(found)
+    assert next(iter(found._pictured()["baselines"][0].values())) == 0.0
+
+
 @settings(max_examples=8, deadline=None)
 @given(seed=SEEDS)
 def test_evaluations(seed: int) -> None:

@@ -1,5 +1,6 @@
 """Figures hold exactly the numbers they were given, and labels are read as text."""
 
+import math
 import re
 from pathlib import Path
 
@@ -279,5 +280,13 @@ def test_no_figure_needs_webgl():
 
 
 def test_points_that_are_close_have_no_labels_of_their_own():
+    figure = lines([0, 9, 99, 999], {"a": torch.zeros(4), "b": torch.ones(4)}, logarithmic=True, baselines={"all": 1.0})
+    assert_close(list(figure.layout.xaxis.tickvals), [0.0, *(n * math.log(10) for n in (1, 2, 3))])
+    assert figure.layout.xaxis.ticktext == ("0", "9", "99", "999")
+    assert figure.data[0].customdata == (0, 9, 99, 999)
+    [level] = figure.layout.annotations
+    assert (level.text, level.x, level.xanchor) == ("all<br>1", 1, "left")  # beside the lines, not on top of them
+    with pytest.raises(ValueError, match="begins at 0, and a point is at -1"):
+        lines([-1, 0], {"a": torch.zeros(2)}, logarithmic=True)
     assert lines([0, 1, 2, 4, 8, 62, 64], {"a": torch.zeros(7)}).layout.xaxis.tickvals == (0, 4, 8, 64)
     assert lines(range(25), {"a": torch.zeros(25)}).layout.xaxis.tickvals == tuple(range(25))

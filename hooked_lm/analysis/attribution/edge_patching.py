@@ -10,7 +10,7 @@ from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of, values_of
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -204,4 +204,4 @@ def _joined(parts: Sequence[SweepResult]) -> SweepResult:
     for part in parts[1:]:
         values = torch.where(values.isnan(), part.values, values)
         cost = {name: spent + (part.cost or {})[name] for name, spent in cost.items()}
-    return replace(first, values=values, cost=cost, fingerprint="")
+    return replace(first, values=values, cost=cost, fingerprint="", about={**first.about, WHAT: "patching edges"})

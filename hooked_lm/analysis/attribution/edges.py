@@ -28,6 +28,7 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -114,8 +115,14 @@ def attribute_edges(
     )
     with freeze_weights(model):
         scores = edges.scores(method, steps)
-    settings = {"source": source, "direction": direction, "freeze_norms": freeze_norms}
+    settings = {
+        WHAT: "estimated patching of edges",
+        "source": source,
+        "direction": direction,
+        "freeze_norms": freeze_norms,
+    }
     settings |= {"steps": steps} if method != "eap" else {}
+    settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed})
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     if not drawn:

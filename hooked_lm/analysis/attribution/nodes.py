@@ -22,6 +22,7 @@ from hooked_lm.engine.image_cells import has_one_image_each
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer, some_rows
+from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -221,6 +222,7 @@ class Job:
         own, other = shaped(scores), None if clean is None else shaped(clean)
         runs = {"corrupted": own, "clean": other} if self.changes == "corrupted" else {"corrupted": other, "clean": own}
         about = origin(self.model, method=self.name, steps=self.steps, seed=seed)
+        about |= {METRIC_NAME: name} if (name := metric_name(self.metric)) else {}
         found = []
         for plan, values in zip(plans, map(shaped, estimated), strict=True):
             axes: dict[str, list[Label]] = dict(plan.axes)
@@ -232,7 +234,7 @@ class Job:
                 **runs,
                 "cost": spent,
                 "base": self.changes,
-                "about": about,
+                "about": about | {WHAT: f"estimated patching of {', '.join(plan.names)}"},
                 "method": self.name,
             }
             found.append(Attribution(values, axes, **settings, exact=exact))

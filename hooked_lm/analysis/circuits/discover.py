@@ -19,7 +19,7 @@ from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import ABLATIONS, Runner
 from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.prompts import Prompts
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
@@ -116,11 +116,15 @@ def discover(
             "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "
             "another method, such as 'eap-ig-inputs'"
         )
-    metric = metric or Runner(model, corrupted, clean, max_memory=max_memory).metric
+    named = metric_name(metric) or "the metric"
+    if metric is None:
+        runner = Runner(model, corrupted, clean, max_memory=max_memory)
+        metric, named = runner.metric, runner.metric_name
     check_keywords(f"method {method!r}", options, OPTIONS[method])
     common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
     found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
-    return _best(model, found, method, limits, {"ablation": ablation, **options})
+    about = {"ablation": ablation, METRIC_NAME: named, **options}
+    return _best(model, found, method, limits, about)
 
 
 def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: float | None) -> None:

@@ -33,6 +33,9 @@ SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
 CIRCUIT, COMPLEMENT, RANDOM = "circuit", "complement", "random"
 LEVELS = {"full model": 1.0, "no edges": 0.0}  # marked in figures
+UPWARDS = {"no edges": 0.0, "full model": 1.0}  # for bars, which start from the first
+WITHOUT = "completeness (without the circuit)"
+TITLE = "Faithfulness of circuits"
 Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 
 
@@ -93,12 +96,17 @@ class Evaluation(Scores):
     @property
     def faithfulness(self) -> Float[Tensor, " circuit"]:
         """The faithfulness of each circuit; 1 is best."""
-        return self.normalized().mean[0]
+        return self._recovered()[0].float()
 
     @property
     def completeness(self) -> Float[Tensor, " circuit"]:
         """The faithfulness of each circuit's complement; 0 is best."""
-        return self.normalized().mean[1]
+        return self._recovered()[1].float()
+
+    def _recovered(self) -> Float[Tensor, "2 circuit"]:
+        """Faithfulness and completeness, in fp64: ratios of means."""
+        empty, full = self.empty.double(), self.full.double()
+        return (self.values.double() - empty).mean(-1) / (full - empty).mean()
 
     @property
     def random_faithfulness(self) -> Float[Tensor, "draw circuit"] | None:
@@ -129,7 +137,7 @@ class Evaluation(Scores):
         """
         if per_prompt:
             return super().to_dataframe(per_prompt=True)
-        low, high = self.normalized().interval(level)
+        low, high = self._intervals(level)
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
         columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low[0], "high": high[0]}
         columns["completeness"] = self.completeness
@@ -139,35 +147,77 @@ class Evaluation(Scores):
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot faithfulness, with its interval, completeness, and the faithfulness of random edges, from the lowest to the
-        highest draw, against the number of edges. The full model is at 1, the empty circuit at 0. Circuits with names have
-        bars of their faithfulness."""
+        highest draw, against the number of edges on a logarithmic axis. The full model is at 1, the empty circuit at 0. Circuits
+        with names have bars of their faithfulness, and a single circuit a bar for each of these numbers."""
         from hooked_lm import viz
 
+        if len(self.n_edges) == 1:
+            return self._bars_of_one(title)
         if any(isinstance(label, str) for label in self.axes[CIRCUIT]):
             return self._bars(title)
         table = self.to_dataframe()
         table = table.iloc[table["edges"].argsort(kind="stable")]
         columns = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in table.columns[1:]}
-        names = {"faithfulness": "faithfulness", "completeness": "completeness (without the circuit)"}
+        names = {"faithfulness": "faithfulness", "completeness": WITHOUT}
         intervals = {"faithfulness": (columns["low"], columns["high"])} if self.n_prompts > 1 else {}
         if self.random is not None:
             names[RANDOM] = f"random edges ({len(self.random)} draws)"
             intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
-        lines = {shown: columns[name] for name, shown in names.items()}
-        return viz.lines(columns["edges"], lines, intervals, title, "edges", self._y_title, show_values, LEVELS)
+        return viz.lines(
+            table["edges"].tolist(),
+            {shown: columns[name] for name, shown in names.items()},
+            intervals,
+            title or TITLE,
+            f"edges of {self.n_all:,}, logarithmic",
+            self._y_title,
+            show_values,
+            LEVELS,
+            logarithmic=True,
+        )
 
     def _bars(self, title: str) -> "go.Figure":
         """The faithfulness of each circuit, by name."""
         from hooked_lm import viz
+        from hooked_lm.viz.numbers import rounded
 
-        low, high = self.normalized().interval()
+        low, high = self._intervals(0.95)
         labels = [f"{name} ({n} edges)" for name, n in zip(self.axes[CIRCUIT], self.n_edges, strict=True)]
         random = self.random_faithfulness
         known = torch.empty(0) if random is None else random[~random.isnan()]
-        by_chance = f"as many random edges: {known.min():.2f} to {known.max():.2f}" if len(known) else ""
+        ends = (rounded(known.min()), rounded(known.max())) if len(known) else ()
+        by_chance = f"as many random edges: {' to '.join(ends)}" if ends else ""
         interval = (low[0], high[0]) if self.n_prompts > 1 else None
-        levels = dict(sorted(LEVELS.items(), key=lambda item: item[1]))  # bars start from the first
-        return viz.bars(self.faithfulness, labels, interval, title, "", self._y_title, levels, subtitle=by_chance)
+        return viz.bars(
+            self.faithfulness, labels, interval, title or TITLE, "", self._y_title, UPWARDS, subtitle=by_chance
+        )
+
+    def _bars_of_one(self, title: str) -> "go.Figure":
+        """The faithfulness of one circuit, its completeness, and the faithfulness of random edges."""
+        from hooked_lm import viz
+
+        bars = {
+            "faithfulness": (self.faithfulness, *(end[0] for end in self._intervals(0.95))),
+            "completeness": (self.completeness, *(end[1] for end in self._intervals(0.95))),
+        }
+        if (random := self.random_faithfulness) is not None:
+            bars[f"random edges ({len(random)} draws)"] = random.nanmean(0), random.amin(0), random.amax(0)
+        values, low, high = torch.stack([torch.stack(bar) for bar in bars.values()], 1)[..., 0]
+        [name], [n] = self.axes[CIRCUIT], self.n_edges
+        of = f"{name}, " if isinstance(name, str) else ""
+        title = title or f"Faithfulness of one circuit: {of}{n:,} of {self.n_all:,} edges"
+        interval = (low, high) if self.n_prompts > 1 else None
+        return viz.bars(values, list(bars), interval, title, "", self._y_title, UPWARDS)
+
+    def _intervals(self, level: float) -> tuple[Float[Tensor, "2 circuit"], Float[Tensor, "2 circuit"]]:
+        """The confidence intervals of faithfulness and completeness, which are ratios of means: those of the linearised ratio
+        (Cochran 1977, 6.3). The full model and the empty circuit have none, as they are 1 and 0 for any prompts."""
+        values, empty, full = (part.double() for part in (self.values, self.empty, self.full))
+        difference = (full - empty).mean()
+        share = self._recovered()
+        residuals = (values - empty - share[..., None] * (full - empty)) / difference
+        low, high = self._interval_of(residuals.float().flatten(0, 1), level)
+        low, high = low.clamp(max=0.0).view_as(share), high.clamp(min=0.0).view_as(share)  # around 0, up to rounding
+        return (share + low).float(), (share + high).float()
 
     @property
     def _y_title(self) -> str:

@@ -29,6 +29,7 @@ from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of
+from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -142,7 +143,7 @@ class Runner:
         """The name of the metric."""
         if self.is_kl:
             return "KL(model || circuit)"
-        return str(getattr(self.metric, "name", getattr(self.metric, "__name__", type(self.metric).__name__)))
+        return metric_name(self.metric) or "metric"
 
     def empty(self) -> Float[Tensor, " prompt"]:
         """The metric of the circuit without edges."""

@@ -1,6 +1,7 @@
 """Circuits against a run written by hand, reader by reader and writer by writer; what a circuit knows of itself."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLa
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
-from hooked_lm.analysis.circuits import Circuit, Runner, evaluate, minimality
+from hooked_lm.analysis.circuits import Circuit, Evaluation, Runner, evaluate, minimality
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.models.vision.inputs import Rows
@@ -390,12 +391,41 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     [_, curve, complement, _, by_chance] = found.plot().data
     assert (curve.name, complement.name) == ("faithfulness", "completeness (without the circuit)")
     assert by_chance.name == "random edges (5 draws)"
-    assert curve.x == tuple(found.n_edges)
+    assert curve.customdata == tuple(found.n_edges)
+    assert_close(list(curve.x), [math.log1p(n) for n in found.n_edges])
+    table = found.to_dataframe()
+    assert table["low"].iloc[[0, 3]].tolist() == table["high"].iloc[[0, 3]].tolist() == [0.0, 1.0]  # by definition
+    assert (table["low"] < table["high"])[1:3].all()
     found.save(tmp_path / "curve")
     again = type(found).load(tmp_path / "curve")
     assert torch.equal(again.values, found.values)
     assert again.faithfulness.equal(found.faithfulness)
     assert again.about == found.about
+
+
+def test_one_circuit_is_drawn_as_bars() -> None:
+    model = model_of("gpt2")
+    found = evaluate_one(model, Circuit(Graph.of(model), Graph.of(model).is_edge), n_random=2)
+    figure = found.plot()
+    [bars] = figure.data
+    assert bars.type == "bar"
+    assert figure.layout.xaxis.ticktext == ("faithfulness", "completeness", "random edges (2 draws)")
+    assert_close(torch.as_tensor(bars.y), torch.tensor([1.0, 0.0, 1.0]))
+    assert_close(torch.as_tensor(bars.error_y.array[:2]), torch.zeros(2), scale=1.0)
+
+
+def test_intervals_are_those_of_a_ratio() -> None:
+    full, empty = torch.tensor([2.0, 3.0, 7.0, 5.0]), torch.tensor([0.0, 1.0, -1.0, 2.0])
+    values = torch.stack(
+        [empty + 0.25 * (full - empty), empty + 1.0]
+    )  # a share of each prompt; an amount for all alike
+    found = Evaluation(
+        values[None].expand(2, 2, 4), {"of": ["circuit", "complement"], "circuit": [1, 2]}, full, empty, [1, 2], 9
+    )
+    table = found.to_dataframe()
+    assert_close(table["low"][0], 0.25)
+    assert_close(table["high"][0], 0.25)
+    assert table["high"][1] - table["low"][1] > 0.1
 
 
 def test_random_circuits_have_as_many_edges_however_few() -> None:
