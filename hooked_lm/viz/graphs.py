@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.viz.figure import style
 from hooked_lm.viz.theme import BOX as GROUND
-from hooked_lm.viz.theme import BOX_INK, DOWN, FAINT, PAPER, UP
+from hooked_lm.viz.theme import BOX_INK, DOWN, FAINT, INK, PAPER, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -25,6 +25,7 @@ PALE = 0.35  # opacity of the weakest edge
 LEVEL, ROW = 64, 30  # pixels from a level to the next, and from a row of nodes of one level to the next
 BESIDE = 6  # nodes of a level that are side by side; more of them are in several rows
 LETTER, PADDING, BOX = 7.2, 14, 22  # pixels: the width of a letter, the space beside a label, the height of its box
+HEAD = 8  # pixels of an arrow head
 MEANINGS = ("positive", "negative")
 
 
@@ -37,7 +38,7 @@ def layered_graph(
     subtitle: str = "",
     meanings: tuple[str, str] = MEANINGS,
 ) -> "go.Figure":
-    """A graph with nodes on levels, the lowest at the bottom. The width of an edge grows with the square root of its score, the
+    """A graph with nodes on levels, the lowest at the bottom; arrow heads show where edges end. The width of an edge grows with the square root of its score, the
     colour shows its sign: blue is positive, orange negative, and both are named in the legend.
 
     Args:
@@ -69,6 +70,7 @@ def layered_graph(
     if scores is not None:
         figure.add_traces(_legend(numbers, limit, value_name, meanings))
     values = [""] * len(edges) if scores is None else [f"{value:.4g}" for value in numbers.tolist()]
+    figure.add_trace(_heads([(at[start], at[stop]) for start, stop, _ in edges]))
     figure.add_trace(_points(curves, [text for _, _, text in edges], values))
     figure.add_trace(_nodes(at))
     _style(figure, title, subtitle, height)
@@ -90,16 +92,32 @@ def _placed(levels: Mapping[str, int]) -> tuple[dict[str, tuple[float, float]], 
 
 
 def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.ndarray, "2 stop"]:
-    """A curve between two points, vertical at both ends; one that passes levels in between bends to the side."""
+    """A curve from the top of one box to the arrow head below another (or down, from bottom to top), vertical at both ends; one that passes levels in between
+    bends to the side."""
     t = np.linspace(0, 1, STOPS)
     smooth = t * t * (3 - 2 * t)
+    beside = BOX / 2 if stop[1] >= start[1] else -BOX / 2
+    first, last = start[1] + beside, stop[1] - beside * (1 + HEAD / BOX)
     passed = max(0.0, (stop[1] - start[1]) / LEVEL - 1)
     side = 1.0 if start[0] + stop[0] >= 0 else -1.0
     aside = side * 0.035 * min(passed, 6) * np.sin(np.pi * t)
-    points: np.ndarray = np.stack(
-        [start[0] + (stop[0] - start[0]) * smooth + aside, start[1] + (stop[1] - start[1]) * t]
-    )
+    points: np.ndarray = np.stack([start[0] + (stop[0] - start[0]) * smooth + aside, first + (last - first) * t])
     return points
+
+
+def _heads(edges: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> "go.Scatter":
+    """An arrow head below each box where edges end, above it for those from above."""
+    places = sorted({(*stop, 1 if stop[1] >= start[1] else -1) for start, stop in edges})
+    symbols = ["triangle-up" if up > 0 else "triangle-down" for _, _, up in places]
+    return go.Scatter(
+        x=[x for x, _, _ in places],
+        y=[y - up * (BOX + HEAD) / 2 for _, y, up in places],
+        mode="markers",
+        marker={"symbol": symbols, "size": HEAD + 2, "color": INK, "opacity": 1},
+        hoverinfo="skip",
+        cliponaxis=False,
+        showlegend=False,
+    )
 
 
 def _lines(curves: Sequence[np.ndarray], sizes: Sequence[float], alike: bool) -> "list[go.Scatter]":

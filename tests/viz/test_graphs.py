@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hooked_lm.viz.graphs import BESIDE, LEVEL, layered_graph
+from hooked_lm.viz.graphs import BESIDE, BOX, HEAD, LEVEL, layered_graph
 from hooked_lm.viz.line_plots import lines
 
 LEVELS = {"in": -1, "a0": 0, "<b>": 0, "m0": 1, "out": 8}
@@ -40,7 +40,7 @@ def test_many_nodes_of_a_level_are_in_several_rows_and_every_label_fits_its_box(
 
 def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
     figure = layered_graph(LEVELS, EDGES, SCORES, meanings=("raises <it>", "lowers it"))
-    *lines, points, nodes = figure.data
+    *lines, heads, points, nodes = figure.data
     named = [line for line in lines if line.name]
     lines = [line for line in lines if not line.name]
     at = {name: (x, y) for name, x, y in zip(nodes.text, nodes.x, nodes.y, strict=True)}
@@ -53,9 +53,20 @@ def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
             tuple((round(float(x[i]), 4), round(float(y[i]), 4)) for i in (start, stop - 1))
             for start, stop in zip(starts, stops, strict=True)
         }
-    names = {"<b>": "&lt;b&gt;"}
-    expected = {tuple(tuple(round(part, 4) for part in at[names.get(n, n)]) for n in edge[:2]) for edge in EDGES}
+    named_in_page = {"<b>": "&lt;b&gt;"}
+    above, below = BOX / 2, -BOX / 2 - HEAD / 2  # from the top of a box to the arrow head below another
+    expected = {
+        tuple(
+            (round(x, 4), round(y + beside, 4))
+            for (x, y), beside in zip((at[named_in_page.get(n, n)] for n in edge[:2]), (above, below), strict=True)
+        )
+        for edge in EDGES
+    }
     assert ends == expected
+    assert {(x, y + BOX / 2 + HEAD / 2) for x, y in zip(heads.x, heads.y, strict=True)} == {
+        at[named_in_page.get(stop, stop)] for _, stop, _ in EDGES
+    }
+    assert set(heads.marker.symbol) == {"triangle-up"}
     widths, opacities = [line.line.width for line in lines], [line.opacity for line in lines]
     assert (widths, opacities) == (sorted(widths), sorted(opacities))  # the strongest lie above
     assert lines[-1].line.width > 5 * lines[0].line.width
@@ -67,12 +78,15 @@ def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large():
 
 def test_edges_without_scores_are_alike():
     figure = layered_graph(LEVELS, EDGES, subtitle="all <5> edges")
-    [line, points, _] = figure.data
+    [line, _, points, _] = figure.data
     assert line.line.width > 0
     assert not line.showlegend
     assert set(points.customdata) == {""}
     assert figure.layout.title.subtitle.text == "all &lt;5&gt; edges"
-    assert len(layered_graph({}, []).data) == 2
+    assert len(layered_graph({}, []).data) == 3
+    down = layered_graph({"top": 1, "low": 0}, [("top", "low", "")])
+    assert down.data[1].marker.symbol == ("triangle-down",)
+    assert down.data[1].y[0] > BOX / 2
 
 
 def test_what_does_not_go_together_is_refused():

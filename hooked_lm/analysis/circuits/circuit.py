@@ -26,7 +26,7 @@ else:
 
 FORMAT = "hooked_lm.Circuit"
 EFFECTS = "exact effects"  # what scores are, in `about`
-SHOWN = 60  # edges of a figure
+SHOWN = 30  # edges of a figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -169,9 +169,15 @@ class Circuit(Tabular):
         edges = list(zip(table["writer"], drawn, labels, strict=True))
         scores = torch.tensor(table["score"].to_numpy(), dtype=torch.float32) if is_ranked else None
         shown = f"the {len(table)} strongest of {n_all:,} edges" if len(table) < n_all else f"all {n_all:,} edges"
-        subtitle = shown if is_ranked or not n_all else f"{shown}; width does not rank them"
+        alike = "" if is_ranked or not n_all else "; no scores rank them"
+        subtitle = f"{shown} on paths, from the input (bottom) to the logits (top){alike}"
         name, meanings = self._measured
-        return layered_graph(levels, edges, scores, title or repr(self), name, subtitle, meanings)
+        return layered_graph(levels, edges, scores, title or self._title, name, subtitle, meanings)
+
+    @property
+    def _title(self) -> str:
+        how = f", found by {self.about['method']}" if "method" in self.about else ""
+        return f"Circuit of {self.n_edges:,} of {self.graph.n_edges:,} edges{how}"
 
     @property
     def _measured(self) -> tuple[str, tuple[str, str]]:

@@ -288,6 +288,7 @@ def test_a_circuit_is_drawn() -> None:
     assert set(figure.data[-1].text) == {INPUT, "L0H1", "m1", LOGITS}
     assert len(figure.data[-2].text) == 4
     assert figure.data[-2].text[0].startswith("m1 →")
+    assert "from the input (bottom) to the logits (top)" in figure.layout.title.subtitle.text
     assert Circuit.of(small().graph, []).plot() is not None
 
 
