@@ -34,6 +34,14 @@ else:
 
 FORMAT = "hooked_lm.SteeringVectors"
 Layers = str | int | Sequence[int]  # "each", a layer or several
+IN_WORDS = {
+    "mean": "mean difference of the sides",
+    "pca": "first component of the differences",
+    "logistic": "logistic probe",
+    "random": "random directions",
+    "auc": "area under the ROC curve",
+    "d_prime": "distance of the sides in standard deviations",
+}  # methods and metrics in figures
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,9 +125,10 @@ class SteeringVectors(Tabular):
         from hooked_lm import viz
 
         of_metric = self.separation.select(metric=metric)
-        lines = {of: of_metric.select(of=of).mean for of in (self.method, "random")}
-        title = title or f"{metric} on held-out pairs, {self.site}"
-        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=metric)
+        lines = {IN_WORDS.get(of, of): of_metric.select(of=of).mean for of in (self.method, "random")}
+        measure = IN_WORDS.get(metric, metric)
+        title = title or f"Steering directions at {self.site}: {measure} on held-out pairs"
+        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=measure)
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 

@@ -372,14 +372,15 @@ def _circuit_section(study: Study) -> viz.Section:
 
 def _sizes_section(study: Study) -> viz.Section:
     found = study.evaluation
+    table = found.to_dataframe().dropna(axis="columns", how="all")  # one pair of prompts has no intervals
     if found is study.chosen:
-        return viz.Section("How well it does", found.to_dataframe())
+        return viz.Section("How well it does", table)
     text = (
         f"Circuits of the strongest edges, from none to all, by {found.about['metric']}. The area under the curve of "
-        f"faithfulness is {found.area:.2f} of its width."
+        f"faithfulness is {rounded(found.area)} of its width."
     )
     curve = viz.Plate(found.plot(), "Faithfulness and completeness over the number of edges.")
-    return viz.Section("How many edges it takes", text, curve, found.to_dataframe())
+    return viz.Section("How many edges it takes", text, curve, table)
 
 
 def _parts_section(study: Study) -> viz.Section:

@@ -38,8 +38,10 @@ def layered_graph(
     subtitle: str = "",
     meanings: tuple[str, str] = MEANINGS,
 ) -> "go.Figure":
-    """A graph with nodes on levels, the lowest at the bottom; arrow heads show where edges end. The width of an edge grows with the square root of its score, the
-    colour shows its sign: blue is positive, orange negative, and both are named in the legend.
+    """A graph with nodes on levels, the lowest at the bottom; arrow heads show where edges end.
+
+    The width of an edge grows with the square root of its score, the colour shows its sign: blue is positive, orange negative,
+    and both are named in the legend.
 
     Args:
         levels: the level of each node; nodes of one level are side by side, in the given order.
@@ -92,8 +94,8 @@ def _placed(levels: Mapping[str, int]) -> tuple[dict[str, tuple[float, float]], 
 
 
 def _curve(start: tuple[float, float], stop: tuple[float, float]) -> Float[np.ndarray, "2 stop"]:
-    """A curve from the top of one box to the arrow head below another (or down, from bottom to top), vertical at both ends; one that passes levels in between
-    bends to the side."""
+    """A curve from the top of one box to the arrow head below another, or down in the same way; vertical at both ends. One that
+    passes levels in between bends to the side."""
     t = np.linspace(0, 1, STOPS)
     smooth = t * t * (3 - 2 * t)
     beside = BOX / 2 if stop[1] >= start[1] else -BOX / 2

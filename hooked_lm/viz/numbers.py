@@ -1,5 +1,7 @@
 """Numbers as text: NaN is "no value", negative ones have minus signs, and what rounds to zero has no sign."""
 
+import math
+from collections.abc import Iterable
 from typing import SupportsFloat
 
 MINUS = "\N{MINUS SIGN}"
@@ -21,6 +23,18 @@ def short(value: SupportsFloat, sign: bool = False) -> str:
     ('0.123', '+2', '0', True)
     """
     return _signed(f"{float(value):.3g}", sign)
+
+
+def aligned(values: Iterable[SupportsFloat]) -> list[str]:
+    """Numbers with equally many decimals, three significant digits of the largest.
+
+    >>> aligned([12.345, 0.5]), aligned([0.15, -0.11314]) == ["0.150", f"{MINUS}0.113"], aligned([0.0, float("nan")])
+    (['12.3', '0.5'], True, ['0.00', 'no value'])
+    """
+    numbers = [float(value) for value in values]
+    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 2
+    return [_signed(f"{number:.2e}" if decimals > 6 else f"{number:.{decimals}f}", False) for number in numbers]
 
 
 def _signed(text: str, sign: bool) -> str:

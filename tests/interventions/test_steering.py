@@ -494,9 +494,9 @@ def test_tables_and_figures() -> None:
     assert f"best {best}" in repr(vectors())
     figure = vectors().plot("auc")
     drawn = {line.name: torch.tensor([*line.y], dtype=torch.float32) for line in figure.data if line.name}
-    assert drawn.keys() == {"mean", "random"}
-    assert_close(drawn["mean"], torch.tensor([*table["auc"]], dtype=torch.float32))
-    assert_close(drawn["random"], torch.tensor([*table["random_auc"]], dtype=torch.float32))
+    assert drawn.keys() == {"mean difference of the sides", "random directions"}
+    assert_close(drawn["mean difference of the sides"], torch.tensor([*table["auc"]], dtype=torch.float32))
+    assert_close(drawn["random directions"], torch.tensor([*table["random_auc"]], dtype=torch.float32))
 
 
 def changed(name: str, value: Any) -> dict[str, Any]:

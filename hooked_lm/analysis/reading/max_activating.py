@@ -72,16 +72,23 @@ class MaxActivating:
         """The snippets as a view: each token coloured by its activation, with the number on hover and focus."""
         from hooked_lm import viz
 
-        return viz.snippets(self.snippets(), title or str(self.about.get("of", "")))
+        return viz.snippets(self.snippets(), title or self._title)
+
+    @property
+    def _title(self) -> str:
+        which = "Largest" if self.about.get("largest", True) else "Smallest"
+        return f"{which} activations of {self.about.get('of', 'the site')}"
 
     def snippets(self) -> list[tuple[str, list[str], list[float], int]]:
         """For each example its value, the tokens around it with their activations, and its place among them."""
-        found = []
+        from hooked_lm.viz.numbers import aligned
+
+        found, labels = [], aligned(self.values)
         for i in range(len(self)):
             there = self.tokens[i] >= 0
             words = [self.words[token] for token in self.tokens[i][there].tolist()]
             place = int(there[: self.context].sum())
-            found.append((f"{self.values[i]:.4g}", words, self.activations[i][there].tolist(), place))
+            found.append((labels[i], words, self.activations[i][there].tolist(), place))
         return found
 
     def _repr_html_(self) -> str:
@@ -89,16 +96,17 @@ class MaxActivating:
 
     def plot(self, title: str = "") -> "go.Figure":
         """Plot the snippets as a grid with a row for each example; colour shows the activation."""
+        from hooked_lm.viz.numbers import aligned
         from hooked_lm.viz.token_views import token_grid
 
         return token_grid(
             self.activations,
             [[self.words[token] if token >= 0 else "" for token in row] for row in self.tokens.tolist()],
             x_labels=list(range(-self.context, self.context + 1)),
-            y_labels=[f"{value:.3g}" for value in self.values.tolist()],
-            title=title or str(self.about.get("of", "")),
+            y_labels=[f"{rank}: {value}" for rank, value in enumerate(aligned(self.values), 1)],
+            title=title or self._title,
             x_title="position from the example",
-            y_title="value",
+            y_title="example: activation",
             value_name="activation",
         )
 
