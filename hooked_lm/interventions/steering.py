@@ -41,7 +41,7 @@ IN_WORDS = {
     "random": "random directions",
     "auc": "area under the ROC curve",
     "d_prime": "distance of the sides in standard deviations",
-}  # methods and metrics in figures
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,9 +126,8 @@ class SteeringVectors(Tabular):
 
         of_metric = self.separation.select(metric=metric)
         lines = {IN_WORDS.get(of, of): of_metric.select(of=of).mean for of in (self.method, "random")}
-        measure = IN_WORDS.get(metric, metric)
-        title = title or f"Steering directions at {self.site}: {measure} on held-out pairs"
-        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=measure)
+        title = title or f"Steering directions at {self.site}, on held-out pairs"
+        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=IN_WORDS.get(metric, metric))
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 
