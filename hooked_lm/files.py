@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["replacing", "writable"]
+__all__ = ["made_folder", "replacing", "writable", "writable_folder"]
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -16,6 +16,8 @@ def writable(path: str | os.PathLike[str]) -> Path:
     Raises OSError with the reason if it cannot be written: FileNotFoundError if the folder does not exist, IsADirectoryError if
     the path is a folder, PermissionError if the file is read-only.
     """
+    if not os.fspath(path):
+        raise ValueError("cannot write a file whose path is empty: name a file")
     try:
         target = Path(path).resolve()
     except (OSError, RuntimeError) as error:  # links in a circle
@@ -29,13 +31,38 @@ def writable(path: str | os.PathLike[str]) -> Path:
             raise OSError(f"cannot write {path}: it is not a regular file")
         if not (target.stat().st_mode & 0o222 and os.access(target, os.W_OK)):
             raise PermissionError(f"cannot write {path}: the file is read-only; choose another, or make it writable")
-    trial = _unfinished(target)
-    try:
-        trial.touch()
-        trial.unlink()
-    except OSError as error:
-        raise type(error)(f"cannot write {path}: no file can be created in {target.parent}") from None
+    _try(target, path)
     return target
+
+
+def writable_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder that a path means; it may not exist yet, and is not made.
+
+    Raises OSError with the reason if it cannot be made: NotADirectoryError if the path, or a part of it, is a file.
+
+    >>> writable_folder("a/folder/of/results")
+    PosixPath('a/folder/of/results')
+    """
+    if not os.fspath(path):
+        raise ValueError("cannot write to a folder whose path is empty: name a folder, such as '.'")
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise NotADirectoryError(f"cannot write {path}: {there} is no folder")
+    _try(there / "trial", path)
+    return folder
+
+
+def made_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a path, made with those above it if it does not exist. Raises OSError as `writable_folder`."""
+    folder = writable_folder(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: the folder cannot be made ({error.strerror})") from None
+    return folder
 
 
 @contextmanager
@@ -60,6 +87,16 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _try(target: Path, path: str | os.PathLike[str]) -> None:
+    """Raises OSError unless a file can be created in the folder of a file. `path` is what was given."""
+    trial = _unfinished(target)
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: no file can be created in {target.parent}") from None
 
 
 def _unfinished(target: Path) -> Path:

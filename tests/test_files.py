@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from hooked_lm.files import replacing, writable
+from hooked_lm import HookedTransformer
+from hooked_lm.files import made_folder, replacing, writable, writable_folder
+from hooked_lm.harvest import harvest
+from hooked_lm.interventions import Store
+from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, save_saelens, train_on
 from hooked_lm.results import Scores, stored
+from hooked_lm.studies import study_pairs
 from tests.models.toys import ids, toy
 
 
@@ -98,6 +103,37 @@ def test_a_folder_in_which_no_file_can_be_made(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "touch", refuse)
     with pytest.raises(PermissionError, match=r"cannot write .*no file can be created in"):
         writable(tmp_path / "a")
+
+
+def test_folders_are_made_or_refused_before(tmp_path: Path) -> None:
+    assert writable_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert not (tmp_path / "a").exists()
+    assert made_folder(tmp_path / "a" / "b").is_dir()
+    assert names(tmp_path / "a") == ["b"]
+    (tmp_path / "file").write_text("old")
+    for attempt in (writable_folder, made_folder):
+        with pytest.raises(NotADirectoryError, match=r"cannot write .*deep: .*file is no folder"):
+            attempt(tmp_path / "file" / "deep")
+        with pytest.raises(ValueError, match="whose path is empty"):
+            attempt("")
+    with pytest.raises(ValueError, match="whose path is empty"):
+        writable("")
+
+
+def test_folders_of_the_system_are_refused_by_every_writer(tmp_path: Path) -> None:
+    if not Path("/proc").is_dir():
+        pytest.skip("this system has no /proc")
+    sae = TopK.Config(d_in=4, d_sae=8, k=2).build()
+    writers: list[Callable[[str], Any]] = [
+        lambda path: save_saelens(sae, path),
+        lambda path: train_on(Vectors(torch.randn(9, 4)), sae.cfg, Settings(1, 9), directory=path),
+        lambda path: Store(path).start(),
+        lambda path: study_pairs(HookedTransformer.from_pretrained("demo"), [], "sweep", path),
+        lambda path: harvest(HookedTransformer.from_pretrained("demo"), ["a"], "resid_post", path),
+    ]
+    for write_to in writers:
+        with pytest.raises(OSError, match=r"cannot write /proc/nothing.*: no file can be created in /proc"):
+            write_to("/proc/nothing/here")
 
 
 def test_a_full_disk_is_an_os_error() -> None:

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import integers, load
+from hooked_lm.cli.inputs import check_writable_folder, integers, load
 from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
 from hooked_lm.cli.output import say, say_resumed
 from hooked_lm.cli.prompts_and_sites import sites_of
@@ -51,6 +51,7 @@ def harvest(
 
     After an interruption the same command resumes. It also runs under torchrun --no-python.
     """
+    check_writable_folder(output)
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of
 
@@ -77,9 +78,4 @@ def harvest(
         threads=threads,
     )
     say(escape(str(store)))
-    return {
-        "model": model,
-        "store": str(store),
-        "directory": output.resolve(),
-        "shards": say_resumed(store, started),
-    }
+    return {"model": model, "store": str(store), "directory": output.resolve(), "shards": say_resumed(store, started)}

@@ -102,6 +102,13 @@ def check_writable(*paths: Path | None) -> None:
             writable(path)
 
 
+def check_writable_folder(path: Path) -> None:
+    """Raises OSError with the reason for a folder that cannot be made, before the work."""
+    from hooked_lm.files import writable_folder
+
+    writable_folder(path)
+
+
 def answers_of(given: Sequence[str]) -> tuple[list[str], list[str]]:
     """Right and wrong answers of texts such as " Mary, John"."""
     from hooked_lm.reports.circuit import answers_of as split

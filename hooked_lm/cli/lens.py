@@ -45,7 +45,7 @@ def lens(
         show_table([_row(layer, group) for layer, group in reversed(list(part.groupby("layer", sort=False)))])
     if html is not None:
         figure = analysis.logit_lens(loaded, given, site=site, k=k).plot(title=f"Logit lens: {prompt}")
-        figure.write_html(html)
+        viz.write_html(figure, html)
         say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
     return {"model": model, "tokens": words, "rows": records(table[columns]), "html": html and html.resolve()}

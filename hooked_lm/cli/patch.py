@@ -9,7 +9,17 @@ import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import answers_of, check_readable, check_text, check_writable, decoder, load, named, which
+from hooked_lm.cli.inputs import (
+    answers_of,
+    check_readable,
+    check_text,
+    check_writable,
+    check_writable_folder,
+    decoder,
+    load,
+    named,
+    which,
+)
 from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
 from hooked_lm.cli.output import cells, records, say, say_path, say_resumed, show_table
 from hooked_lm.cli.prompts_and_sites import short_name
@@ -114,6 +124,7 @@ def patch(
         raise ValueError("--pairs replaces --clean, --corrupted and --answers: give one or the other")
     if output is None:
         raise ValueError("--pairs needs --output, the directory of the study")
+    check_writable_folder(output)
     from hooked_lm.shards import part_of
 
     of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}

@@ -11,6 +11,8 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
+from hooked_lm.files import made_folder
+
 __all__ = ["HookedTransformerTrainConfig", "train"]
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -63,7 +65,7 @@ def train(model: Model, config: HookedTransformerTrainConfig, dataset: Any) -> M
     """
     log = _checked_log(config)
     if config.save_every is not None:
-        Path(str(config.save_dir)).mkdir(parents=True, exist_ok=True)
+        made_folder(str(config.save_dir))
     generator = torch.Generator().manual_seed(config.seed)
     batches = DataLoader(dataset, batch_size=config.batch_size, shuffle=True, generator=generator)
     model.train()

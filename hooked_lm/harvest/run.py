@@ -5,6 +5,7 @@ import os
 import torch
 
 from hooked_lm.engine.budget import bytes_of
+from hooked_lm.files import writable_folder
 from hooked_lm.harvest.documents import documents_of
 from hooked_lm.harvest.job import job_of
 from hooked_lm.harvest.rows import RowMaker
@@ -79,6 +80,7 @@ def harvest(
     """
     chosen = part_of(part)
     check_workers(n_workers, engine)
+    writable_folder(directory)
     job = job_of(
         model,
         documents_of(documents, column, max_documents, seed),

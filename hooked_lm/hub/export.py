@@ -89,7 +89,7 @@ def moved_when_done(folder: Path, last: str = "config.json") -> Iterator[Path]:
         try:
             unfinished.mkdir(parents=True)
         except OSError as error:
-            raise type(error)(error.errno, f"cannot write a model to {folder}: {error.strerror}") from None
+            raise type(error)(f"cannot write a model to {folder}: {error.strerror}") from None
         yield unfinished
         if not folder.exists():
             unfinished.rename(folder)

@@ -14,7 +14,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from hooked_lm.files import replacing
+from hooked_lm.files import made_folder, replacing
 from hooked_lm.results import stored
 from hooked_lm.shown import Shown, Table, in_short
 
@@ -132,8 +132,7 @@ class Store(Shown):
         versions = {"hooked_lm": version("hooked-lm"), "torch": str(torch.__version__)}
         header = {**versions, **about, "started": time.time_ns()}
         text = json.dumps(header)
-        path = self.path / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:12]}"
-        path.mkdir(parents=True)
+        path = made_folder(self.path / f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid4().hex[:12]}")
         with replacing(path / ABOUT) as unfinished:
             unfinished.write_text(text, encoding="utf-8")
         return Run(path, header)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.engine.fingerprint import Digest
-from hooked_lm.files import replacing
+from hooked_lm.files import made_folder, replacing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.shown import Shown
 
@@ -81,8 +81,7 @@ class Plan(Shown, ABC):
 
     def write(self, directory: str | os.PathLike[str]) -> Path:
         """The folder of this job, made with its plan if it does not exist."""
-        folder = self.folder(directory)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = made_folder(self.folder(directory))
         if not (folder / FILE).exists():
             with replacing(folder / FILE) as unfinished:
                 unfinished.write_text(self.text)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from hooked_lm.engine.fingerprint import Digest, Unknown
+from hooked_lm.files import writable_folder
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, part_of, versions
@@ -84,6 +85,7 @@ def study_pairs(
     chosen = part_of(part)
     check_workers(n_workers, engine)
     check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads, max_pairs=max_pairs)
+    writable_folder(directory)
     on_gpu = next(model.parameters()).is_cuda
     name, function, settings = experiment_of(experiment, options or {}, on_gpu)
     makers = metrics_of(metric)

@@ -14,8 +14,9 @@ import torch
 
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.engine.prompts import kind_of
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.files import replacing
+from hooked_lm.files import replacing, writable
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
 
@@ -45,8 +46,9 @@ def to_neuronpedia(
         slug: the name of the graph in the viewer: small letters, digits and hyphens.
         scan: the id of the model in the viewer; by default its name in the config.
 
-    Raises ValueError for an empty circuit, a circuit of another model and an unsuitable slug, and OSError if the file cannot be
-    written. The features of a node are not part of the file: a viewer has no page for a head.
+    An existing file is replaced, as by `save`. Raises ValueError for an empty circuit, a circuit of another model and an
+    unsuitable slug, TypeError for several prompts, and OSError if the file cannot be written. The features of a node are not part
+    of the file: a viewer has no page for a head.
 
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
@@ -57,8 +59,13 @@ def to_neuronpedia(
     ...     from_neuronpedia(path, model)
     Circuit(2 of 1519 edges; 3 nodes)
     """
+    if not isinstance(prompt, str):
+        raise TypeError(
+            f"prompt must be one text, since a graph is of one; got {kind_of(prompt)}. Write a file for each of several prompts"
+        )
     if not SLUG.fullmatch(slug):
         raise ValueError(f"slug must be small letters, digits and hyphens, such as 'indirect-objects'; got {slug!r}")
+    writable(path)
     circuit.check(Graph.of(model))
     circuit = circuit.pruned()
     if not circuit.n_edges:

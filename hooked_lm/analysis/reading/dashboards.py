@@ -8,15 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.analysis.reading.feature_report import FeatureReport
+from hooked_lm.engine.prompts import kind_of
 from hooked_lm.files import replacing
 
 __all__ = ["write_dashboards"]
 
 TOP = {"bin_min": -1.0, "bin_contains": -1.0}  # marks of the group of top activations
+KINDS = {str: "a string", int: "an integer"}
 
 
 def write_dashboards(
-    reports: Sequence[FeatureReport],
+    reports: FeatureReport | Sequence[FeatureReport],
     path: str | Path,
     *,
     model_id: str,
@@ -35,13 +37,23 @@ def write_dashboards(
         model_id, layer, sae_set: what Neuronpedia calls the model, the layer and the set of dictionaries.
         prompts, n_tokens_in_prompt: the name of the data set of the prompts, and their length.
 
-    Raises ValueError for no reports, and OSError if the file cannot be written.
+    An existing file is replaced, as by `save`. Raises ValueError for no reports, TypeError for anything but reports and for a
+    list of prompts in place of the name of their data set, and OSError if the file cannot be written.
 
     >>> import tempfile
     >>> write_dashboards([], "batch-0.json", model_id="demo", layer=1, sae_set="mlp")
     Traceback (most recent call last):
     ValueError: there are no reports to write: give at least one
     """
+    reports = [reports] if isinstance(reports, FeatureReport) else list(reports)
+    if strange := [each for each in reports if not isinstance(each, FeatureReport)]:
+        raise TypeError(f"reports must be FeatureReports, as feature_report returns them; got {kind_of(strange[0])}")
+    named = {"prompts": (prompts, str), "n_tokens_in_prompt": (n_tokens_in_prompt, int), "model_id": (model_id, str)}
+    named |= {"layer": (layer, int), "sae_set": (sae_set, str)}
+    for name, (given, kind) in named.items():
+        if not isinstance(given, kind):
+            hint = ": the name of their data set" if name == "prompts" else ""
+            raise TypeError(f"{name} must be {KINDS[kind]}{hint}, got {kind_of(given)}")
     if not reports:
         raise ValueError("there are no reports to write: give at least one")
     shared = {"n_tokens_in_prompt": n_tokens_in_prompt, "dataset": prompts}

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hooked_lm.files import replacing
+from hooked_lm.files import made_folder, replacing
 from hooked_lm.interventions.dictionaries.normalized import NORMS, Normalized
 from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen, read_dictionary
 from hooked_lm.results import stored
@@ -119,9 +119,9 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         settings["k"] = inner.to_dict()["k"]
     if "transcoder" in kind:
         settings |= {"d_out": cfg.width_out, "hook_name_out": cfg.hook_point_out or ""}
-    Path(path).mkdir(parents=True, exist_ok=True)
-    stored.write(Path(path) / "sae_weights.safetensors", "pt", tensors, {})
-    with replacing(Path(path) / "cfg.json") as unfinished:
+    folder = made_folder(path)
+    stored.write(folder / "sae_weights.safetensors", "pt", tensors, {})
+    with replacing(folder / "cfg.json") as unfinished:
         unfinished.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 

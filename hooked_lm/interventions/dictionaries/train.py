@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import some_rows
+from hooked_lm.files import made_folder, writable_folder
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
@@ -247,7 +248,7 @@ def train_on(
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
     training = _Training(stream, cfg, settings)
-    folder = None if directory is None else Path(directory)
+    folder = None if directory is None else writable_folder(directory)
     if folder is not None and (folder / CHECKPOINT).exists():
         training.resume(folder / CHECKPOINT)
     source = batches(stream, settings.vectors_per_step, settings.seed, *training.place)
@@ -258,8 +259,7 @@ def train_on(
             (read, written), training.place = next(source)
             training.step(read, written, step)
             if folder is not None and ((step + 1) % checkpoint_every == 0 or step + 1 == settings.steps):
-                folder.mkdir(parents=True, exist_ok=True)
-                training.save(folder / CHECKPOINT)
+                training.save(made_folder(folder) / CHECKPOINT)
     found = training.finished()
     if folder is not None:
         found.sae.save(folder / FINISHED)

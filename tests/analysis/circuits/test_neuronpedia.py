@@ -1,6 +1,7 @@
 """Circuits as attribution graphs in JSON: the format, the way back, and what is refused."""
 
 import json
+from inspect import unwrap
 from pathlib import Path
 
 import jsonschema
@@ -122,6 +123,10 @@ def test_what_is_refused(model: HookedTransformer, tmp_path: Path) -> None:
         to_neuronpedia(Circuit.of(circuit.graph, EDGES[-1:]), path, model, PROMPT)
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         to_neuronpedia(circuit, tmp_path / "no" / "graph.json", model, PROMPT)
+    with pytest.raises(
+        TypeError, match=r"prompt must be one text, since a graph is of one; got \['When.*a file for each"
+    ):
+        unwrap(to_neuronpedia)(circuit, path, model, [PROMPT[:9], PROMPT[:9]])
     assert not path.exists()
     path.write_text('{"metadata": {}, "nodes": [{"node_id": "0_253_1"}], "links": []}')
     with pytest.raises(ValueError, match="no circuit that `to_neuronpedia` wrote"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,13 @@ def test_dashboards_have_the_fields_of_the_layout(
     names = {"model_id": "demo", "layer": 1, "sae_set": "mlp-topk"}
     path = write_dashboards([report], tmp_path / "batch-0.json", prompts="sentences", **names)
     content = json.loads(path.read_text())
+    for given in ({"prompts": TEXTS}, {"layer": (1, 2)}, {"model_id": None}):
+        with pytest.raises(TypeError, match=f"{next(iter(given))} must be an? "):
+            unwrap(write_dashboards)(report, tmp_path / "none.json", **{**names, **given})
+    with pytest.raises(TypeError, match="reports must be FeatureReports"):
+        unwrap(write_dashboards)([report, 3], tmp_path / "none.json", **names)
+    assert not (tmp_path / "none.json").exists()
+    assert write_dashboards(report, tmp_path / "one.json", prompts="sentences", **names).read_text() == path.read_text()
     [found] = content.pop("features")
     assert content == names
     assert set(found) == FEATURE_FIELDS
