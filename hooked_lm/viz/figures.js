@@ -35,8 +35,15 @@ function fitted(layout, width) {  // the layout with its title in as many lines 
   return {...layout, title: {...title, ...texts, ...at}, height: layout.height + more, margin: {...margin, t: margin.t + more}};
 }
 
+function dimmed(trace, shift) {  // a pale image for the paper of these colours
+  if (trace.type !== "image" || !trace.meta || !trace.meta.pale || !shift) return trace;
+  const bytes = Array.from(atob(trace.z.bdata), letter => String.fromCharCode(letter.charCodeAt(0) + shift));
+  return {...trace, z: {...trace.z, bdata: btoa(bytes.join(""))}};
+}
+
 function draw(place, figure, colours) {
-  const shown = {data: repainted(figure.data, colours), layout: repainted(figure.layout, colours)};
+  const data = repainted(figure.data, colours).map(trace => dimmed(trace, Number(colours.pale)));
+  const shown = {data, layout: repainted(figure.layout, colours)};
   const layout = fitted(shown.layout, shown.layout.width || place.clientWidth);
   return Plotly.react(place, structuredClone(shown.data), structuredClone(layout), {
     displaylogo: false, displayModeBar: false, responsive: true});

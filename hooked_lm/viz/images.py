@@ -12,7 +12,7 @@ from hooked_lm.extras import later
 from hooked_lm.viz.figure import WIDEST, and_missing, style
 from hooked_lm.viz.heatmaps import missing
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
-from hooked_lm.viz.theme import DOWN, FAINT, UP, WHITE
+from hooked_lm.viz.theme import ALPHAS, CONTRAST, DOWN, FAINT, PALEST, UP, WHITE, translucent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -121,16 +121,16 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     low, high = image.min(), image.max()
     pixels = 255 * (image - low) / (high - low).clamp(min=1e-12)
     if pale:
-        pixels = 255 - 0.4 * (255 - pixels.mean(0, keepdim=True))
+        pixels = PALEST - CONTRAST * (255 - pixels.mean(0, keepdim=True))
     rgb = pixels.expand(3, -1, -1).permute(1, 2, 0).round().numpy().astype(np.uint8)
     dx, dy = n_columns / rgb.shape[1], n_rows / rgb.shape[0]
-    return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip")
+    return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip", meta={"pale": pale})
 
 
 def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
-    middle = WHITE if opaque else "rgba(255, 255, 255, 0)"
-    down, up = (DOWN, UP) if opaque else (_translucent(DOWN), _translucent(UP))
+    middle = WHITE if opaque else translucent(WHITE, ALPHAS[0])
+    down, up = (DOWN, UP) if opaque else (translucent(DOWN, ALPHAS[1]), translucent(UP, ALPHAS[1]))
     stops = {scale.low: down, scale.white: middle, scale.high: up}
     if scale.white in (scale.low, scale.high):
         stops = {
@@ -147,9 +147,3 @@ def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> 
         hoverongaps=False,
         hovertemplate=f"{WHERE}<br><b>%{{z:.3f}}</b><extra></extra>",
     )
-
-
-def _translucent(colour: str) -> str:
-    """A slightly transparent colour."""
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.85)"

@@ -26,10 +26,16 @@ COLOURS = {
 }
 # the colours of figures on paper that may be white or black
 ANYWHERE = {"paper": "rgba(0, 0, 0, 0)", "ink": "#717a8a", "faint": "#737c8b", "line": "rgba(128, 136, 150, 0.25)"}
+ALPHAS = (0.0, 0.85)  # of values over an image: small ones, large ones
 PAPER, INK, FAINT, GRID = (ANYWHERE[name] for name in ("paper", "ink", "faint", "line"))
 WHITE, BOX, BOX_INK = (COLOURS[name][0] for name in ("paper", "line", "ink"))  # of what has its own ground
 UP, DOWN = COLOURS["up"][0], COLOURS["down"][0]
 MISSING = "#d5d9e0"  # cells without a value
+PALEST, DIMMEST, CONTRAST = (
+    255,
+    122,
+    0.4,
+)  # the white of pale images below values, on light and on dark paper; their contrast
 
 DIVERGING = [
     (0.0, "#8f2d1c"), (0.2, "#c8694c"), (0.38, "#efc4b0"), (0.5, "#ffffff"),
@@ -51,7 +57,7 @@ def dark_colours() -> dict[str, str]:
     """The dark counterpart of each colour: of those that are legible anywhere, the light ones, and those of plotly's template.
 
     A colour scale has counterparts of its own, because its middle is the colour of the paper: its stops are listed with their
-    places, as "0.5 #ffffff".
+    places, as "0.5 #ffffff". "pale" is what is added to the pixels of pale images.
 
     >>> dark_colours()["#1c2330"], dark_colours()["0.2 #c8694c"]
     ('#e4e8ef', '#d9764f')
@@ -62,7 +68,21 @@ def dark_colours() -> dict[str, str]:
     }
     ours = dict(COLOURS.values()) | {colour: COLOURS[name][1] for name, colour in ANYWHERE.items()}
     template = {"white": "paper", "#2a3f5f": "ink", "#e5ecf6": "line", "#ebf0f8": "line", "#c8d4e3": "strong"}
-    return stops | {light: COLOURS[name][1] for light, name in template.items()} | ours | {MISSING: "#3a4250"}
+    overlays = {
+        translucent(light, alpha): translucent(dark, alpha) for light, dark in COLOURS.values() for alpha in ALPHAS
+    }
+    dim = {MISSING: "#3a4250", "pale": str(DIMMEST - PALEST)}
+    return stops | {light: COLOURS[name][1] for light, name in template.items()} | ours | overlays | dim
+
+
+def translucent(colour: str, alpha: float) -> str:
+    """A colour that lets what is below it show through.
+
+    >>> translucent("#ffffff", 0.5)
+    'rgba(255, 255, 255, 0.5)'
+    """
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {alpha:g})"
 
 
 def css() -> str:

@@ -7,6 +7,7 @@ import torch
 
 from hooked_lm.viz import image_heat_map
 from hooked_lm.viz.figure import WIDEST
+from hooked_lm.viz.theme import dark_colours
 from tests.unchecked import unchecked
 
 
@@ -35,6 +36,17 @@ def test_panels_share_a_scale_and_show_the_image_in_grey() -> None:
     [above], [below] = (image_heat_map(sign * torch.tensor([[0.0, 2.0]])).data for sign in (1, -1))
     assert (above.zmin, above.zmax, above.colorscale[0]) == (0.0, 2.0, (0.0, "#ffffff"))
     assert (below.zmin, below.zmax, below.colorscale[1]) == (-2.0, 0.0, (1.0, "#ffffff"))
+
+
+def test_images_have_dark_counterparts() -> None:
+    figure = image_heat_map(torch.tensor([[1.0, -1.0]]), torch.rand(3, 4, 8))
+    colours = dark_colours()
+    for _, colour in figure.data[-1].colorscale:
+        assert colours[colour].startswith("rgba(")
+    whole, pale = (trace for trace in figure.data if isinstance(trace, go.Image))
+    assert (whole.meta["pale"], pale.meta["pale"]) == (False, True)
+    pixels = np.array(pale.z, dtype=int) + int(colours["pale"])
+    assert 20 <= pixels.min() <= pixels.max() <= 122
 
 
 class Picture:
