@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,6 +174,7 @@ def _sweep(
 ) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
     from hooked_lm import patching
+    from hooked_lm.engine.study import SwapWarning
     from hooked_lm.reports import sweep
     from hooked_lm.reports.circuit import Task, check_answers
 
@@ -185,8 +187,10 @@ def _sweep(
     tokens = [check_text(loaded, prompt, "patch") for prompt in (*clean, *corrupted)]
     if "heads" not in options and options.get("sites") == "z":
         options = {"heads": "each", "positions": None, **options}
-    result = patching.sweep(loaded, corrupted, clean, metric=task.metric(loaded), **options)
     baselines = check_answers(loaded, task)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SwapWarning)  # `check_answers` says it
+        result = patching.sweep(loaded, corrupted, clean, metric=task.metric(loaded), **options)
     shares = sweep.Shares(result)
     if normalized and shares.gap != shares.gap:
         raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")

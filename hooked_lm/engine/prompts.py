@@ -23,6 +23,8 @@ from hooked_lm.results import Label
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
 Prompts = Tokens | VisionInputs  # or ids with the images among them
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
+PAIRED = ("clean", "corrupted")  # the prompts of an experiment on pairs
+STUDY = "; hooked_lm.studies.study_pairs, and hooked-lm patch --pairs, run pairs of different lengths"
 Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tensor, or a cache
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
@@ -81,7 +83,8 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
     rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
-        raise ValueError(f"all {name} must have the same number of tokens; these have {lengths}")
+        what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, "")
+        raise ValueError(f"all {what} must have the same number of tokens; these have {lengths}{hint}")
     return torch.stack(rows)
 
 

@@ -45,6 +45,10 @@ class CheckpointWarning(UserWarning):
         self.result = result
 
 
+class SwapWarning(UserWarning):
+    """The answer is better on the corrupted prompts than on the clean ones: the two may be swapped."""
+
+
 @dataclass(frozen=True)
 class Study(Shown):
     """The axes of a grid with their labels, and the cell at each index; `base` holds changes that all cells share."""
@@ -109,15 +113,19 @@ class Study(Shown):
 
 
 def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Tensor) -> None:
-    """Warns if an answer is better on the corrupted prompts than on the clean ones."""
-    for metric, low, high in zip(metrics.values(), corrupted.mean(-1), clean.mean(-1), strict=True):
+    """Warns once if an answer is better on the corrupted prompts than on the clean ones, in the mean of a metric."""
+    for metric, changed, right in zip(metrics.values(), corrupted, clean, strict=True):
+        low, high = changed.mean(), right.mean()
         if getattr(metric, "rises_with_answer", False) and low > high:
-            name = getattr(metric, "name", "metric")
+            name, swapped = getattr(metric, "name", "metric"), (changed > right).nonzero().flatten().tolist()
+            which = f", of prompts {in_short(swapped)} alone" if len(swapped) < len(right) else ""
             warnings.warn(
-                f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}): are the "
-                "two swapped? The corrupted prompts come first",
+                f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}){which}: "
+                "are the two swapped? The arguments are (model, corrupted, clean)",
+                SwapWarning,
                 stacklevel=stacklevel_outside(sys._getframe()),
             )
+            return
 
 
 def named(metric: Metrics) -> dict[str, Metric]:

@@ -120,7 +120,10 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
         both = f"{ahead['corrupted']:+.2f} nats, against {ahead['clean']:+.2f} on the clean ones"
         wrong.append(f"is not less ahead on the corrupted prompts ({both})")
     if wrong:
-        says = f"the right answer {' and '.join(wrong)}{_first_choice(model, task, logits['clean'][:, -1])}"
+        swapped = (
+            ". Are the clean and the corrupted prompts swapped?" if len(wrong) == 2 and ahead["corrupted"] > 0 else ""
+        )
+        says = f"the right answer {' and '.join(wrong)}{_first_choice(model, task, logits['clean'][:, -1])}{swapped}"
         warnings.warn(says, TaskWarning, stacklevel=stacklevel_outside(sys._getframe()))
     return ahead
 

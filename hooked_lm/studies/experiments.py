@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import Parameter, signature
 
 import torch
 from jaxtyping import Float, Int
@@ -74,6 +75,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "ablate": ablate,
     "steer": steer,
 }
+TAKES: Mapping[str, Callable[..., Scores]] = {**EXPERIMENTS, "ablate": patching.ablate, "steer": sweep_steering}
+GIVEN = ("model", "corrupted", "clean", "prompts", "metric", "checkpoint")  # by the study, not as options
 METRICS: Mapping[str, MakesMetric] = {
     "logit_difference": metrics.logit_difference,
     **{make.__name__: partial(_of_answers, make) for make in OF_ANSWERS},
@@ -88,6 +91,10 @@ def experiment_of(
     Options are sorted by name, so that their order does not matter. Raises ValueError for an unknown name, and for options
     whose values would depend on which pairs run together.
     """
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"options must be a dict of keyword arguments of the experiment, got a {type(options).__name__}"
+        )
     if not isinstance(given, str):
         if not callable(given):
             raise TypeError(f"experiment must be a name or a function as patching.sweep, got {given!r}")
@@ -96,6 +103,7 @@ def experiment_of(
         return name, partial(given, **settings) if settings else given, settings
     if given not in EXPERIMENTS:
         raise ValueError(f"experiment must be one of {', '.join(map(repr, EXPERIMENTS))}, or a function; got {given!r}")
+    _check_options(given, options)
     if options.get("source") == "mean":
         raise ValueError("source='mean' is the mean of the pairs that run together: give a tensor or a cache of a mean")
     if options.get("method") in ("mean", "resample") and given == "ablate" and options.get("source_prompts") is None:
@@ -107,6 +115,19 @@ def experiment_of(
         defaults["max_memory"] = ON_GPU
     whole = dict(sorted({**defaults, **options}.items()))
     return given, partial(EXPERIMENTS[given], **whole), whole
+
+
+def _check_options(name: str, options: Mapping[str, object]) -> None:
+    """Raises TypeError for an argument that the experiment has not, or that the study gives itself, and for one that it needs."""
+    known = {key: of.default for key, of in signature(TAKES[name]).parameters.items() if key not in GIVEN}
+    for key in options:
+        if key not in known:
+            own = " (the study gives it itself)" if key in GIVEN else ""
+            raise TypeError(f"options: the experiment {name!r} takes {', '.join(known)}; got {key!r}{own}")
+    if missing := [key for key, default in known.items() if default is Parameter.empty and key not in options]:
+        raise TypeError(
+            f"options: the experiment {name!r} needs {' and '.join(map(repr, missing))}, such as options={{{missing[0]!r}: ...}}"
+        )
 
 
 def metrics_of(given: str | MakesMetric | Sequence[str]) -> dict[str, MakesMetric]:

@@ -1,5 +1,6 @@
 """Computes the shards of a study: runs pairs of one length together, and writes a row for each pair and cell."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm import shards
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.study import SwapWarning
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.results import Label, Scores
@@ -92,7 +94,9 @@ class Job(shards.Job):
         answers = [list(pair.answer) for pair in some], [list(pair.wrong_answer) for pair in some]
         metrics = {name: make(*answers) for name, make in self.metrics.items()}
         metric = metrics if len(metrics) > 1 else next(iter(metrics.values()))
-        result = self.experiment(self.model, corrupted, clean, metric=metric)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SwapWarning)  # there is one for all pairs, in the end
+            result = self.experiment(self.model, corrupted, clean, metric=metric)
         if not isinstance(result, Scores) or result.n_prompts != len(some):
             raise ValueError(
                 f"the experiment must return Scores with a number for each of the pairs {numbers[0]} to {numbers[-1]} "

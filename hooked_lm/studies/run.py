@@ -18,6 +18,7 @@ from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of
 from hooked_lm.studies.job import Job
 from hooked_lm.studies.pairs import MissingColumns, Pair, digest, pairs_of
 from hooked_lm.studies.plan import StudyPlan
+from hooked_lm.studies.swapped import warn_if_swapped
 from hooked_lm.studies.table import PairTable
 
 
@@ -66,8 +67,9 @@ def study_pairs(
         n_workers, engine, threads: as for `harvest`.
 
     Raises, before anything is written, ValueError that names all pairs that cannot run, ValueError or TypeError for other
-    unsuitable arguments, and what the experiment raises on the shortest pair. ImportError without the package `pyarrow`. Shards
-    that are complete are kept.
+    unsuitable arguments, and what the experiment raises on the shortest pair; OSError for a directory that cannot be written;
+    ImportError without the package `pyarrow`. Shards that are complete are kept. In the end, warns once of the pairs whose
+    answer is better on the corrupted prompt than on the clean one, by number: the two may be swapped.
 
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
@@ -113,6 +115,7 @@ def study_pairs(
     table = PairTable(job.folder)
     if table.is_complete:
         table.gather()
+    warn_if_swapped(table, makers, read)
     return table
 
 

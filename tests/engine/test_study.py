@@ -166,6 +166,8 @@ def test_swapped_prompts_are_noticed():
         right = sweep_of_names(CORRUPTED, CLEAN)
         right.normalized()
     assert torch.equal(swapped.corrupted, right.clean)
+    with pytest.warns(UserWarning, match=r"of prompts \[0, 2\] alone: are the two swapped"):
+        sweep_of_names([CLEAN, CORRUPTED, CLEAN], [CORRUPTED, CLEAN, CORRUPTED])
 
 
 def test_shares_of_a_difference_that_may_be_zero():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis import Attribution, attribute, metrics
 from hooked_lm.cli import app
+from hooked_lm.engine.study import SwapWarning
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.interventions.steering import sweep_steering
 from hooked_lm.patching import SweepResult
@@ -55,6 +56,52 @@ def contents(table: PairTable) -> dict[str, bytes]:
 
 def difference(model: HookedTransformer, pair: dict[str, str]) -> metrics.Metric:
     return metrics.logit_difference(pair["answer"], pair["wrong_answer"], model=model)
+
+
+# ---- swapped prompts ---------------------------------------------------------------------------------------------------
+
+
+def swapped(*numbers: int) -> list[dict[str, str]]:
+    """The pairs, some with their prompts exchanged."""
+    other = {"clean": "corrupted", "corrupted": "clean"}
+    return [
+        {other.get(name, name) if i in numbers else name: text for name, text in each.items()}
+        for i, each in enumerate(PAIRS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ((1,), r"in 1 of 5 pairs \(number 1, counted from 0\) .*: see whether these"),
+        (range(5), "in all 5 pairs .*: exchange the columns 'clean' and 'corrupted'"),
+    ],
+)
+def test_swapped_pairs_are_named_in_one_warning(
+    model: HookedTransformer, tmp_path: Path, numbers: Sequence[int], says: str
+) -> None:
+    """Over all lengths, shards and metrics."""
+    options, metric = {"layers": [0], "positions": None}, ["rank", "logit_difference", "probability"]
+    with pytest.warns(SwapWarning, match=says) as warned:
+        run(model, tmp_path, pairs=swapped(*numbers), options=options, metric=metric)
+    assert len(warned) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("always")
+def test_the_command_warns_of_swapped_pairs_once(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, swapped(2))))
+    given = ["--pairs", str(path), "--output", str(tmp_path), "--positions", "together", "--layers", "0"]
+    found = CliRunner().invoke(app, ["patch", "demo", *given, "--json"])
+    said = json.loads(found.stdout)["warnings"]
+    assert len(said) == 1
+    assert "1 of 5 pairs (number 2, counted from 0)" in said[0]
+    one = [f"--{side}={text}" for side, text in zip(("corrupted", "clean"), list(PAIRS[0].values())[:2], strict=True)]
+    found = CliRunner().invoke(app, ["patch", "demo", *one, "--answers= Mary, John", "--layers=0", "--json"])
+    said = json.loads(found.stdout)["warnings"]
+    assert len(said) == 1
+    assert said[0].endswith("Are the clean and the corrupted prompts swapped?")
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -292,6 +339,9 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"metric": "accuracy"}, "metric must be of 'logit_difference'"),
         ({"metric": ["logit", "logit"]}, "different names"),
         ({"experiment": "probe"}, "experiment must be one of 'sweep'"),
+        ({"options": {"site": "z"}}, "the experiment 'sweep' takes sites, layers, .*; got 'site'"),
+        ({"options": {"checkpoint": "a"}}, r"got 'checkpoint' \(the study gives it itself\)"),
+        ({"experiment": "steer", "options": {}}, "the experiment 'steer' needs 'vectors' and 'coefficients'"),
         ({"options": {"source": "mean"}}, "mean of the pairs that run together"),
         ({"experiment": "ablate", "options": {"method": "resample"}}, "needs source_prompts"),
         ({"experiment": lambda: None, "n_workers": 2, "options": {}}, "define functions at the top of a module"),
