@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hooked_lm import HookedEncoder, HookedTransformer
+from hooked_lm.analysis import feature_report
 from hooked_lm.harvest import harvest
-from hooked_lm.interventions.dictionaries import Settings, TopK, train_dictionary, train_on
+from hooked_lm.interventions.dictionaries import Settings, TopK, evaluate_dictionary, train_dictionary, train_on
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"]
 TEXTS = [
@@ -195,6 +196,11 @@ def test_a_dictionary_is_trained_from_a_store(model: HookedTransformer, tmp_path
     half = train_on(stream, cfg, settings, directory=tmp_path / "run", checkpoint_every=10)
     assert torch.equal(whole.losses.values, half.losses.values)
     assert float(whole.losses.values[-1]) < float(whole.losses.values[0])
+    assert whole.sae.cfg.hook_point == half.sae.cfg.hook_point == store.site(SITES[0])
+    assert feature_report(model, whole.sae, 3, texts[:2]).about["site"] == store.site(SITES[0])
+    assert whole.figures is None
+    assert "no figures: evaluate_dictionary(model, texts, trained.sae)" in repr(whole)
+    assert evaluate_dictionary(model, texts[:2], whole.sae).select(figure="L0").mean == 4
 
 
 def test_no_more_layers_run_than_the_sites_need(model: HookedTransformer, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Trains dictionaries on the activations at a site of a model, or on other vectors, and evaluates them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +31,15 @@ if TYPE_CHECKING:
 CHECKPOINT, FINISHED = "checkpoint.safetensors", "dictionary.safetensors"
 FORMAT, TRAINED = "hooked_lm.dictionary_training", "hooked_lm.Trained"
 SCORES = ("losses", "figures")  # of a trained dictionary
+MEASURED_BY = "; no figures: evaluate_dictionary(model, texts, trained.sae) measures them"
 
 
 @dataclass(frozen=True, repr=False)
 class Trained(Tabular):
     """A trained dictionary, its loss in each step (axis `step`), and its metrics on held-out texts (`figures`).
 
-    Losses are for vectors scaled to a mean norm of sqrt(d). `figures` is None without held-out texts.
+    Losses are for vectors scaled to a mean norm of sqrt(d). `figures` is None without held-out texts, as after `train_on`:
+    `evaluate_dictionary(model, texts, trained.sae)` measures them on any texts.
     """
 
     sae: SAE
@@ -78,7 +80,7 @@ class Trained(Tabular):
     def __repr__(self) -> str:
         losses = self.losses.mean
         found = f"loss {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses):,} steps" if len(losses) else "no steps"
-        figures = "" if self.figures is None else "; figures on held-out texts"
+        figures = MEASURED_BY if self.figures is None else "; figures on held-out texts"
         return f"Trained({type(self.sae).__name__} of {self.sae.W_dec.shape[0]:,} features; {found}{figures})"
 
 
@@ -238,6 +240,9 @@ def train_on(
 ) -> Trained:
     """Trains a dictionary on any stream of vectors; see `train_dictionary` for the arguments.
 
+    The dictionary knows the sites of the stream of a harvest (`store.stream`) and of `Activations`, unless `cfg` names others. A
+    stream has no held-out texts, so `figures` is None: `evaluate_dictionary(model, texts, trained.sae)` measures them.
+
     >>> from hooked_lm.interventions.dictionaries import TopK, Vectors
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
     >>> trained = train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=64, k=4), Settings(steps=10, vectors_per_step=100))
@@ -266,6 +271,12 @@ def train_on(
     return found
 
 
+def _at_sites(cfg: SAE.Config, sites: Sequence[str]) -> SAE.Config:
+    """The config with the sites of a stream that knows them, of input and output, where it names none itself."""
+    known = dict(zip(("hook_point", "hook_point_out"), sites, strict=False))
+    return replace(cfg, **{name: site for name, site in known.items() if getattr(cfg, name) is None})
+
+
 class _Training:
     """A dictionary in training, with all state that a checkpoint needs."""
 
@@ -282,7 +293,7 @@ class _Training:
             raise ValueError(
                 "b_dec belongs to the outputs and cannot be subtracted from other inputs: give subtract_b_dec=False"
             )
-        self.sae = cfg.build(settings.seed).to(read.device)
+        self.sae = _at_sites(cfg, self.about.get("sites", [])).build(settings.seed).to(read.device)
         with torch.no_grad():
             self.sae.b_dec.copy_(written.mean(0) * self.scales[1])
         self.optimizer = torch.optim.Adam(self.sae.parameters(), lr=settings.learning_rate)
