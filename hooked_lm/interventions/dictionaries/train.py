@@ -273,7 +273,7 @@ def train_on(
 
 def _at_sites(cfg: SAE.Config, sites: Sequence[str]) -> SAE.Config:
     """The config with the sites of a stream that knows them, of input and output, where it names none itself."""
-    known = dict(zip(("hook_point", "hook_point_out"), sites, strict=False))
+    known: dict[str, Any] = dict(zip(("hook_point", "hook_point_out"), sites, strict=False))
     return replace(cfg, **{name: site for name, site in known.items() if getattr(cfg, name) is None})
 
 
