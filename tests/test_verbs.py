@@ -88,6 +88,12 @@ def made(name: str) -> Any:
     return RESULTS[name].make() if name in RESULTS else SHOWN[name]()
 
 
+def drawn(result: Any) -> str:
+    """What the picture of a result holds."""
+    picture = result.plot()
+    return str(picture.to_json() if isinstance(picture, go.Figure) else picture.to_html())
+
+
 def test_every_result_is_listed() -> None:
     assert classes_with_a_table() == RESULTS.keys() | ELSEWHERE.keys()
 
@@ -132,6 +138,8 @@ def test_a_file_and_back(result: Any, name: str, tmp_path: Path) -> None:
         assert type(again) is type(result)
         assert repr(again) == repr(result)
         assert again.to_dataframe().equals(result.to_dataframe())
+    if not RESULTS[name].no_plot:
+        assert drawn(again) == drawn(result)
 
 
 @pytest.mark.parametrize("make", [scores, lambda: replace(steering(), site=HOSTILE)], ids=["Scores", "SteeringVectors"])

@@ -171,14 +171,14 @@ class SweepResult(Scores):
         means = self._baseline_means()
         metrics = self.axes.get(METRIC, ())
         metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, ""))
-        what = str(self.about.get(WHAT, "")).capitalize()
+        what = str(self.about.get(WHAT, ""))
         which = "" if self.clean is None else f"{self.base} "  # a single run is neither clean nor corrupted
         subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is that of the {which}run with one change"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
             subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
         short, long = self._named(metric or "metric")
         return {
-            "title": ": ".join(filter(None, [what, long if metric or self._scale else ""])),
+            "title": ": ".join(filter(None, [what[:1].upper() + what[1:], long if metric or self._scale else ""])),
             "subtitle": subtitle,
             "value_name": short,
             "baselines": [dict(zip(means, each, strict=True)) for each in zip(*means.values(), strict=True)],

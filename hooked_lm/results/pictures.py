@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm import viz
-from hooked_lm.results.labels import Label
+from hooked_lm.results.labels import APART, Label
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -125,7 +125,7 @@ class Picture:
             raise ValueError(
                 f"{len(labels)} panels are more than {viz.MOST_PANELS}: plot select({some}), or some others"
             )
-        if name != METRIC:
+        if name not in APART:
             return viz.heatmap(values[0], panels=[f"{name} {label}" for label in labels], **self._centred(), **settings)
         every = self.baselines if len(self.baselines) == len(labels) else [{}] * len(labels)
         centres = [_first(marks) or 0.0 for marks in every]
@@ -156,13 +156,15 @@ def shown(labels: Sequence[Label]) -> list[str]:
 
 
 def axis_title(name: str, labels: Sequence[Label]) -> str:
-    """The title of an axis; that of positions says what a number among tokens means.
+    """The title of an axis, in words; that of positions says what a number among tokens means.
 
     >>> axis_title("position", ["0 When", 1])
     'position (a number where the tokens of the prompts differ)'
     """
     return (
-        f"{name} (a number where the tokens of the prompts differ)" if name == POSITION and _is_mixed(labels) else name
+        f"{name} (a number where the tokens of the prompts differ)"
+        if name == POSITION and _is_mixed(labels)
+        else name.replace("_", " ")
     )
 
 

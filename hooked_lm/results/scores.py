@@ -15,7 +15,7 @@ from torch import Tensor
 from hooked_lm.extras import later
 from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import bootstrap
-from hooked_lm.results.labels import Label, Wanted, chosen_places
+from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
 from hooked_lm.shown import html_table, summary
 
@@ -232,7 +232,11 @@ class Scores(Tabular):
 
     def _pictured(self) -> dict[str, Any]:
         """Titles and baselines of the figure: `title`, `subtitle`, `value_name`, `baselines`."""
-        return {}
+        long = [name for name, labels in self.axes.items() if len(labels) > 1 and name not in APART]
+        *first, last = [name.replace("_", " ") for name in long] or [""]
+        by = f" by {' and '.join(filter(None, [', '.join(first), last]))}" if last else ""
+        of = str(self.about.get("of", ""))
+        return {"title": f"{of[0].upper()}{of[1:]}{by}" if of else ""}
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

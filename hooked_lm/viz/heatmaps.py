@@ -305,7 +305,8 @@ def _across(n: int, n_columns: int, have_own_scales: bool, columns: int | None) 
     """The number of panels beside each other."""
     if columns is not None:
         return max(1, min(columns, n))
-    return 1 if have_own_scales or n_columns > NARROW else evenly(n, 4 if n_columns <= 8 else 2)
+    most = 4 if n_columns <= 8 else 2 if n != 3 else 1  # three long ones are below each other
+    return 1 if have_own_scales or n_columns > NARROW else evenly(n, most)
 
 
 def evenly(n: int, most: int) -> int:

@@ -416,6 +416,28 @@ def test_white_is_the_unchanged_run():
     assert plain.effects().plot().data[0].colorbar.title.text == "change of difference"
 
 
+def test_titles_say_what_is_measured_and_by_what():
+    axes = {"later_layer": [0, 1], "head": [0, 1, 2], "kind": ["a"]}
+    scores = Scores(torch.rand(2, 3, 1, 4), axes, about={"of": "copying score"})
+    figure = scores.plot()
+    assert figure.layout.title.text == "Copying score by later layer and head"
+    assert figure.layout.yaxis.title.text == "later layer"
+    assert scores.select(head=0).plot().layout.title.text == "Copying score by later layer"
+    assert scores.select(head=0, later_layer=1).plot().layout.title.text == "Copying score"
+    assert replace(scores, about={}).plot().layout.title.text == ""
+
+
+def test_statistics_have_scales_of_their_own():
+    values = torch.stack([torch.rand(2, 3), 100 * torch.rand(2, 3)])[..., None]
+    found = Scores(
+        values, {"statistic": ["entropy", "distance"], "layer": [0, 1], "head": [0, 1, 2]}, about={"of": "it"}
+    )
+    figure = found.plot()
+    assert figure.layout.title.text == "It by layer and head"
+    assert figure.data[1].zmax > 10 * figure.data[0].zmax
+    assert [panel.text for panel in figure.layout.annotations] == ["entropy", "distance"]
+
+
 def test_names_are_bars_and_amounts_are_lines():
     row = result(metrics=False).select(layer=1)
     [bars] = row.plot().data

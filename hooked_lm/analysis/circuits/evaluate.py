@@ -375,7 +375,7 @@ def minimality(
         raise ValueError("the circuit is empty: there is nothing to leave out")
     without = _without_edges(circuit) if of == "edges" else _without_nodes(circuit)
     found = runner.values(torch.stack([circuit.edges, *without.values()]), progress)
-    about = origin(model, ablation=ablation, metric=runner.metric_name)
+    about = origin(model, of=f"{runner.metric_name} lost without it", ablation=ablation, metric=runner.metric_name)
     return Scores(found[0] - found[1:], {of.removesuffix("s"): list(without)}, about=about)
 
 

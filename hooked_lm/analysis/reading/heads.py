@@ -140,7 +140,7 @@ def head_scores(
         _attention_to(model, rows, targets),
         {"kind": list(wanted), **_layers_and_heads(model)},
         chance=by_chance,
-        about=origin(model, **settings),
+        about=origin(model, of="attention weight", **settings),
     )
 
 
@@ -249,7 +249,8 @@ def attention_statistics(model: Decoder, prompts: Prompts) -> Scores:
 
     see_patterns(model, rows, see)
     axes: dict[str, Sequence[Label]] = {"statistic": ["entropy", "distance", "first_token"], **_layers_and_heads(model)}
-    return Scores(_of_layers(model, lambda layer: found[layer]), axes, about=origin(model))
+    about = origin(model, of="attention statistics")
+    return Scores(_of_layers(model, lambda layer: found[layer]), axes, about=about)
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------------

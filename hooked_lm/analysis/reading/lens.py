@@ -108,13 +108,18 @@ class Lens(Tabular):
             [[self.words[tokens[0]] for tokens in row] for row in ids],
             x_labels=shown(self.axes["position"]),
             y_labels=self.axes["layer"][::-1],
-            title=title or str(self.about.get("lens", "")),
+            title=title or self._title(prompt),
             x_title=axis_title("position", self.axes["position"]),
             y_title="layer",
             value_name="probability",
             limit=1.0,
             details=[list(map(lines, *pair)) for pair in zip(ids, shares.tolist(), strict=True)],
         )
+
+    def _title(self, prompt: int) -> str:
+        last, name = self.tokens.shape[2] - 1, str(self.about.get("lens", "lens"))
+        which = f", prompt {prompt} of 0 to {last}" if last else ""
+        return f"{name[0].upper()}{name[1:]}: most likely next token{which}"
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""

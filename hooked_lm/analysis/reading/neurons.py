@@ -190,7 +190,9 @@ def copying_scores(model: Decoder) -> Scores:
             reading, writing = head_weights(block, head)
             eigenvalues = FactoredMatrix(around @ reading, writing).eigenvalues
             scores[layer, head, 0] = (eigenvalues.sum().real / eigenvalues.abs().sum()).cpu()
-    return Scores(scores, {"layer": range(len(counts)), "head": range(max(counts))}, about=origin(model))
+    return Scores(
+        scores, {"layer": range(len(counts)), "head": range(max(counts))}, about=origin(model, of="copying score")
+    )
 
 
 def head_weights(block: Any, head: int) -> tuple[Float[Tensor, "d_model d_head"], Float[Tensor, "d_head d_model"]]:

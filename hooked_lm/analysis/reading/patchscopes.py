@@ -82,10 +82,10 @@ class Patchscope(Tabular):
             [[self.words[token] for token in row] for row in self.tokens[..., 0].flip(0).tolist()],
             x_labels=targets,
             y_labels=self.source_layers[::-1],
-            title=title,
+            title=title or "Patchscope: first new token",
             x_title="target layer",
             y_title="source layer",
-            value_name="changed",
+            value_name="share changed",
             limit=1.0,
         )
 

@@ -99,7 +99,7 @@ class Saliency:
             self.values(variant)[:, :-1],
             x_labels=self.tokens[:-1],
             y_labels=self.generated,
-            title=title or self._title(),
+            title=title or f"Saliency: {self._title()}",
             x_title="input",
             y_title="generated",
             value_name=variant,
@@ -110,7 +110,7 @@ class Saliency:
         from hooked_lm import viz
 
         names = [f"{token} ({self.start + i})" for i, token in enumerate(self.generated)]
-        return viz.tokens(self.tokens, self.values(variant), names, title=title or self._title())
+        return viz.tokens(self.tokens, self.values(variant), names, title=title or f"Saliency: {self._title()}")
 
     def _title(self) -> str:
         return f"{self.about.get('method')} of the {self.about.get('of')}"
