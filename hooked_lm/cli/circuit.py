@@ -75,6 +75,7 @@ def circuit(
         "of": study.circuit.graph.n_edges,
         "evaluation": records(study.chosen.to_dataframe()),
         "nodes": nodes,
+        "edges": records(study.edges),
         "report": path,
         "circuit": save and save.resolve(),
         "seconds": study.seconds,

@@ -20,7 +20,7 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.circuits.circuit import EFFECTS, SHOWN
+from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.engine.experiment import stacklevel_outside
 from hooked_lm.engine.prompts import aligned, rows_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     pd = later("pandas", "viz")
 
-SHOWN_NODES = 12
+SHOWN_EDGES = SHOWN_NODES = 12  # rows of the tables
 SHARE = 0.05  # the default share of edges to keep
 STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
@@ -190,6 +190,11 @@ class Study(Shown):
                 f"{rounded(agreement['spearman'])} (rank correlation, {int(agreement['cells'])} edges)"
             )
         return facts
+
+    @property
+    def edges(self) -> "pd.DataFrame":
+        """The edges on paths from input to logits and their effects, the largest first."""
+        return self.drawn.pruned().to_dataframe().drop(columns="on_path").rename(columns={"score": "effect"})
 
     @property
     def agreement(self) -> dict[str, Any] | None:
@@ -366,11 +371,11 @@ def _circuit_section(study: Study) -> viz.Section:
     title = f"{n_edges} of {study.circuit.graph.n_edges:,} edges, {len(study.circuit.nodes)} nodes"
     plate = viz.Plate(
         study.drawn.plot(title=title),
-        "From the embeddings below to the logits above. Point at the middle of an edge for its ends and its effect; the table "
-        "has the same numbers.",
+        "From the embeddings below to the logits above. Point at the middle of an edge for its ends and its effect.",
     )
-    table = study.drawn.pruned().to_dataframe().head(SHOWN).drop(columns="on_path").rename(columns={"score": "effect"})
-    return viz.Section("The circuit", text, plate, table)
+    table, n = study.edges, len(study.edges)
+    strongest = f"The {SHOWN_EDGES} edges with the largest effects, of {n:,} on a path." if n > SHOWN_EDGES else ""
+    return viz.Section("The circuit", text, plate, *filter(None, [strongest]), table.head(SHOWN_EDGES))
 
 
 def _sizes_section(study: Study) -> viz.Section:
