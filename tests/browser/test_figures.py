@@ -51,6 +51,10 @@ def test_every_figure_is_drawn(browser: Browser, page: Path, name: str, scheme: 
     assert browser.sideways() == 0
     paper = browser.js("return document.querySelector('.js-plotly-plot')._fullLayout.paper_bgcolor")
     assert paper == {"light": "#ffffff", "dark": "#14181f"}[scheme]
+    code = (
+        "return Math.max(...document.querySelector('#figure-1-7')._fullData.find(each => each.meta.pale).z.flat()[0])"
+    )
+    assert (browser.js(code) <= 122) == (scheme == "dark")  # the pixels of an image below values
     browser.screenshot(f"figures-{name}", whole=True)
 
 

@@ -129,9 +129,9 @@ class Evaluation(Scores):
         return float(torch.trapezoid(y, x)) / width if width > 0 else float("nan")
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with its interval
-        (`low`, `high`), `completeness`, and the faithfulness of random edges: `random`, the mean of the draws, and the lowest and
-        highest draw, `random_low` and `random_high`.
+        """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with the interval
+        of this ratio of means (`low`, `high`), `completeness`, and the faithfulness of random edges: `random`, the mean of the
+        draws, and the lowest and highest draw, `random_low` and `random_high`.
 
         With `per_prompt`, a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
         """
