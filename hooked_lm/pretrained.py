@@ -163,7 +163,7 @@ class HookedTransformer(PretrainedModel, Decoder):
     def sample_datapoint(
         self, tokenize: bool = False, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> str | Int[Tensor, "1 pos"]:
-        """A random text of `dataset`, or its tokens [1, pos]; loads the dataset if needed. Uses torch's global generator."""
+        """A random text of `dataset`, or its tokens [1, pos], by torch's global generator. Loads the dataset, from the hub."""
         texts = self.dataset if self.dataset is not None else self.load_sample_training_dataset()
         text = texts[int(torch.randint(len(texts), ()))]["text"]
         return self.to_tokens(text, prepend_bos, padding_side) if tokenize else text

@@ -3,7 +3,7 @@
 import bisect
 import os
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from jaxtyping import UInt8
@@ -159,6 +159,13 @@ class Column(Shown):
             return self._between(start, max(start, end))
         found = self._at(torch.tensor(indices_in("tokens", plain, len(self))))
         return found[0] if isinstance(plain, int) else found
+
+    @classmethod
+    def __torch_function__(cls, *called: object, **options: object) -> NoReturn:
+        """Refuses a column in the place of a tensor, for it would be read as a whole. torch's operators hide a TypeError."""
+        raise ValueError(
+            "a column of a harvest lies on disk: index it to get a tensor, column[:1000], or column[:] for all"
+        )
 
     def _between(self, start: int, end: int) -> Tensor:
         parts, starts = [], self.store.starts

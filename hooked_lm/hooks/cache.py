@@ -340,18 +340,18 @@ def _site(name: str) -> str:
 
 
 def _position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The index of the position axis, or None. Of three or more axes without names it is the second.
+    """The index of the position axis, or None. Of three axes without names it is the second.
 
-    Raises ValueError for two axes without names, because both could be the positions.
+    Raises ValueError for two axes without names, or more than three, because any could be the positions.
     """
     if hook.dims:
         return next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
-    if value.ndim == 2:
+    if value.ndim == 2 or value.ndim > 3:
         raise ValueError(
             f"pos_slice: the position axis of '{hook.name}', of shape {tuple(value.shape)}, is unknown; "
             "name its axes (HookPoint('batch', 'pos')), or exclude the site with names_filter"
         )
-    return 1 if value.ndim > 2 else None
+    return 1 if value.ndim == 3 else None
 
 
 def _only_row(name: str, value: Tensor) -> Tensor:

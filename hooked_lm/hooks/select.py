@@ -154,8 +154,23 @@ def site_glob(name: str) -> str:
 
 def unknown(site: str, names: Iterable[str]) -> UnknownSite:
     """The error for a site without a match, with the three nearest names, or globs for a glob."""
+    return UnknownSite(f"no hook point '{site}'; {advice(site, names)}")
+
+
+def advice(site: str, names: Iterable[str]) -> str:
+    """The end of a message on a site without a match: to name its layer if that is all it lacks, or names that are near.
+
+    >>> advice("z", ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z", "blocks.1.hook_mlp_out"])
+    "name its layer, as in 'blocks.0.attn.hook_z'"
+    >>> advice("blocks.0.hook_zz", ["blocks.0.hook_z"])
+    "did you mean 'blocks.0.hook_z'?"
+    """
+    names = list(names)
+    in_layers = [name for name in names if site_glob(name) != name and name.endswith((f".{site}", f".hook_{site}"))]
+    if len({site_glob(name) for name in in_layers}) == 1:
+        return f"name its layer, as in {in_layers[0]!r}"
     near = ", ".join(map(repr, nearest(site, dict.fromkeys(map(site_glob, names)) if _is_glob(site) else names)))
-    return UnknownSite(f"no hook point '{site}'; did you mean {near or 'another module'}?")
+    return f"did you mean {near or 'another module'}?"
 
 
 def _beyond(site: str, full: str, names: Iterable[str]) -> UnknownSite | None:

@@ -70,7 +70,10 @@ def backward_from(output: object) -> None:
     """Runs the backward pass of a scalar; raises ValueError for anything else."""
     if not isinstance(output, Tensor) or output.numel() != 1:
         got = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"incl_bwd needs a scalar output to differentiate, got {got}; use return_type='loss'")
+        raise ValueError(
+            f"incl_bwd needs a scalar output to differentiate, got {got}; give return_type='loss' "
+            "if the model has a loss, or wrap a module that returns one"
+        )
     if not output.requires_grad:
         raise ValueError("incl_bwd needs gradients, but the output has none: is torch.no_grad() active?")
     output.backward()

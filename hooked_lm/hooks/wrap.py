@@ -20,6 +20,7 @@ class WrappedModule(HookedRootModule):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
+        self.training = module.training
         self.setup()
 
     def setup(self) -> None:

@@ -24,6 +24,7 @@ Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
 QUERY_POSITIONS = ("pos", "query_pos")
 WHOLE = slice(None)
+MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [batch, position, feature]
 NAMED_POSITIONS = ("all", "prompt", "last_prompt", "generated")
 
 
@@ -303,7 +304,15 @@ def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: in
 
 def _check_pos_axis(axes: "Axes", positions: Positions) -> None:
     if axes.positions is None and positions not in (None, "all"):
-        raise ValueError(f"positions={positions!r}, and '{axes.where}' has no axis of positions")
+        raise ValueError(f"positions={positions!r}, and '{axes.where}' has no axis of positions{_unnamed(axes)}")
+
+
+def _unnamed(axes: "Axes") -> str:
+    """The end of a message: what to do where the axes of a value have no names."""
+    if axes.dims:
+        return ""
+    other = ": `rest=(2,)` of a controller selects index 2 of the axis after the batch"
+    return f" (its axes have no names{other if len(axes.shape) > MOST_UNNAMED else ''})"
 
 
 class Axes(NamedTuple):
@@ -315,7 +324,7 @@ class Axes(NamedTuple):
     rows: int | None
     positions: int | None
     heads: int | None
-    features: int
+    features: int | None
     rest: tuple[int, ...]
 
 
@@ -332,19 +341,19 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
         rows=0 if shape and (not dims or dims[0] == "batch") else None,
         positions=pos_axis,
         heads=next((dims.index(dim) for dim in HEADS if dim in dims), None),
-        features=len(shape) - 1,
+        features=len(shape) - 1 if dims or len(shape) <= MOST_UNNAMED else None,
         rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
     )
 
 
 def position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The axis of positions in a value of a site, or None; without axis names, axis 1 of at least three."""
+    """The axis of positions in a value of a site, or None; without axis names, axis 1 of three."""
     return _position_axis(value.ndim, hook.dims)
 
 
 def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
     if len(dims) != n_axes:
-        return 1 if n_axes >= 3 else None
+        return 1 if n_axes == MOST_UNNAMED else None
     return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
@@ -372,8 +381,7 @@ def _along(part: Part, along: Along) -> Part:
 def _indices(name: str, given: Heads, axis: int | None, axes: "Axes") -> list[int]:
     """The indices along one axis; ValueError if the site does not have it."""
     if axis is None:
-        unnamed = "" if axes.dims else " (its axes have no names)"
-        raise ValueError(f"{name}={given!r}, and '{axes.where}' has no such axis{unnamed}")
+        raise ValueError(f"{name}={given!r}, and '{axes.where}' has no such axis{_unnamed(axes)}")
     return indices_in(name, plain_indices(name, given), axes.shape[axis], axes.where)
 
 

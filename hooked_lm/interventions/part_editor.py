@@ -66,7 +66,8 @@ class LocalController(PartHook, Controller):
 
     Args (of all subclasses, besides those of `PartHook`):
         rest: for each axis after batch and position the indices, or None for all; e.g. `(3,)` is head 3 at `hook_z`, and
-            head 3 at `hook_pattern`, where the position is that of the query.
+            head 3 at `hook_pattern`, where the position is that of the query. It is channel 3 of a wrapped module's feature
+            map, whose axes have no names.
 
     Raises ValueError in the forward pass for a site without floating-point values.
     """

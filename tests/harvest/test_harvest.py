@@ -75,6 +75,15 @@ def test_the_store_is_indexed_as_a_tensor(model: HookedTransformer, tmp_path: Pa
             column[wrong]
 
 
+def test_a_column_is_indexed_before_it_is_computed_with(model: HookedTransformer, tmp_path: Path) -> None:
+    column = harvest(model, TEXTS[:2], ("resid_post", 1), tmp_path)["resid_post", 1]
+    dictionary = TopK(TopK.Config(d_in=model.cfg.d_model, d_sae=8, k=2))
+    for use in (lambda given: given - dictionary.b_dec, lambda given: given @ dictionary.W_enc, torch.mean):
+        with pytest.raises(ValueError, match=r"lies on disk: index it .*column\[:\] for all"):
+            use(column)
+    assert dictionary.encode(column[:]).shape == (len(column), 8)
+
+
 def test_short_names_of_what_is_stored(model: HookedTransformer, tmp_path: Path) -> None:
     store = harvest(model, TEXTS, SITES, tmp_path)
     assert [store["mlp_out0"].name, store["z", 1].name] == SITES

@@ -96,6 +96,11 @@ def test_gradients_of_a_wrapped_net() -> None:
     assert_close(cache["0_grad"], last.weight * (first(x) > 0), depth=GRADIENT)
 
 
+def test_a_wrapped_module_trains_or_not_as_it_did() -> None:
+    assert wrap(nn.ReLU()).training
+    assert not wrap(nn.ReLU().eval()).training
+
+
 def test_unwrap_gives_the_module_back() -> None:
     module = cnn()
     net = wrap(module)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject, Hooks
 from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
+from hooked_lm.interventions.detectors import Record
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
 from hooked_lm.interventions.patch import (
     FreezeAttention,
@@ -235,14 +236,22 @@ def test_sites_without_positions():
 
 
 def test_maps_of_features():
-    """[batch, channel, row, column]: a channel stands where elsewhere the position does, `rest` is behind it."""
+    """[batch, channel, row, column]: `rest` selects along the axes after the batch; nothing else is silently one of them."""
     torch.manual_seed(0)
     net, image = wrap(nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU())), numbers(2, 3, 8, 8)
     _, clean = net.run_with_cache(image)
     expected = clean["0"].clone()
     expected[:, 2, 1:3, -1] = 9
-    found = net.run_with_hooks(image, fwd_hooks=[SetValue("0", value=9, positions=2, rest=([1, 2], -1))])
+    found = net.run_with_hooks(image, fwd_hooks=[SetValue("0", value=9, rest=(2, [1, 2], -1))])
     assert_close(found, expected.relu())
+    for part in ({"positions": 2}, {"features": 2}, {"heads": 2}):
+        with pytest.raises(ValueError, match=r"'0 \[2, 5, 6, 6\]' has no .*rest=\(2,\)"):
+            net.run_with_hooks(image, fwd_hooks=[ZeroAblate("0", **part)])
+    for option in ({"positions": 2}, {"features": 2}):
+        with pytest.raises(ValueError, match="its axes have no names"):
+            net.run_with_hooks(image, fwd_hooks=[Record("0", **option)])
+    with pytest.raises(ValueError, match="the position axis of '0'"):
+        net.run_with_cache(image, pos_slice=-1)
 
 
 def test_a_mean_over_a_single_prompt_is_refused():

@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.head_labels import parse_head_label
-from hooked_lm.hooks.select import nearest
+from hooked_lm.hooks.select import advice
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
 from hooked_lm.models.placement import together
@@ -73,8 +73,8 @@ class NamedCache(Cache):
         """The error for an absent site: which filter keeps it, or that the model has no such site."""
         site = name.removesuffix("_grad")
         if site not in self.model.hook_dict:
-            near = ", ".join(map(repr, nearest(site, self.model.all_points())))
-            return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; did you mean {near}?")
+            other = advice(site, self.model.all_points())
+            return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; {other}")
         how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
         why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""
         return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it")

@@ -148,6 +148,8 @@ def test_what_was_filtered_away_is_named(model: HookedTransformer) -> None:
         cache["z_grad", 1]
     with pytest.raises(KeyError, match=r"did you mean 'blocks\.0\.attn\.hook_z'"):
         cache["blocks.0.atn.hook_z"]
+    with pytest.raises(KeyError, match=r"name its layer, as in 'blocks\.0\.hook_resid_post'"):
+        cache["resid_post"]
 
 
 def test_heads_need_nothing_but_z(model: HookedTransformer) -> None:
