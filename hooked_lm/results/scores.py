@@ -259,7 +259,7 @@ class Scores(Tabular):
     # ---- at a glance -------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        grid = " x ".join(f"{name} {len(labels)}" for name, labels in self.axes.items()) or "one cell"
+        grid = " x ".join(_length(name, labels) for name, labels in self.axes.items()) or "one cell"
         prompts = f"{self.n_prompts} {self._counted}{'s' * (self.n_prompts != 1)}"
         if METRIC in self.axes:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
@@ -302,6 +302,11 @@ def _labels_at(axes: list[list[Label]], place: int) -> list[Label]:
         place, at = divmod(place, len(labels))
         found.insert(0, labels[at])
     return found
+
+
+def _length(axis: str, labels: Sequence[Label]) -> str:
+    """An axis in a summary: "layer 4", or the labels themselves of what was measured, as "circuit and complement"."""
+    return " and ".join(map(str, labels)) if axis == "of" else f"{axis} {len(labels)}"
 
 
 def origin(model: Any, **settings: Any) -> dict[str, Any]:
