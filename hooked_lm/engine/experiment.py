@@ -127,7 +127,7 @@ class Experiment:
                 reason = (
                     f"values at '{unread[0]}' are not computed together" if unread else self._fallback_reason(unknown)
                 )
-                warn_of_whole_forwards(reason, len(cells))
+                self._warn_of_whole_forwards(reason, len(cells))
             return self._captured_by_whole_forwards(cells, sites)
         early = [i for i, cell in enumerate(cells) if self._is_early(cell)]
         for some, entered in self._entering([cells[i] for i in early]):
@@ -195,7 +195,7 @@ class Experiment:
         known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
-            warn_of_whole_forwards(self._fallback_reason([cells[i] for i in others]), len(others))
+            self._warn_of_whole_forwards(self._fallback_reason([cells[i] for i in others]), len(others))
         early = [i for i in known if self._is_early(cells[i])]
         late = sorted(set(known) - set(early))
         yield from self._together(late, [cells[i] for i in late], title, progress)
@@ -280,6 +280,16 @@ class Experiment:
         layers = {self.site_infos[change.site].layer for change in later if self.site_infos[change.site].on_demand}
         base = [self.site_infos[change.site] for change in self.base_changes if change.site in self.site_infos]
         return layers.isdisjoint(info.layer for info in base if info.scope is TokenScope.BEFORE_MIXING)
+
+    def _warn_of_whole_forwards(self, reason: str, n_cells: int) -> None:
+        """Warns the caller of this package that cells take longer than others; not for a kind of model whose cells always do."""
+        if isinstance(self.model, Decoder):
+            run = (
+                "1 cell runs as a whole forward pass"
+                if n_cells == 1
+                else f"{n_cells} cells run as whole forward passes"
+            )
+            warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
 
     def _fallback_reason(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
@@ -418,12 +428,6 @@ def _is_number_like(value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
-
-
-def warn_of_whole_forwards(reason: str, n_cells: int) -> None:
-    """Warns the caller of this package that cells take longer than others."""
-    run = "1 cell runs as a whole forward pass" if n_cells == 1 else f"{n_cells} cells run as whole forward passes"
-    warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
 
 
 def stacklevel_outside(frame: FrameType) -> int:

@@ -209,6 +209,8 @@ class _Run:
         cost = asdict(self.experiment.cost)
         about: dict[str, Any] = {"cost": cost, "base": self.study.changes, "fingerprint": self.fingerprint}
         about["about"] = origin(self.experiment.model, what=self.study.title) | self.metric_name
+        if self.experiment.obstacle is not None:
+            about["about"]["whole_forwards"] = f"each cell is one: {self.experiment.obstacle}"
         if self.study.changes == "clean":
             assert clean is not None, "the corrupted run"
             return SweepResult(shaped(self.values), axes, clean, base, **about)

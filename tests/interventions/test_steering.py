@@ -434,8 +434,7 @@ def test_an_encoder_is_steered_too() -> None:
     assert_apart(steered, model(tokens))
     assert rank_heads(model, tokens, tokens.flip(0)).select(metric="auc").mean.shape[0] == model.cfg.n_layers
     options: dict[str, Any] = {"coefficients": [3], "layers": [0], "positions": "last_prompt", "progress": False}
-    with pytest.warns(UserWarning, match="whole forward pass"):
-        sweep = sweep_steering(model, found, tokens, lambda logits: logits[:, 0, 3], **options)
+    sweep = sweep_steering(model, found, tokens, lambda logits: logits[:, 0, 3], **options)
     with model.hooks(found.hooks(3.0, layers=0, positions="last_prompt")):
         assert_close(sweep.values[0, 0], model(tokens)[:, 0, 3].detach())
 

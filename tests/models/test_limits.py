@@ -68,10 +68,10 @@ def test_what_is_made_for_one_stack_refuses_two_and_names_what_takes_them() -> N
         TypeError, match=r"ablate supports models with one stack of layers.*patching.sweep.*decoder_input="
     ):
         patching.ablate(model, IDS, metric=metric)
-    with pytest.warns(UserWarning, match="not a causal decoder: 5 cells run as whole forward passes"):
-        found = patching.sweep(
-            model, IDS, IDS + 1, metric=metric, sites="encoder.resid_pre", layers=[0], decoder_input=IDS, progress=False
-        )
+    found = patching.sweep(
+        model, IDS, IDS + 1, metric=metric, sites="encoder.resid_pre", layers=[0], decoder_input=IDS, progress=False
+    )
+    assert found.about["whole_forwards"] == "each cell is one: a HookedEncoderDecoder is not a causal decoder"
     changed = torch.stack([torch.where(torch.arange(5) == pos, IDS + 1, IDS)[0] for pos in range(5)])
     assert_close(found.values.flatten(), metric(model(changed, IDS.expand(5, -1))))  # the stream at first is the tokens
 

@@ -410,8 +410,7 @@ def test_a_file_belongs_to_its_cells(change: float, is_refused: bool, tmp_path: 
 def test_encoder_decoders_run_in_whole_passes() -> None:
     model = hooked(next(case for case in ENCODER_DECODER_CASES if case.family == "t5"))
     tokens, cell = ids(2, 5) + 3, ZeroAblate("decoder.z", 1, heads=[0])
-    with pytest.warns(UserWarning, match="whole forward pass"):
-        result = patching.run_each(model, tokens, [cell], metric=lambda logits: logits[:, -1, 3], progress=False)
+    result = patching.run_each(model, tokens, [cell], metric=lambda logits: logits[:, -1, 3], progress=False)
     start = torch.full((2, 1), model.start_id())
     assert_close(result.values[0], model.run_with_hooks(tokens, start, fwd_hooks=[cell])[:, -1, 3])
 

@@ -128,8 +128,7 @@ def test_a_layer_of_a_list_has_the_window_around_it():
 def test_an_encoder_is_traced_by_whole_forward_passes():
     sizes = {"n_layers": 2, "d_model": 16, "n_heads": 4, "n_ctx": 8, "d_vocab": 20, "act_fn": "gelu"}
     model, tokens = HookedEncoder({**sizes, "seed": 0, "initializer_range": 0.5}).requires_grad_(False), ids()
-    with pytest.warns(UserWarning, match="not a causal decoder"):
-        found = trace(model, tokens, sites="mlp_out")
+    found = trace(model, tokens, sites="mlp_out")
     clean = cached(model, tokens)
     for sample, drawn in enumerate(noises(clean["embed.hook_embed"], SUBJECT, 3.0, 0)):
         noised = clean["embed.hook_embed"].clone()

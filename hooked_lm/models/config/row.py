@@ -56,6 +56,8 @@ class Row:
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value that is not in `choices` or below `least`."""
+        if len(self.choices) == 1 and value not in self.choices:
+            raise ValueError(f"{name} is {self.doc}; got {value!r}")
         if self.choices and value not in self.choices:
             raise ValueError(f"{name} must be one of {self.choices}, got {value!r}")
         is_whole = isinstance(value, int) and not isinstance(value, bool)

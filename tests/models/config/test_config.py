@@ -98,6 +98,18 @@ def test_names_of_other_libraries() -> None:
         HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "load_in_4bit": True})
 
 
+def test_a_config_names_one_device() -> None:
+    sizes = {"n_layers": 1, "d_model": 8, "n_ctx": 4, "d_vocab": 9, "act_fn": "relu"}
+    config = HookedTransformerConfig(**sizes, d_head=4, n_devices=1)
+    for attempt in (
+        lambda: HookedTransformerConfig(**sizes, d_head=4, n_devices=2),
+        lambda: setattr(config, "n_devices", 2),
+    ):
+        with pytest.raises(ValueError, match=r"n_devices is always 1; .* `model.device_map`; got 2"):
+            attempt()
+    assert config.n_devices == 1
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(TypeError, match="n_layer'"):
         HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "n_layer": 2})
