@@ -4,6 +4,7 @@ et al. 2023, arXiv:2304.05969)."""
 import os
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -13,7 +14,7 @@ from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of, site_of_layer, values_of
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -307,4 +308,5 @@ def _joined(parts: Iterable[SweepResult], n_layers: int) -> SweepResult:
         values.select(axis, int(part.axes["from_layer"][0])).copy_(part.values.squeeze(axis))
         cost = {name: spent + (part.cost or {})[name] for name, spent in cost.items()}
     axes = {**first.axes, "from_layer": list(range(n_layers))}
-    return SweepResult(values, axes, first.corrupted, first.clean, cost)
+    about = {**first.about, WHAT: "patching paths between heads"}
+    return replace(first, values=values, axes=axes, cost=cost, fingerprint="", about=about)

@@ -17,7 +17,7 @@ from hooked_lm.engine.image_cells import is_of_images, rows_and_positions
 from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import Metrics, Study, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -214,7 +214,7 @@ class OfSamples:
 
     def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: TracedAccess) -> None:
         self.metric, self.n_samples, self.shape, self.reads = metric, n_samples, shape, reads
-        self.__name__ = getattr(metric, "__name__", type(metric).__name__)
+        self.__name__ = metric_name(metric)
 
     def __call__(self, logits: Tensor) -> Tensor:
         try:
