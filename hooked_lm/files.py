@@ -1,13 +1,17 @@
 """Atomic writing of files: under a temporary name in the same folder, then renamed."""
 
 import os
+import re
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["made_folder", "replacing", "writable", "writable_folder"]
+__all__ = ["made_folder", "remove_leftovers", "replacing", "unfinished_path", "writable", "writable_folder"]
+
+UNFINISHED = ".unfinished"
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -79,7 +83,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     'whole'
     """
     target = writable(path)
-    unfinished = _unfinished(target)
+    unfinished = unfinished_path(target)
     try:
         yield unfinished
         if target.exists():
@@ -91,7 +95,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _try(target: Path, path: str | os.PathLike[str]) -> None:
     """Raises OSError unless a file can be created in the folder of a file. `path` is what was given."""
-    trial = _unfinished(target)
+    trial = unfinished_path(target)
     try:
         trial.touch()
         trial.unlink()
@@ -99,6 +103,26 @@ def _try(target: Path, path: str | os.PathLike[str]) -> None:
         raise type(error)(f"cannot write {path}: no file can be created in {target.parent}") from None
 
 
-def _unfinished(target: Path) -> Path:
-    """A temporary path in the folder of a file, unique to this process and thread."""
-    return target.with_name(f"{target.name[:180]}.{os.getpid()}-{threading.get_ident()}.unfinished")
+def unfinished_path(path: Path) -> Path:
+    """A temporary path in the folder of a file, which says what machine, process and thread write it."""
+    writer = f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
+    return path.with_name(f"{path.name[:140]}.{writer}{UNFINISHED}")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes unfinished files of processes of this machine that were killed."""
+    own = re.compile(rf".*\.{re.escape(socket.gethostname())}-(\d+)-\d+{re.escape(UNFINISHED)}", re.DOTALL)
+    for path in folder.glob(f"*{UNFINISHED}"):
+        writer = own.fullmatch(path.name)
+        if writer is not None and not _is_running(int(writer[1])):
+            path.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,6 +1,9 @@
 """Files appear when they are whole, where they were meant to."""
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.files import made_folder, replacing, writable, writable_folder
+from hooked_lm.files import made_folder, remove_leftovers, replacing, unfinished_path, writable, writable_folder
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions import Store
 from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, save_saelens, train_on
@@ -154,3 +157,21 @@ def test_results_and_caches_go_through_links(tmp_path: Path) -> None:
     cache.save(link)
     assert link.is_symlink()
     assert list(type(cache).load(tmp_path / "file", model)) == ["hook_embed"]
+
+
+@pytest.mark.parametrize("name", ["index.json", "plan.json", "shard-000000.safetensors", "no-suffix"])
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Those of processes that still run, and of other machines, are kept."""
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    with monkeypatch.context() as changed:
+        changed.setattr(os, "getpid", lambda: killed.pid)
+        unfinished_path(tmp_path / name).write_text("half")
+        changed.setattr(socket, "gethostname", lambda: "another.machine")
+        elsewhere = unfinished_path(tmp_path / name)
+        elsewhere.write_text("half")
+    running = unfinished_path(tmp_path / name)
+    running.write_text("half")
+    assert len(names(tmp_path)) == 3
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted([elsewhere.name, running.name])

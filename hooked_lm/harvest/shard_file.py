@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.shards.records import commit, unfinished_path
+from hooked_lm.files import unfinished_path
+from hooked_lm.shards.records import commit
 
 CODES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",

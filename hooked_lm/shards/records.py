@@ -3,15 +3,13 @@
 import hashlib
 import json
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hooked_lm.files import replacing
+from hooked_lm.files import replacing, unfinished_path
 
 PIECE = 1 << 23  # bytes that are read at once for a checksum
-UNFINISHED = ".unfinished"
 INDEX = "index.json"  # a cache of the records, which may be deleted
 AGAIN = "delete it, and run the same call again"
 
@@ -19,11 +17,6 @@ AGAIN = "delete it, and run the same call again"
 def record_path(folder: Path, shard: int) -> Path:
     """The file of a shard's record; without it the shard does not exist."""
     return folder / f"shard-{shard:06d}.json"
-
-
-def unfinished_path(path: Path) -> Path:
-    """The temporary name of a file, which says what process writes it."""
-    return path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}")
 
 
 def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +63,7 @@ def _check_same(path: Path, known: str, sha256: str) -> None:
 
 def write_record(path: Path, record: dict[str, Any]) -> bool:
     """Writes a record so that it is there as a whole or not at all, also after a loss of power; False if there was one."""
-    unfinished = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}{UNFINISHED}-record")
+    unfinished = unfinished_path(path)
     with unfinished.open("w") as file:
         json.dump(record, file)
         file.flush()
@@ -142,22 +135,3 @@ def _cached(path: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return found
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes unfinished files of processes of this machine that were killed."""
-    own = f"{socket.gethostname()}-"
-    for path in folder.glob(f"*{UNFINISHED}*"):
-        writer = path.name.split(".", 1)[1].partition(UNFINISHED)[0]
-        if writer.startswith(own) and not _is_running(int(writer.removeprefix(own))):
-            path.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

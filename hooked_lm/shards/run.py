@@ -4,9 +4,9 @@ import os
 import re
 from collections.abc import Iterator
 
+from hooked_lm.files import remove_leftovers
 from hooked_lm.shards.job import Job
 from hooked_lm.shards.plan import check_counts
-from hooked_lm.shards.records import remove_leftovers
 from hooked_lm.shards.workers import ENGINES
 
 Part = tuple[int, int]

@@ -13,12 +13,13 @@ from torch import Tensor
 from hooked_lm import shards
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import SwapWarning
+from hooked_lm.files import unfinished_path
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.labels import POSITION
 from hooked_lm.shards.job import Advance
-from hooked_lm.shards.records import commit, unfinished_path
+from hooked_lm.shards.records import commit
 from hooked_lm.studies.experiments import Experiment, MakesMetric
 from hooked_lm.studies.pairs import Pair
 from hooked_lm.studies.plan import StudyPlan

@@ -11,10 +11,11 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
+from hooked_lm.files import unfinished_path
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
-from hooked_lm.shards.records import checksum, record_path, sync_folder, unfinished_path
+from hooked_lm.shards.records import checksum, record_path, sync_folder
 from hooked_lm.shards.stored import n_shards
 from hooked_lm.shown import Table
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING

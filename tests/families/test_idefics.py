@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed
@@ -45,6 +45,7 @@ def test_towers_with_pictures_of_many_sizes(tower: Case):
 
 def test_an_image_of_the_size_of_the_grid_has_each_vector_once():
     embed = BucketPosEmbed.Config(8, 3).build()
+    nn.init.normal_(embed.W_pos)
     assert torch.equal(embed(cut(torch.zeros(1, 1, 8, 8), 1))[0], embed.W_pos)
 
 

@@ -32,13 +32,17 @@ def n_records(directory: Path) -> int:
     return len(list(directory.glob("*/shard-*.json")))
 
 
+def wait(directory: Path, n: int) -> None:
+    """Waits until a folder has a number of records: on a slow machine a time alone would kill every child too early."""
+    while n_records(directory) < n:
+        time.sleep(0.001)
+
+
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
     model = HookedTransformer.from_pretrained("demo")
     texts = [training_text(random.Random(seed)) for seed in range(160)]
-    started = time.perf_counter()
     whole = run(model, texts, directory / "whole")
-    seconds = time.perf_counter() - started
     rng, kills, rounds = random.Random(0), 0, 0
     while kills < N_KILLS:
         here = directory / f"killed-{rounds}"
@@ -47,7 +51,8 @@ def main(directory: Path) -> None:
         if child == 0:
             run(model, texts, here)
             os._exit(0)
-        time.sleep(rng.uniform(0, seconds / 4))
+        wait(here, min(before + rng.randint(0, 9), len(whole.shards)))
+        time.sleep(rng.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
         if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
             kills += 1
