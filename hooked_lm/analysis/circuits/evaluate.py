@@ -408,7 +408,7 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
             raise ValueError(
                 "this circuit has no scores from which circuits of other sizes could be built: leave out sizes"
             )
-        numbers = [_number(size, graph) for size in (SHARES if sizes is None else sizes)]
+        numbers = _numbers(SHARES if sizes is None else sizes, graph)
         if sizes is not None and len(set(numbers)) < len(numbers):
             raise ValueError(f"sizes give the same number of edges twice: {numbers}")
         return {n: Circuit(graph, _of_size(graph, scores, n)) for n in numbers}
@@ -432,6 +432,13 @@ def _numbered(given: Sequence[Circuit]) -> dict[Any, Circuit]:
 
 def _of_size(graph: Graph, scores: Float[Tensor, "writer reader"], n: int) -> Bool[Tensor, "writer reader"]:
     return graph.is_edge if n == graph.n_edges else largest(graph, scores, n)
+
+
+def _numbers(sizes: Sequence[int | float], graph: Graph) -> list[int]:
+    """The numbers of edges for numbers and fractions; raises ValueError for the integer 1 beside fractions."""
+    if any(0 < size < 1 for size in sizes) and any(isinstance(size, int) and size == 1 for size in sizes):
+        raise ValueError(f"1 is one edge, and 1.0 is all edges: beside fractions write 1.0; got sizes={list(sizes)}")
+    return [_number(size, graph) for size in sizes]
 
 
 def _number(size: int | float, graph: Graph) -> int:

@@ -492,6 +492,8 @@ def test_what_has_no_scale_or_size_is_refused() -> None:
     for sizes in ([-1], [1.5], [10**6], [True]):
         with pytest.raises(ValueError, match="a size is a share"):
             evaluate_one(model, circuit, sizes=sizes)
+    with pytest.raises(ValueError, match=r"1 is one edge, and 1.0 is all edges: beside fractions write 1.0"):
+        evaluate_one(model, circuit, sizes=[0.1, 1])
     with pytest.raises(ValueError, match="twice"):
         evaluate_one(model, circuit, sizes=[0, 0.0])
     with pytest.raises(ValueError, match="no scores"):

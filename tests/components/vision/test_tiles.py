@@ -52,6 +52,7 @@ def test_tokens_have_their_cells(embed: PatchEmbed):
     assert patches.n_tiles == [5, 3]
     assert len(patches.vectors) == 8
     projector = TileProjector.Config(8, 4).build()
+    torch.nn.init.normal_(projector.image_newline)
     features = projector(embed(patches.vectors), patches, 0)
     assert features.n_tokens == [16 + 4 * 9, 16 + 4 * 3]
     picture = [[row, column] for row in range(4) for column in (0, 1, -1)]
