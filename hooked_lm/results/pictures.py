@@ -51,13 +51,13 @@ class Picture:
         if len(long) > 3:
             fix = ", ".join(f"{name}={self.axes[name][0]!r}" for name in long[:-3])
             raise ValueError(f"a figure has three axes, and {', '.join(long)} are left: plot select({fix})")
-        fixed = ", ".join(f"{name} {shown(self.axes[name])[0]}" for name in self.axes if name not in long)
+        fixed = ", ".join(f"{name} {shown(name, self.axes[name])[0]}" for name in self.axes if name not in long)
         values = self.values.reshape(len(self.values), *(len(self.axes[name]) for name in long))
         common = {"title": self.title, "subtitle": "; ".join(filter(None, [self.subtitle, fixed]))}
         if not long:
             return self._bars(values.reshape(-1, 1), "", [fixed or "mean"], common)
         if len(long) == 1 and not _is_ordered(long[0], self.axes[long[0]]):
-            return self._bars(values, long[0], shown(self.axes[long[0]]), common)
+            return self._bars(values, long[0], shown(long[0], self.axes[long[0]]), common)
         if len(long) == 1 or (len(long) == 2 and self._across(long)):
             across = self._across(long) or long[0]
             return self._lines(
@@ -86,7 +86,7 @@ class Picture:
         labels = self.axes[others[0]] if others else [""]
         names = [
             text if isinstance(label, str) else f"{others[0]} {text}"
-            for label, text in zip(labels, shown(labels), strict=True)
+            for label, text in zip(labels, shown(others[0] if others else "", labels), strict=True)
         ]
         if len(names) > MOST_LINES:
             raise ValueError(f"{len(names)} lines are more than {MOST_LINES}: plot select({others[0]}=[...])")
@@ -107,8 +107,8 @@ class Picture:
     def _maps(self, values: Tensor, panel: list[str], rows: str, columns: str, common: dict[str, str]) -> "go.Figure":
         settings: dict[str, Any] = {
             **common,
-            "x_labels": shown(self.axes[columns]),
-            "y_labels": shown(self.axes[rows]),
+            "x_labels": shown(columns, self.axes[columns]),
+            "y_labels": shown(rows, self.axes[rows]),
             "x_title": axis_title(columns, self.axes[columns]),
             "y_title": axis_title(rows, self.axes[rows]),
             "value_name": self.value_name,
@@ -119,7 +119,7 @@ class Picture:
             ends = (values[1], values[2]) if len(values) > 1 else None
             return viz.heatmap(values[0], interval=ends, **self._centred(), show_values=self.show_values, **settings)
         [name] = panel
-        labels = shown(self.axes[name])
+        labels = shown(name, self.axes[name])
         if len(labels) > viz.MOST_PANELS:
             some = f"{name}={list(self.axes[name][:2])!r}"
             raise ValueError(
@@ -144,14 +144,17 @@ def _first(baselines: Mapping[str, float]) -> float | None:
     return next(iter(baselines.values()), None)
 
 
-def shown(labels: Sequence[Label]) -> list[str]:
-    """The labels as a figure shows them: positions as their tokens, and in parentheses where the prompts' tokens differ.
+def shown(name: str, labels: Sequence[Label]) -> list[str]:
+    """The labels of an axis as a figure shows them: positions as their tokens, and in parentheses where the prompts' tokens
+    differ; heads as H0 beside names such as "mlp".
 
-    >>> shown(["0 When", "1  Mary", 2, "3  Mary"]), shown([0, 1])
-    (['When', ' Mary (1)', '(2)', ' Mary (3)'], ['0', '1'])
+    >>> shown("position", ["0 When", "1  Mary", 2, "3  Mary"]), shown("layer", [0, 1]), shown("head", [0, "mlp"])
+    (['When', ' Mary (1)', '(2)', ' Mary (3)'], ['0', '1'], ['H0', 'mlp'])
     """
     tokens = iter(viz.position_labels([label for label in labels if isinstance(label, str)]))
-    number = "({})" if _is_mixed(labels) else "{}"
+    number = "{}"
+    if _is_mixed(labels):
+        number = "({})" if name == POSITION else "H{}" if name.endswith("head") else number
     return [next(tokens) if isinstance(label, str) else number.format(label) for label in labels]
 
 

@@ -152,6 +152,8 @@ class Scores(Tabular):
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         """Other fields that differ in a part of the grid."""
+        if name == METRIC and isinstance(index, int):  # the axis is gone: what the values are is said beside them
+            return {"about": {**self.about, "of": str(self.axes[METRIC][index])}}
         return {}
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ class Scores(Tabular):
 
         One axis of names, such as heads and tokens, gives bars; one of numbers, such as layers and steps, a line. Two axes give
         a heat map, with positions from left to right and layer 0 at the bottom, or lines over steps. Three axes give a heat map
-        for each label of the first. Axes with one label are part of the subtitle. `about["of"]`, if there is one, names the
+        for each label of the first. Axes with one label are part of the subtitle. `about["of"]`, or the only metric, names the
         values. Raises ValueError if more axes are left, or for more than 32 heat maps.
 
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
@@ -224,7 +226,7 @@ class Scores(Tabular):
         from hooked_lm.results.pictures import Picture
 
         ends = self.interval() if self.n_prompts > 1 else ()
-        name = self.about.get("of", "mean" if self.n_prompts > 1 else "value")
+        name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
         about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
         about["title"] = title or about["title"]
         note = f"mean of {self.n_prompts} prompts, with its 95% interval" if self.n_prompts > 1 else ""
@@ -235,8 +237,13 @@ class Scores(Tabular):
         long = [name for name, labels in self.axes.items() if len(labels) > 1 and name not in APART]
         *first, last = [name.replace("_", " ") for name in long] or [""]
         by = f" by {' and '.join(filter(None, [', '.join(first), last]))}" if last else ""
-        of = str(self.about.get("of", ""))
+        of = self._measured()
         return {"title": f"{of[0].upper()}{of[1:]}{by}" if of else ""}
+
+    def _measured(self) -> str:
+        """What the values are: `about["of"]`, or the label of the only metric; "" if nothing says it."""
+        metrics = self.axes.get(METRIC, ())
+        return str(self.about.get("of", metrics[0] if len(metrics) == 1 else "")).replace("_", " ")
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -44,7 +44,8 @@ function dimmed(trace, shift) {  // a pale image for the paper of these colours
 function draw(place, figure, colours) {
   const data = repainted(figure.data, colours).map(trace => dimmed(trace, Number(colours.pale)));
   const shown = {data, layout: repainted(figure.layout, colours)};
-  const layout = fitted(shown.layout, shown.layout.width || place.clientWidth);
+  const seen = place.parentElement.clientWidth;  // a wider figure is moved sideways, but its title is seen at once
+  const layout = fitted(shown.layout, Math.min(shown.layout.width || place.clientWidth, seen));
   return Plotly.react(place, structuredClone(shown.data), structuredClone(layout), {
     displaylogo: false, displayModeBar: false, responsive: true});
 }

@@ -32,7 +32,11 @@ def page(grid: torch.Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
             "Panels"
         ),
         viz.attention_patterns(torch.eye(7).expand(3, 7, 7), TOKENS),
-        viz.image_heat_map(grid[..., 0], torch.rand(3, 40, 70)),
+        viz.image_heat_map(
+            grid[..., 0],
+            torch.rand(3, 40, 70),
+            title="A title that is longer than the window of a telephone is wide, above panels that are moved sideways",
+        ),
         viz.feature_maps(grid),
         viz.layered_graph(
             {"in": 0, "h": 1, "out": 2}, [("in", "h", "a"), ("h", "out", "b")], torch.tensor([1.0, -2.0])
@@ -55,6 +59,9 @@ def test_every_figure_is_drawn(browser: Browser, page: Path, name: str, scheme: 
         "return Math.max(...document.querySelector('#figure-1-7')._fullData.find(each => each.meta.pale).z.flat()[0])"
     )
     assert (browser.js(code) <= 122) == (scheme == "dark")  # the pixels of an image below values
+    titles = "[...document.querySelectorAll('.gtitle, .gtitle-subtitle')]"
+    right = browser.js(f"return Math.max(...{titles}.map(each => each.getBoundingClientRect().right))")
+    assert right <= size[0]  # the titles of wide figures too
     browser.screenshot(f"figures-{name}", whole=True)
 
 

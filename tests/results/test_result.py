@@ -559,3 +559,17 @@ def test_tensors_are_kept_in_fp32_without_gradients():
 def test_shapes_and_labels_that_do_not_go_together(values: tuple, axes: dict, corrupted: tuple, says: str):
     with pytest.raises(ValueError, match=says):
         SweepResult(torch.zeros(values), axes, torch.zeros(corrupted))
+
+
+def test_the_chosen_metric_names_the_values():
+    scores = Scores(torch.rand(2, 3, 4, 1), {"metric": ["auc", "probe_accuracy"], "layer": range(3), "head": range(4)})
+    for chosen in ("auc", ["auc"]):
+        assert scores.select(metric=chosen).plot().data[0].colorbar.title.text == "auc"
+    figure = scores.select(metric="probe_accuracy").plot()
+    assert figure.data[0].colorbar.title.text == "probe accuracy"
+    assert figure.layout.title.text == "Probe accuracy by layer and head"
+
+
+def test_heads_beside_other_names_are_named():
+    figure = Scores(torch.rand(2, 3, 1), {"layer": range(2), "head": [0, 1, "mlp"]}).plot()
+    assert figure.layout.xaxis.ticktext == ("H0", "H1", "mlp")

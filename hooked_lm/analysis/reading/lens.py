@@ -106,7 +106,7 @@ class Lens(Tabular):
         return token_grid(
             shares[:, :, 0],
             [[self.words[tokens[0]] for tokens in row] for row in ids],
-            x_labels=shown(self.axes["position"]),
+            x_labels=shown("position", self.axes["position"]),
             y_labels=self.axes["layer"][::-1],
             title=title or self._title(prompt),
             x_title=axis_title("position", self.axes["position"]),
