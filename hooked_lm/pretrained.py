@@ -7,7 +7,6 @@
 import os
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from hooked_lm import hub
 from hooked_lm.hub import datasets, own
 from hooked_lm.hub.device_map import placement
+from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, Tree, one_device
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.tree import (
@@ -105,7 +105,7 @@ class PretrainedModel(BaseModel):
 
         Raises ValueError if there is no such folder, if `save` did not write it, and for a model of another class.
         """
-        folder = Path(path).expanduser()
+        folder = folder_of(path)
         if not (folder / own.CONFIG).is_file():
             wrong = f"{own.CONFIG} is not in it: load it with from_pretrained" if folder.is_dir() else "no such folder"
             raise ValueError(f"{str(path)!r} is no model that model.save wrote: {wrong}")

@@ -63,14 +63,22 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
     it, the weights one tensor at a time, and then moved: if writing fails, no new files remain and an existing checkpoint is
     unchanged. Raises ValueError as `to_hf` does, and OSError if the path is not writable.
     """
+    folder = folder_of(path)
     config, tensors = exported(model)
-    if (Path(path).expanduser() / "hooked_lm.json").is_file():
+    if (folder / "hooked_lm.json").is_file():
         raise FileExistsError(f"{path} holds a model that model.save wrote (hooked_lm.json): choose another folder")
-    with moved_when_done(Path(path).expanduser().resolve()) as unfinished:
+    with moved_when_done(folder) as unfinished:
         write_safetensors(tensors, unfinished / "model.safetensors")
         if model.tokenizer is not None:
             model.tokenizer.save_pretrained(unfinished)
         config.save_pretrained(unfinished)
+
+
+def folder_of(path: str | os.PathLike[str]) -> Path:
+    """The folder of a model that a path means, with the user's home and links resolved. Raises ValueError for an empty path."""
+    if not os.fspath(path):
+        raise ValueError("the path of the model's folder is empty: name a folder, such as '.'")
+    return Path(path).expanduser().resolve()
 
 
 @contextmanager

@@ -8,13 +8,12 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hooked_lm.hub.export import moved_when_done
+from hooked_lm.hub.export import folder_of, moved_when_done
 from hooked_lm.hub.hf_load import finish, unfilled
 from hooked_lm.hub.model_classes import Model, model_class
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
@@ -51,10 +50,10 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     were replaced by other modules, quantised weights, components from outside of this package. Raises OSError if the path is not
     writable, or holds a checkpoint in HF format.
     """
+    folder = folder_of(path)
     refuse_quantized(model, "save", "save the model before quantize()")
     described = model.cfg.to_json()
     _check_modules(model)
-    folder = Path(path).expanduser().resolve()
     if (folder / "config.json").is_file():
         raise FileExistsError(f"{folder} holds a checkpoint in HF format (config.json): choose another folder")
     weights = {name: slot.tensor for name, slot in slots(model).items()}

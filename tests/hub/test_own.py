@@ -290,6 +290,15 @@ def test_places_where_no_model_can_be_written(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = HookedTransformer.from_pretrained("demo")
+    for use in (model.save, model.save_pretrained, HookedTransformer.load):
+        with pytest.raises(ValueError, match="the path of the model's folder is empty"):
+            use("")
+    assert not list(tmp_path.iterdir())
+
+
 def test_files_that_are_no_config_and_no_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a file")
     for load in (HookedTransformerConfig.load, Cache.load):
