@@ -41,6 +41,8 @@ def parse_hook(given: Any, dir: str = "fwd") -> HookSpec:
         site, function = (given.hook_point if layer is None else (given.hook_point, layer)), given
     elif isinstance(given, (tuple, list)) and len(given) == 2:
         site, function = given
+        if isinstance(function, str):
+            raise TypeError(f"a hook is a pair (site, function), got the site {function!r} as the second of the two")
     else:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
     own, when = _options_of(function)

@@ -18,6 +18,8 @@ class WrappedModule(HookedRootModule):
     """A module with hook points at the inputs and the output of each submodule; see `wrap`."""
 
     def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"wrap takes a torch.nn.Module, got {type(module).__name__}")
         super().__init__()
         self.module = module
         self.training = module.training
@@ -188,7 +190,7 @@ def wrap(module: nn.Module) -> WrappedModule:
     A name means the output of a submodule, `name.input` its inputs. A hook object on `name` with `when="pre"` also gets the
     inputs. For a tuple, list, dict or dataclass of tensors a name means the first tensor; others have a path, such as
     `name[1]`, `name[last_hidden_state]`, `name[past][0]`, `name.input[mask]`. Paths of inputs begin with the position or the
-    name of a parameter. `names()` prints all modules as a tree.
+    name of a parameter. `names()` prints all modules as a tree. Raises TypeError for anything but a module.
 
     >>> import torch
     >>> net = wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))

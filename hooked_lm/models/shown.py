@@ -14,11 +14,12 @@ def model_html(model: HookedRootModule, in_bare_cache: Callable[[HookPoint], boo
     cfg = model.cfg
     parameters = {id(p): p for p in model.parameters()}.values()
     n, n_bytes = sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)
+    built = not cfg.original_architecture
     facts = [
         ("name", cfg.model_name),
-        ("architecture", cfg.original_architecture or "built from a config"),
+        ("architecture", "built from a config" if built else cfg.original_architecture),
         ("parameters", f"{n:,} ({bytes_in_words(n_bytes)})"),
-        ("weights", ", ".join(cfg.processed) or "as in the checkpoint, not folded"),
+        ("weights", ", ".join(cfg.processed) or ("not folded" if built else "as in the checkpoint, not folded")),
         ("device, dtype", f"{model.device}, {str(cfg.dtype).removeprefix('torch.')}"),
         (
             "sizes",

@@ -69,8 +69,9 @@ def test_a_module_runs_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", thinned(["", "--shadow", "-m", "--help"], keep=["-m"]))
 def test_how_it_is_used(given: str) -> None:
     done = run("-m", "hooked_lm.compat", *given.split())
-    assert done.returncode == 1
-    assert "usage: python -m hooked_lm.compat" in done.stderr
+    wanted = given == "--help"
+    assert done.returncode == (0 if wanted else 1)
+    assert "usage: python -m hooked_lm.compat" in (done.stdout if wanted else done.stderr)
 
 
 @pytest.mark.slow
@@ -147,3 +148,14 @@ def test_what_is_recorded_changes_no_bit() -> None:
     for _, *n_runs in kinds:
         bare, flagged = map(int, n_runs)
         assert 80 < bare < flagged
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("missing.py", "no such file: 'missing.py'"), ("some.ipynb", "is a notebook: call")]
+)
+def test_what_is_no_script(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "some.ipynb").write_text("{}")
+    done = run("-m", "hooked_lm.compat", name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr

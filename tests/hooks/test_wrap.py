@@ -138,3 +138,9 @@ def test_copies_and_pickles_have_points_of_their_own(duplicate: Any) -> None:
     twin.unwrap()
     assert torch.equal(twin.module(IMAGE), net(IMAGE))
     assert list(net.run_with_cache(IMAGE)[1]) == CACHED
+
+
+def test_a_pair_in_the_wrong_order_is_refused() -> None:
+    net = wrap(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="got the site '0' as the second of the two"):
+        net.run_with_hooks(torch.ones(1, 2), fwd_hooks=[(lambda value, hook: value, "0")])

@@ -134,7 +134,21 @@ def apply_ln_to_stack(
     norm = input_norm(model, cache, layer, mlp_input, pos)
     if norm.scale is not None and cache.has_batch_dim:
         norm.scale = rows.apply(norm.scale, 0)
+    if norm.scale is not None:
+        _check_fits(residual_stack, norm.scale)
     return norm(residual_stack)
+
+
+def _check_fits(stack: Tensor, scale: Tensor) -> None:
+    """Raises ValueError for a stack of other positions or rows than the scale [*rest, 1], to which it would broadcast."""
+    found, expected = list(stack.shape[:-1]), list(scale.shape[:-1])
+    rest = found[len(found) - len(expected) :]
+    fits = all(mine == theirs or theirs == 1 for mine, theirs in zip(rest, expected, strict=False))
+    if not fits or len(found) - len(expected) not in (0, 1):
+        raise ValueError(
+            f"components of shape {[*stack.shape]} do not have the batch and positions {expected} of the norm's scale: "
+            "slice the components and give the same pos_slice and batch_slice here, or neither"
+        )
 
 
 def logit_attrs(

@@ -5,15 +5,19 @@ of the table (`flat.py`). A config made from a tree keeps that tree, which may h
 name changes only the parts that the name describes (`tree_edit.py`). A set name that has no effect on the tree raises.
 """
 
+import difflib
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Container
 from dataclasses import fields, is_dataclass
 from functools import wraps
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.config.row import ABSENT, table
 from hooked_lm.models.config.shown import ShownConfig
 from hooked_lm.models.config.stored import StoredConfig
@@ -114,10 +118,10 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         row = table(type(self)).rows.get(name)
-        if not hasattr(self, "_given") or (
-            row is None and name != "tree"
-        ):  # during __init__, or an attribute that is no config field
+        if not hasattr(self, "_given"):  # during __init__
             return object.__setattr__(self, name, value)
+        if row is None and name != "tree":
+            return self._set_other(name, value)
         value = normalized(type(self), name, value)
         if row is not None and row.is_fact:
             row.check(name, value)
@@ -135,6 +139,16 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         except ValueError:  # later assignments may fix it; building a model raises the error
             object.__setattr__(self, "tree", self.tree if self._of_model else None)
         return None
+
+    def _set_other(self, name: str, value: Any) -> None:
+        """Sets an attribute that is no config field; AttributeError if it looks like a misspelt one."""
+        is_known = name.startswith("_") or hasattr(type(self), name) or name in FOREIGN_FIELDS
+        near = () if is_known else difflib.get_close_matches(name, table(type(self)).rows, n=1, cutoff=0.85)
+        for field in near:
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}, so it would have no effect; did you mean {field!r}?"
+            )
+        object.__setattr__(self, name, value)
 
     def _set_on_model(self, name: str, value: Any) -> None:
         """Accepts only the same value, or an `n_ctx` up to the tree's; ValueError otherwise, as the modules are built."""
@@ -179,6 +193,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         self._notice_changes()
         if self._base is None:
             values = completed(type(self), self._given)
+            check_heads(values, self._given)
             tree = self.build(SimpleNamespace(**values))
         else:
             values = self._values_on_base()
@@ -215,8 +230,10 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         return {**({} if self._base is None else self._stated()), **self._given}
 
     def _values_on_base(self) -> dict[str, Any]:
-        values = self._stated() if self._edits() else values_of(type(self), self._base)
-        return completed(type(self), {**values, **self._given})
+        given = {**(self._stated() if self._edits() else values_of(type(self), self._base)), **self._given}
+        values = completed(type(self), given)
+        check_heads(values, given)
+        return values
 
     def _edits(self) -> dict[str, Any]:
         """The set names whose values differ from the base tree."""
@@ -280,10 +297,12 @@ def remembers(cls: type[Config]) -> type[Config]:
     set in the origin, or differs from the value in the origin's tree.
     """
     init = cls.__init__
+    fields_of_init = signature(init).parameters
     positional = [field.name for field in fields(cls) if field.init and not field.kw_only]
 
     @wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        check_keywords(cls.__name__, kwargs, fields_of_init)
         named = [*positional[: len(args)], *kwargs]
         origin = kwargs.pop("origin", None)
         chosen = named if origin is None else named[: named.index("origin")]
@@ -344,6 +363,17 @@ def completed(cls: type[FlatConfig], given: dict[str, Any]) -> dict[str, Any]:
         if row.follows is not None and values[name] in UNSET and -1 not in sources:
             values[name] = row.follows(*sources)
     return values
+
+
+def check_heads(values: dict[str, Any], given: Container[str]) -> None:
+    """Raises ValueError if the width or the number of heads is derived, and would leave a part of `d_model` out."""
+    for name, other in {"d_head": "n_heads", "n_heads": "d_head"}.items():
+        width, divisor = values.get("d_model"), values.get(other)
+        if name not in given and other in given and width and divisor and width % divisor:
+            raise ValueError(
+                f"d_model={width} is no multiple of {other}={divisor}: give {name} as well ({width // divisor} leaves "
+                f"{width % divisor} of {width} out), or change one of them"
+            )
 
 
 def normalized(cls: type[FlatConfig], name: str, value: Any) -> Any:

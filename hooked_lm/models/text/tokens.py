@@ -312,6 +312,8 @@ class Tokens:
     def _bos_wanted(self, prepend_bos: bool | None) -> list[int]:
         self.need_tokenizer()
         wanted = self.default_prepend_bos if prepend_bos is None else prepend_bos
+        if wanted not in (True, False):
+            raise ValueError(f"prepend_bos must be True, False or None (the default), got {wanted!r}")
         bos = self.bos_ids if wanted else []
         if prepend_bos and not bos:
             raise ValueError(

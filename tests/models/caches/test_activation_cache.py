@@ -112,6 +112,14 @@ def test_layers_out_of_range(cache: ActivationCache) -> None:
         cache.get_neuron_results(3)
 
 
+def test_components_and_the_scale_of_the_norm_are_of_the_same_positions(cache: ActivationCache) -> None:
+    for stack, part in ((cache.decompose_resid(), -1), (cache.decompose_resid(pos_slice=-1), None)):
+        with pytest.raises(ValueError, match="give the same pos_slice and batch_slice"):
+            cache.logit_attrs(stack, 3, pos_slice=part)
+    last = cache["resid_post", -1][:, -1]  # one component, without an axis for components
+    assert cache.apply_ln_to_stack(last, pos_slice=-1).shape == last.shape
+
+
 def test_parts_that_do_not_exist(model: HookedTransformer, cache: ActivationCache) -> None:
     with pytest.raises(IndexError, match=r"index 999 .* -6 to 5"):
         cached(model, pos_slice=999)

@@ -424,3 +424,25 @@ def test_layers_of_a_tree_may_stretch_positions_differently():
     assert HookedTransformer(HookedTransformerConfig.from_tree(mixed)).tree == mixed
     with pytest.raises(ValueError, match="exclude each other"):
         HookedTransformerConfig(**flat, use_yarn_rope=True, rotary_scaling_factor=2.0)
+
+
+def test_misspelt_names_are_refused() -> None:
+    model = HookedTransformer(SIZES)
+    with pytest.raises(AttributeError, match=r"no field 'use_attn_results'.* did you mean 'use_attn_result'"):
+        model.cfg.use_attn_results = True  # type: ignore[attr-defined]
+    assert "use_attn_results" not in model.cfg.to_dict()
+    with pytest.raises(TypeError, match="no argument 'n_layer'; did you mean 'n_layers'"):
+        HookedTransformerConfig(n_layer=2)  # type: ignore[call-arg]
+
+
+def test_heads_fill_the_width_if_one_of_their_sizes_is_derived() -> None:
+    with pytest.raises(
+        ValueError, match=r"d_model=18 is no multiple of n_heads=4: give d_head as well \(4 leaves 2 of 18"
+    ):
+        HookedTransformerConfig(**{**SIZES, "d_model": 18})
+    sizes = {name: size for name, size in SIZES.items() if name != "n_heads"}
+    with pytest.raises(ValueError, match="no multiple of d_head=5: give n_heads as well"):
+        HookedTransformerConfig(**sizes, d_head=5)
+    with pytest.raises(ValueError, match="no multiple of n_heads=3: give d_head as well"):
+        replace(HookedTransformer.from_pretrained("demo").cfg, n_heads=3)
+    assert HookedTransformerConfig(**{**SIZES, "d_model": 18}, d_head=5).d_head == 5

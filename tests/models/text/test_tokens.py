@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from hooked_lm import HookedTransformer
 from hooked_lm.models.text.tokens import Tokens, checked_texts, prepends_bos, special_prefix
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
@@ -532,3 +533,11 @@ def test_two_threads_with_opposite_sides_never_mix() -> None:
     tokenizer.backend_tokenizer.no_padding()  # as another library may leave it
     tokenizer.backend_tokenizer.no_truncation()
     assert state(tokenizer) == before
+
+
+def test_whether_bos_is_prepended_is_yes_or_no() -> None:
+    tokenizer = HookedTransformer.from_pretrained("demo").tokenizer
+    text = Tokens(tokenizer, default_prepend_bos=True, default_padding_side="right", n_ctx=16, d_vocab=2000)
+    text.default_prepend_bos = "no"  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="prepend_bos must be True, False or None"):
+        text.to_tokens("a")
