@@ -73,15 +73,18 @@ def test_the_first_head_and_cell_show_something(browser: Browser, run: Any) -> N
     assert browser.text(".reading") == f"L1H0: ·to (14) \u2192 ·Mary (2): {patterns[1][0][-1, 2]:.3f}"
 
 
+def rows_of_heads(browser: Browser) -> list[int]:
+    """The number of heads in each row of the first layer."""
+    buttons = "[...document.querySelectorAll('.layer')[0].querySelectorAll('button')]"
+    tops = browser.js(f"return {buttons}.map(each => each.offsetTop)")
+    return [tops.count(top) for top in sorted(set(tops))]
+
+
 def test_heads_are_in_even_rows(browser: Browser, run: Any) -> None:
     tokens, patterns = run
     for size, rows in (((1000, 900), [4, 4]), (PHONE, [8])):
         opened(browser, attention(patterns, tokens), size=size)
-        code = (
-            "return [...document.querySelectorAll('.layer')[0].querySelectorAll('button')].map(each => each.offsetTop)"
-        )
-        tops = browser.js(code)
-        assert [tops.count(top) for top in sorted(set(tops))] == rows
+        assert rows_of_heads(browser) == rows
 
 
 def test_heads_cells_and_tokens_are_reached_by_keyboard(browser: Browser, run: Any) -> None:
@@ -156,6 +159,7 @@ def test_a_view_that_was_hidden_is_drawn_when_it_is_shown(browser: Browser, run:
     browser.driver.switch_to.frame(frame)
     browser.wait(".attention[data-ready]")
     browser.until(lambda: browser.find("canvas[role=application]").size["height"] > 200)
+    assert rows_of_heads(browser) == [8]
     height = browser.js("return document.body.getBoundingClientRect().height")
     browser.driver.switch_to.default_content()
     browser.until(lambda: height <= frame.size["height"] < height + 2)
