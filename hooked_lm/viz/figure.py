@@ -35,6 +35,7 @@ def style(figure: "go.Figure", title: str, height: int, margin: dict[str, int], 
         margin={"l": 60, "r": 20, **margin},
         paper_bgcolor=PAPER,
         plot_bgcolor=GRID,
+        modebar={"bgcolor": PAPER, "color": FAINT, "activecolor": INK},
         hoverlabel={"font": {"family": FONT}},
     )
 

@@ -27,7 +27,8 @@ class Scale:
     def ticks(self, marks: Mapping[str, float] | None) -> dict[str, Any]:
         """The ticks of a colour bar: named values and the ends, or round numbers if none is named and zero is among them."""
         if not marks and 0.0 in (self.low, self.white, self.high):
-            return {}
+            is_diverging = self.low < self.white < self.high
+            return {"nticks": 5} if is_diverging else {}  # with 4, plotly writes nothing but 0 if the ends are 4 to 5
         reach = self.high - self.low
         named = {
             value: f"{short(value)} {html.escape(name, quote=False)}"

@@ -74,6 +74,15 @@ def test_a_cell_shows_its_token_and_value(browser: Browser, page: Path, grid: to
     assert "mean of 3 prompts" in shown
 
 
+def test_a_colour_bar_has_a_number_besides_zero(browser: Browser, tmp_path: Path) -> None:
+    highest = [1.0, 1.6, 2.1, 3.0, 4.1, 4.5, 4.9, 5.2, 7.7, 9.9]
+    figures = [viz.heatmap(torch.tensor([[high, low]])) for high in highest for low in (-1.0, 0.0)]
+    browser.open(viz.report("Bars", [viz.Section("All", *figures)], tmp_path / "bars.html"))
+    browser.wait(f"[data-drawn='{len(figures)}']")
+    bars = "[...document.querySelectorAll('.js-plotly-plot')].map(each => each.querySelectorAll('.cbaxis text').length)"
+    assert min(browser.js(f"return {bars}")) > 1
+
+
 def test_a_missing_cell_says_so(browser: Browser, page: Path) -> None:
     browser.open(page).wait("[data-drawn='9']")
     browser.hover("#figure-1-2 .nsewdrag", 2.5 / 7, 2.5 / 4)

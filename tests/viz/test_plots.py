@@ -279,6 +279,11 @@ def test_no_figure_needs_webgl():
     assert drawn == {"heatmap", "bar", "scatter", "image"}
 
 
+def test_the_buttons_of_a_figure_do_not_hide_its_title():
+    for figure in (heatmap(torch.eye(2), title="T"), bars(torch.ones(2), title="T")):
+        assert figure.layout.modebar.bgcolor == "rgba(0, 0, 0, 0)"  # that of plotly is half black on such paper
+
+
 def test_points_that_are_close_have_no_labels_of_their_own():
     figure = lines([0, 9, 99, 999], {"a": torch.zeros(4), "b": torch.ones(4)}, logarithmic=True, baselines={"all": 1.0})
     assert_close(list(figure.layout.xaxis.tickvals), [0.0, *(n * math.log(10) for n in (1, 2, 3))])
