@@ -151,6 +151,10 @@
       state.q = q;
       if (!state.cell) state.k = strongest(state.head, q);
     }
+    function reveal() {  // the layer of the chosen head, in the list
+      const box = $(".heads"), { offsetTop: top, offsetHeight: height } = radios[state.head].closest(".layer");
+      box.scrollTop = Math.max(Math.min(box.scrollTop, top), top + height - box.clientHeight);
+    }
     function pick(h, focus = false) {
       state.head = h;
       point(state.q);
@@ -158,10 +162,7 @@
         radio.setAttribute("aria-checked", i === h);
         radio.tabIndex = i === h ? 0 : -1;
       });
-      const box = $(".heads"), row = radios[h].closest(".layer");
-      if (row.offsetTop < box.scrollTop) box.scrollTop = row.offsetTop;
-      if (row.offsetTop + row.offsetHeight > box.scrollTop + box.clientHeight)
-        box.scrollTop = row.offsetTop + row.offsetHeight - box.clientHeight;
+      reveal();
       if (focus) radios[h].focus({ preventScroll: true });
       $(".name").textContent = heads[h].label;
       drawMap();
@@ -440,7 +441,7 @@
     dark.addEventListener("change", recolour);
     let width = $(".frame").clientWidth;
     new ResizeObserver(() => {
-      if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; spread(); drawMap(); }
+      if ($(".frame").clientWidth !== width) { width = $(".frame").clientWidth; spread(); reveal(); drawMap(); }
     }).observe($(".frame"));
     root.dataset.ready = "";
     tellHeight();

@@ -151,7 +151,7 @@ def test_cells_without_a_value_are_hatched(browser: Browser) -> None:
 def test_a_view_that_was_hidden_is_drawn_when_it_is_shown(browser: Browser, run: Any, style: str) -> None:
     tokens, patterns = run
     browser.open(
-        document("Two views", f'<div id="box" style="{style}">{attention(patterns, tokens)._repr_html_()}</div>')
+        document("Two views", f'<div id="box" style="{style}">{attention(patterns * 8, tokens)._repr_html_()}</div>')
     )
     time.sleep(0.5)
     browser.js("document.getElementById('box').style = ''")
@@ -160,6 +160,9 @@ def test_a_view_that_was_hidden_is_drawn_when_it_is_shown(browser: Browser, run:
     browser.wait(".attention[data-ready]")
     browser.until(lambda: browser.find("canvas[role=application]").size["height"] > 200)
     assert rows_of_heads(browser) == [8]
+    bottoms = "['[aria-checked=true]', '.heads'].map(css => document.querySelector(css).getBoundingClientRect().bottom)"
+    chosen, box = browser.js(f"return {bottoms}")
+    assert 0 < chosen < box + 2  # the list is at the chosen head
     height = browser.js("return document.body.getBoundingClientRect().height")
     browser.driver.switch_to.default_content()
     browser.until(lambda: height <= frame.size["height"] < height + 2)
