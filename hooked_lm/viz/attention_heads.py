@@ -1,24 +1,26 @@
 """Attention as it is given to a picture: the patterns of one layer or of several, the chosen heads, and the tokens."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 Layer: TypeAlias = Float[Tensor, "..."]  # [head, query_pos, key_pos], checked in words
-Layers: TypeAlias = Layer | Sequence[Layer] | Mapping[int, Layer]
+Layers: TypeAlias = Layer | np.ndarray | Sequence[Layer | np.ndarray] | Mapping[int, Layer | np.ndarray]
 Heads: TypeAlias = str | int | Sequence[str | int]
 Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
 
 
 def layers_of(pattern: Layers) -> dict[int | None, Layer]:
     """The layers by number, None for a single one without a number. Raises ValueError for other shapes."""
-    if isinstance(pattern, Tensor):
-        layers: dict[int | None, Layer] = {None: pattern}
+    if isinstance(pattern, Tensor | np.ndarray):
+        given: dict[int | None, Any] = {None: pattern}
     else:
-        layers = dict(pattern.items() if isinstance(pattern, Mapping) else enumerate(pattern))
-    layers = {layer: _alone(weights) for layer, weights in layers.items()}
+        given = dict(pattern.items() if isinstance(pattern, Mapping) else enumerate(pattern))
+    layers = {layer: _alone(torch.as_tensor(weights)) for layer, weights in given.items()}
     if not layers:
         raise ValueError("there is no layer: give at least one")
     for layer, weights in layers.items():

@@ -50,7 +50,8 @@ def layered_graph(
         value_name: what the scores are, in the legend.
         meanings: what a positive and a negative score mean, in the legend.
 
-    Raises ValueError for an edge to or from a node without a level, for a wrong number of scores, and for scores that are NaN.
+    Raises ValueError for an edge to or from a node without a level, for a wrong number of scores, and for scores that are
+    NaN or infinite.
 
     >>> import torch
     >>> figure = layered_graph({"in": 0, "h0": 1, "out": 2}, [("in", "h0", "a"), ("h0", "out", "b")], torch.tensor([1.0, -2.0]))
@@ -61,8 +62,10 @@ def layered_graph(
         raise ValueError(f"{len(scores)} scores for {len(edges)} edges")
     if missing := [end for edge in edges for end in edge[:2] if end not in levels]:
         raise ValueError(f"an edge ends at {missing[0]!r}, which has no level")
-    if scores is not None and bool(scores.isnan().any()):
-        raise ValueError(f"{int(scores.isnan().sum())} of {len(edges)} scores are NaN: leave these edges out")
+    if scores is not None and not bool(scores.isfinite().all()):
+        raise ValueError(
+            f"{int((~scores.isfinite()).sum())} of {len(edges)} scores are NaN or infinite: leave these edges out"
+        )
     at, height = _placed(levels)
     numbers = torch.ones(len(edges)) if scores is None else scores.detach().float().cpu()
     limit = float(numbers.abs().max()) if len(edges) and float(numbers.abs().max()) > 0 else 1.0

@@ -1,6 +1,7 @@
 """Heat maps of matrices with labelled rows and columns, alone or in panels."""
 
 import html
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import WIDEST, Interval, and_missing, ends_of, room_above, said_of, style, widen
+from hooked_lm.viz.figure import (
+    WIDEST,
+    Interval,
+    Values,
+    and_missing,
+    as_numbers,
+    ends_of,
+    room_above,
+    said_of,
+    style,
+    widen,
+)
 from hooked_lm.viz.labels import MOST, Axis, cut
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
@@ -35,7 +47,7 @@ MAP = 150  # pixels of a feature map
 
 
 def heatmap(
-    values: Float[Tensor, "..."],  # [row, column] or [panel, row, column], checked in words
+    values: Values,  # [row, column] or [panel, row, column], checked in words
     x_labels: Sequence[Any] | None = None,
     y_labels: Sequence[Any] | None = None,
     title: str = "",
@@ -56,11 +68,11 @@ def heatmap(
     """A heat map of a matrix, or a panel for each of several; row 0 is at the top.
 
     Colours diverge from white at the centre: blue above, orange below. If all values are on one side, they go from white to one
-    end. Cells without a value (NaN) are hatched, "no value" on hover, and counted below the title. Long labels are cut, and of
-    many every second, third, ... is written; hover shows all.
+    end. Cells without a value (NaN) and infinite ones are hatched, say so on hover, and are counted below the title. Long labels
+    are cut, and of many every second, third, ... is written; hover shows all.
 
     Args:
-        values: [row, column] or [panel, row, column].
+        values: [row, column] or [panel, row, column], as a tensor, an array or lists.
         x_labels, y_labels: one for each column and row; may contain duplicates. Indices if None.
         value_name: the title of the colour bar.
         show_values: write the values into the cells, except for those that are exactly zero.
@@ -75,8 +87,8 @@ def heatmap(
         panels: the title of each panel; numbers if None.
         columns: the number of panels beside each other; None: few enough for their labels, as many in each row as possible.
 
-    Raises ValueError for values with other axes, the wrong number of labels or titles, an interval of another shape, and more
-    than 32 panels.
+    Raises ValueError for values with other axes or none at all, the wrong number of labels, titles or centres, an interval of
+    another shape, and more than 32 panels.
 
     >>> import torch
     >>> figure = heatmap(torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect")
@@ -86,15 +98,16 @@ def heatmap(
     >>> len(figure.data), figure.layout.annotations[1].text
     (2, 'layer 1')
     """
-    _check_axes(values)
-    matrices = values.detach().float().cpu().reshape(-1, *values.shape[-2:])
+    table = as_numbers(values)
+    _check_axes(table)
+    matrices = table if table.ndim > 2 else table[None]
     n, n_rows, n_columns = matrices.shape
-    titles = panel_titles(panels, n) if values.ndim > 2 or panels is not None else []
+    titles = panel_titles(panels, n) if table.ndim > 2 or panels is not None else []
     scales = _scales(matrices, centre, limit)
     x_axis, y_axis = Axis.of(x_labels, n_columns, "columns", x_title), Axis.of(y_labels, n_rows, "rows", y_title)
     across = _across(n, n_columns, len(scales) > 1, columns)
     figure, drawn = panel_grid(n, across, _panel_height(n, n_rows))
-    traces = _traces(matrices, ends_of(values, interval), titles, x_axis, y_axis, show_values, note)
+    traces = _traces(matrices, ends_of(table, interval), titles, x_axis, y_axis, show_values, note)
     for i, (cells, holes) in enumerate(traces):
         place = {"row": i // across + 1, "col": i % across + 1}
         cells.update({**scales[i % len(scales)].settings(), "showscale": i == 0 or len(scales) > 1})
@@ -106,7 +119,7 @@ def heatmap(
     figure.update_traces(xgap=int(n_columns <= 128), ygap=int(n_rows <= 64), selector={"type": "heatmap"})
     figure.update_xaxes(range=[-0.5, n_columns - 0.5])
     figure.update_yaxes(range=[-0.5, n_rows - 0.5] if upwards else [n_rows - 0.5, -0.5])
-    below = and_missing(subtitle, matrices)
+    below = and_missing(subtitle, matrices, marks if isinstance(marks, Mapping) else None)
     top, bottom = room_above(title, below) + 24 * bool(titles), x_axis.height
     style(figure, title, drawn + top + bottom, {"t": top, "b": bottom, "l": x_axis.left}, below)
     _colour_bars(figure, scales, marks, value_name, drawn)
@@ -118,7 +131,7 @@ def heatmap(
 
 
 def feature_maps(
-    maps: Float[Tensor, "channel height width"],
+    maps: Values,  # [channel, height, width], checked in words
     labels: Sequence[str] | None = None,
     title: str = "",
     columns: int = 4,
@@ -126,14 +139,16 @@ def feature_maps(
 ) -> "go.Figure":
     """One panel for each channel, with row 0 at the top; all panels share a colour scale, which is that of `heatmap`.
 
-    Raises ValueError for the wrong number of labels.
+    Raises ValueError for maps with other axes or none at all, and for the wrong number of labels.
 
     >>> import torch
     >>> figure = feature_maps(torch.eye(3).expand(2, 3, 3), ["edges", "corners"])
     >>> len(figure.data), figure.layout.annotations[1].text
     (2, 'corners')
     """
-    matrices = maps.detach().float().cpu()
+    matrices = as_numbers(maps)
+    if matrices.ndim != 3 or not matrices.numel():
+        raise ValueError(f"maps are [channel, height, width], got {list(matrices.shape)}")
     n, n_rows, n_columns = matrices.shape
     titles = panel_titles([f"channel {i}" for i in range(n)] if labels is None else labels, n)
     scale, across = scale_of(matrices), max(1, min(columns, n))
@@ -206,10 +221,15 @@ def _cell_names(x_axis: Axis, y_axis: Axis) -> tuple[list[list[str]] | None, str
 def missing(
     matrix: Float[Tensor, "row column"], names: list[list[str]] | None, where: str
 ) -> "list[go.Heatmap | go.Scatter]":
-    """Hatched cells where a matrix has no value, and what they say on hover; nothing if it has all."""
-    holes = matrix.isnan()
-    if not bool(holes.any()):
-        return []
+    """Hatched cells where a matrix has no value or an infinite one, and what they say on hover; nothing if it has all."""
+    kinds = {"no value": matrix.isnan(), "infinite": matrix.isinf()}
+    return [part for said, holes in kinds.items() if holes.any() for part in _hatched(holes, said, names, where)]
+
+
+def _hatched(
+    holes: Bool[Tensor, "row column"], said: str, names: list[list[str]] | None, where: str
+) -> "list[go.Heatmap | go.Scatter]":
+    """Hatched cells, which say the same on hover."""
     scale = {
         "colorscale": [(0.0, MISSING), (1.0, MISSING)],
         "showscale": False,
@@ -221,7 +241,7 @@ def missing(
     hatch = {"shape": "/", "size": 7, "solidity": 0.25, "fgcolor": FAINT, "bgcolor": MISSING}
     x, y = _outlines(holes)
     return [
-        go.Heatmap(z=cells, hovertext=names, hovertemplate=f"{where}<br>no value<extra></extra>", **scale),
+        go.Heatmap(z=cells, hovertext=names, hovertemplate=f"{where}<br>{said}<extra></extra>", **scale),
         go.Scatter(
             x=x,
             y=y,
@@ -250,7 +270,7 @@ def _outlines(holes: Bool[Tensor, "row column"]) -> tuple[list[float | None], li
 
 
 def _number(value: float) -> str:
-    return "" if value != value or value == 0 else rounded(value)
+    return rounded(value) if math.isfinite(value) and value else ""
 
 
 # ---- the panels ----------------------------------------------------------------------------------------------------------
@@ -289,10 +309,12 @@ def name_panels(figure: "go.Figure", titles: Sequence[str], across: int, width: 
 
 
 def _check_axes(values: Tensor) -> None:
-    """Raises ValueError for values that are neither a matrix nor one for each panel."""
-    if values.ndim in (2, 3):
-        return
+    """Raises ValueError for values that are neither a matrix nor one for each panel, and for none at all."""
     shape = list(values.shape)
+    if values.ndim in (2, 3):
+        if not values.numel():
+            raise ValueError(f"there are no values to draw: they are {shape}")
+        return
     if values.ndim < 2:
         raise ValueError(
             f"values are [row, column], or [panel, row, column], got {shape}: bars and lines draw one axis"
@@ -331,6 +353,8 @@ def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: 
     """The scale that all panels share, or one for each."""
     if centre is None or isinstance(centre, float | int):
         return [scale_of(matrices, centre, limit)]
+    if len(centre) != len(matrices):
+        raise ValueError(f"{len(centre)} centres for {len(matrices)} panels: give one number for all, or one for each")
     return [scale_of(matrix, middle, limit) for matrix, middle in zip(matrices, centre, strict=True)]
 
 

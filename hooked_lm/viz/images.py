@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import WIDEST, and_missing, style
+from hooked_lm.viz.figure import WIDEST, Values, and_missing, as_numbers, style
 from hooked_lm.viz.heatmaps import missing
 from hooked_lm.viz.scales import Scale, colour_bar, scale_of
 from hooked_lm.viz.theme import ALPHAS, CONTRAST, DOWN, FAINT, PALEST, UP, WHITE, translucent
@@ -37,7 +37,7 @@ Picture = Tensor | np.ndarray | Pillow
 
 
 def image_heat_map(
-    values: Float[Tensor, "*panel row column"] | np.ndarray,
+    values: Values,  # [row, column] or [panel, row, column], checked in words
     image: Picture | None = None,
     panels: Sequence[Any] | None = None,
     title: str = "",
@@ -45,7 +45,7 @@ def image_heat_map(
     limit: float | None = None,
 ) -> "go.Figure":
     """Values over the places of an image, on top of a pale grey image, which shows through small values. Cells without a value
-    (NaN) are hatched, and counted below the title.
+    (NaN) and infinite ones are hatched, and counted below the title.
 
     Args:
         values: a number for each place [row, column], or for each place in several panels, such as layers.
@@ -55,8 +55,8 @@ def image_heat_map(
         value_name: the title of the colour bar.
         limit: the absolute value at the end of the colour scale; the largest one if None.
 
-    Raises ValueError for values without rows and columns, for an image with another number of channels, and for the wrong number
-    of titles; TypeError for values and images of other types.
+    Raises ValueError for values without rows and columns or none at all, for an image with another number of channels or pixels
+    that are NaN or infinite, and for the wrong number of titles; TypeError for values and images of other types.
 
     >>> import torch
     >>> figure = image_heat_map(torch.rand(2, 3, 4), image=torch.rand(3, 30, 40), panels=["layer 0", "layer 1"])
@@ -93,16 +93,17 @@ def image_heat_map(
     return figure
 
 
-def _maps(values: Tensor | np.ndarray) -> Float[Tensor, "panel row column"]:
+def _maps(values: Values) -> Float[Tensor, "panel row column"]:
     """The values of all panels."""
-    if not isinstance(values, (Tensor, np.ndarray)):
-        raise TypeError(f"values must be a tensor or an array, got {type(values).__name__}")
-    if values.ndim < 2:
+    maps = as_numbers(values)
+    if maps.ndim < 2:
         raise ValueError(
-            f"values are [row, column], in several panels [panel, row, column], got {tuple(values.shape)}: "
+            f"values are [row, column], in several panels [panel, row, column], got {tuple(maps.shape)}: "
             "values[model.patch_grid(inputs)[0]] folds values over positions, .reshape those over patches"
         )
-    return torch.as_tensor(values).detach().float().cpu().reshape(-1, *values.shape[-2:])
+    if not maps.numel():
+        raise ValueError(f"there are no values to draw: they are {tuple(maps.shape)}")
+    return maps.reshape(-1, *maps.shape[-2:])
 
 
 def _channels(image: object) -> Float[Tensor, "*channel_height_width"]:
@@ -118,6 +119,10 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     """The image, stretched over the cells of a grid; `pale` makes it a light grey."""
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise ValueError(f"an image is [channel, height, width] with 1 or 3 channels, got {tuple(image.shape)}")
+    if not image.numel() or not bool(image.isfinite().all()):
+        raise ValueError(
+            f"the image {tuple(image.shape)} needs pixels that are all finite: image.nan_to_num(0) has no others"
+        )
     low, high = image.min(), image.max()
     pixels = 255 * (image - low) / (high - low).clamp(min=1e-12)
     if pale:

@@ -10,7 +10,11 @@ from typing import Any
 
 from hooked_lm.viz.theme import FAINT
 
-VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"})
+CONTROLS = {chr(code): chr(0x2400 + code) for code in range(32)}  # ␀, ␛, ...
+HALVES = dict.fromkeys(
+    map(chr, range(0xD800, 0xE000)), "\N{REPLACEMENT CHARACTER}"
+)  # of a character: no file can hold them
+VISIBLE = str.maketrans({**CONTROLS, **HALVES, "\n": "↵", "\t": "⇥", "\u00a0": "⍽"})
 POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": a position and its token
 SPACES = re.compile("^ +| +$| {2,}")
 ROOM = 36  # letters of the longest label of an axis
@@ -20,7 +24,7 @@ NARROWEST = 220  # pixels of an axis on a telephone, or in one of many panels
 
 
 def visible(token: str, longest: int = 16) -> str:
-    """A token with visible outer spaces and line breaks; long tokens are shortened.
+    """A token with visible outer spaces, line breaks and control characters; long tokens are shortened.
 
     >>> visible(" Mary"), visible("a\\n"), visible("layer 0"), visible("")
     ('·Mary', 'a↵', 'layer 0', '∅')

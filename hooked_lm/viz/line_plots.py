@@ -5,12 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import and_missing, style
+from hooked_lm.viz.figure import Interval, Values, and_missing, as_numbers, ends_of, style
 from hooked_lm.viz.labels import LETTER
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.plots import mark_levels
@@ -29,8 +30,8 @@ MARKED = 64  # points that have a marker, at most
 
 def lines(
     x: Float[Tensor, " point"] | Sequence[float | int],
-    lines: Mapping[str, Tensor],
-    intervals: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    lines: Mapping[str, Values],
+    intervals: Mapping[str, Interval] | None = None,
     title: str = "",
     x_title: str = "",
     y_title: str = "",
@@ -39,7 +40,7 @@ def lines(
     subtitle: str = "",
     logarithmic: bool = False,
 ) -> "go.Figure":
-    """Lines over the same points, with optional confidence intervals. Points without a value are gaps.
+    """Lines over the same points, with optional confidence intervals. Points without a value and infinite ones are gaps.
 
     Args:
         x: the coordinates of the points, ascending.
@@ -50,23 +51,31 @@ def lines(
         subtitle: a line below the title.
         logarithmic: place the points at log(1 + x), for numbers from 0 on of very different sizes.
 
-    Raises ValueError for points below zero on such an axis, and for a line with a different number of points.
+    Raises ValueError for points below zero on such an axis, for a line or an interval with a different number of points, and for
+    an interval of no line.
 
     >>> figure = lines([0, 10], {"faithfulness": torch.tensor([0.0, 1.0])})
     >>> [trace.name for trace in figure.data]
     ['faithfulness']
     """
     points = x.tolist() if isinstance(x, Tensor) else list(x)
-    if odd := [name for name, line in lines.items() if len(line) != len(points)]:
-        raise ValueError(f"the line {odd[0]!r} has {len(lines[odd[0]])} points, and there are {len(points)}")
+    drawn = {name: as_numbers(line) for name, line in lines.items()}
+    if odd := [name for name, line in drawn.items() if line.shape != (len(points),)]:
+        raise ValueError(
+            f"the line {odd[0]!r} has values of shape {list(drawn[odd[0]].shape)}, and there are {len(points)} points"
+        )
+    if odd := [name for name in intervals or {} if name not in lines]:
+        raise ValueError(
+            f"there is an interval of {odd[0]!r}, but no such line: there are {', '.join(map(repr, lines))}"
+        )
     if logarithmic and points and min(points) < 0:
         raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
     places = [math.log1p(point) for point in points] if logarithmic else points
     figure = go.Figure()
-    for i, (name, line) in enumerate(lines.items()):
+    for i, (name, line) in enumerate(drawn.items()):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
-        if intervals and name in intervals:
-            figure.add_trace(_ribbon(places, *intervals[name], colour))
+        if (ends := ends_of(line, (intervals or {}).get(name))) is not None:
+            figure.add_trace(_ribbon(places, ends, colour))
         mode = "lines+markers" if len(points) <= MARKED else "lines"
         label = html.escape(name, quote=False)
         figure.add_trace(
@@ -83,8 +92,8 @@ def lines(
                 showlegend=len(lines) > 1,
             )
         )
-    values = torch.stack(list(lines.values())) if lines else torch.zeros(0)
-    said = and_missing(subtitle, values)
+    values = torch.stack(list(drawn.values())) if drawn else torch.zeros(0)
+    said = and_missing(subtitle, values, baselines)
     top = (56 if title or said else 16) + (18 if said else 0)
     legend = _legend_height(list(lines)) if len(lines) > 1 else 0
     style(figure, title, height=320 + top + legend, margin={"t": top, "b": 50 + legend}, subtitle=said)
@@ -116,11 +125,11 @@ def _legend_height(names: Sequence[str]) -> int:
     return 12 + 20 * -(-len(names) // across)
 
 
-def _ribbon(points: Sequence[float | int], low: Tensor, high: Tensor, colour: str) -> "go.Scatter":
+def _ribbon(points: Sequence[float | int], ends: Float[np.ndarray, "point 2"], colour: str) -> "go.Scatter":
     """The area of a confidence interval."""
     return go.Scatter(
         x=[*points, *reversed(points)],
-        y=high.tolist() + low.flip(0).tolist(),
+        y=[*ends[:, 1].tolist(), *ends[::-1, 0].tolist()],
         mode="lines",
         fill="toself",
         fillcolor=colour,

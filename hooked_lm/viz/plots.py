@@ -11,7 +11,18 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
-from hooked_lm.viz.figure import Interval, and_missing, ends_of, room_above, said_of, style, widen
+from hooked_lm.viz.figure import (
+    Interval,
+    Values,
+    and_missing,
+    as_numbers,
+    ends_of,
+    finite,
+    room_above,
+    said_of,
+    style,
+    widen,
+)
 from hooked_lm.viz.heatmaps import evenly, heatmap
 from hooked_lm.viz.labels import LETTER, MOST, Axis
 from hooked_lm.viz.numbers import rounded, short
@@ -26,7 +37,7 @@ SHORT = 10  # tokens of patterns that are small enough for four in a row
 
 
 def bars(
-    values: Float[Tensor, " bar"],
+    values: Values,  # [bar]
     labels: Sequence[Any] | None = None,
     interval: Interval | None = None,
     title: str = "",
@@ -36,7 +47,8 @@ def bars(
     subtitle: str = "",
     note: str = "",
 ) -> "go.Figure":
-    """A bar chart, with optional confidence intervals. Bars without a value are left out, and counted below the title.
+    """A bar chart, with optional confidence intervals. Bars without a value and infinite ones are left out, and counted below
+    the title.
 
     Args:
         labels: one for each bar; may contain duplicates. Indices if None.
@@ -52,19 +64,19 @@ def bars(
     >>> figure.data[0].error_y.array, figure.data[0].error_y.arrayminus
     (array([0.5 , 0.25], dtype=float32), array([0.25, 0.25], dtype=float32))
     """
-    numbers = values.detach().float().cpu()
-    start = next(iter((baselines or {}).values()), 0.0)
-    axis = Axis.of(labels, len(numbers), "bars", x_title)
-    places, lengths = list(range(len(numbers))), (numbers - start).numpy()
-    ends = ends_of(numbers, interval)
-    looks = _looks(numbers, start, axis, note, ends)
+    heights = _of_one_axis(values)
+    start = next(iter(finite(baselines).values()), 0.0)
+    axis = Axis.of(labels, len(heights), "bars", x_title)
+    places, lengths = list(range(len(heights))), (heights - start).numpy()
+    ends = ends_of(heights, interval)
+    looks = _looks(heights, start, axis, note, ends)
     figure = go.Figure(
-        go.Bar(x=places, y=lengths, base=start or None, width=0.6, error_y=_whiskers(numbers, ends), **looks)
+        go.Bar(x=places, y=lengths, base=start or None, width=0.6, error_y=_whiskers(heights, ends), **looks)
     )
-    top, bottom = room_above(title, said := and_missing(subtitle, numbers)), axis.height
+    top, bottom = room_above(title, said := and_missing(subtitle, heights, baselines)), axis.height
     style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom, "l": axis.left}, subtitle=said)
     figure.update_layout(plot_bgcolor=PAPER)
-    widen(figure, 140 + round(0.75 * axis.width) + 12 * min(len(numbers), MOST))
+    widen(figure, 140 + round(0.75 * axis.width) + 12 * min(len(heights), MOST))
     figure.update_xaxes(axis.settings(True))
     figure.update_yaxes(_ruler(y_title))
     mark_levels(figure, baselines)
@@ -72,7 +84,7 @@ def bars(
 
 
 def contributions(
-    values: Float[Tensor, " part"],
+    values: Values,  # [part]
     labels: Sequence[Any] | None = None,
     interval: Interval | None = None,
     title: str = "",
@@ -88,7 +100,8 @@ def contributions(
         labels: one for each part; may contain duplicates. Indices if None.
         interval: the lower and upper bounds of each part.
         value_name: what is measured, with its unit.
-        n: the number of parts with the largest absolute values that are drawn. The sum of the others is said below the title.
+        n: the number of parts with the largest absolute values that are drawn, from 1. The sum of the others is said below the
+            title.
         subtitle: a line below the title.
         note: the last line on hover, such as the number of prompts.
 
@@ -99,15 +112,17 @@ def contributions(
     >>> figure.layout.yaxis.ticktext, figure.layout.title.subtitle.text
     (('L1H7', 'L2H1'), '2 of 3 parts; the others add up to 0.01')
     """
-    numbers = values.detach().float().cpu()
-    whole, ends = Axis.of(labels, len(numbers), "bars"), ends_of(numbers, interval)
-    sizes = numbers.abs().nan_to_num(nan=-1.0)
+    if n < 1:
+        raise ValueError(f"n is the number of parts that are drawn, from 1, got {n}")
+    sums = _of_one_axis(values)
+    whole, ends = Axis.of(labels, len(sums), "bars"), ends_of(sums, interval)
+    sizes = sums.abs().nan_to_num(nan=-1.0, posinf=-1.0)
     kept, others = (part.tolist() for part in sizes.argsort(descending=True, stable=True).tensor_split([n]))
-    order = sorted((i for i in kept if sizes[i] >= 0), key=lambda i: -float(numbers[i]))
-    rest = short(float(numbers[others].nansum()))
-    said = f"{len(order)} of {len(numbers)} parts; the others add up to {rest}" if others else ""
-    said = and_missing("; ".join(filter(None, [subtitle, said])), numbers)
-    axis, shown = Axis(tuple(whole.names[i] for i in order), ""), numbers[order]
+    order = sorted((i for i in kept if sizes[i] >= 0), key=lambda i: -float(sums[i]))
+    rest = short(float(sums[others].nan_to_num(0.0, 0.0, 0.0).sum()))
+    said = f"{len(order)} of {len(sums)} parts; the others add up to {rest}" if others else ""
+    said = and_missing("; ".join(filter(None, [subtitle, said])), sums)
+    axis, shown = Axis(tuple(whole.names[i] for i in order), ""), sums[order]
     bounds = None if ends is None else ends[order]
     looks = {"orientation": "h", "width": 0.7, **_looks(shown, 0.0, axis, note, bounds)}
     figure = go.Figure(go.Bar(x=shown.numpy(), y=list(range(len(order))), error_x=_whiskers(shown, bounds), **looks))
@@ -120,24 +135,32 @@ def contributions(
     return figure
 
 
-def _looks(numbers: Tensor, start: float, axis: Axis, note: str, ends: np.ndarray | None) -> dict[str, Any]:
+def _of_one_axis(values: Values) -> Float[Tensor, " bar"]:
+    """The values of bars. Raises ValueError for values with several axes."""
+    found = as_numbers(values)
+    if found.ndim != 1:
+        raise ValueError(f"values of bars have one axis, got {list(found.shape)}: heatmap draws two")
+    return found
+
+
+def _looks(heights: Tensor, start: float, axis: Axis, note: str, ends: np.ndarray | None) -> dict[str, Any]:
     """The colours and hover texts of bars."""
     said = said_of(note, has_interval=ends is not None)
     return {
-        "marker": {"color": [DOWN if number < start else UP for number in numbers.tolist()]},
+        "marker": {"color": [DOWN if number < start else UP for number in heights.tolist()]},
         "customdata": ends,
-        "text": [rounded(number, 3) for number in numbers.tolist()],
+        "text": [rounded(number, 3) for number in heights.tolist()],
         "textposition": "none",
         "hovertext": [html.escape(name, quote=False) for name in axis.names],
         "hovertemplate": f"%{{hovertext}}<br><b>%{{text}}</b>{said}<extra></extra>",
     }
 
 
-def _whiskers(numbers: Tensor, ends: np.ndarray | None) -> dict[str, Any] | None:
+def _whiskers(heights: Tensor, ends: np.ndarray | None) -> dict[str, Any] | None:
     """The intervals of bars, as lines."""
     if ends is None:
         return None
-    below, above = numbers.numpy() - ends[..., 0], ends[..., 1] - numbers.numpy()
+    below, above = heights.numpy() - ends[..., 0], ends[..., 1] - heights.numpy()
     line = {"color": INK, "thickness": 1.2, "width": 5}
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **line}
 
@@ -150,8 +173,8 @@ def _ruler(title: str) -> dict[str, Any]:
 
 def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None) -> None:
     """Adds a dashed line for each named value of the vertical axis, with its name in the right margin."""
-    named = {name: (html.escape(name, quote=False), short(level)) for name, level in (levels or {}).items()}
-    for name, level in (levels or {}).items():
+    named = {name: (html.escape(name, quote=False), short(level)) for name, level in finite(levels).items()}
+    for name, level in finite(levels).items():
         text = {"text": "<br>".join(named[name]), "font": {"size": 11, "color": FAINT}, "align": "left", "xshift": 4}
         line = {"color": FAINT, "width": 1, "dash": "dash"}
         figure.add_hline(level, line=line, annotation=text, annotation_position="right")

@@ -1,6 +1,7 @@
 """Colour scales of numbers: which colours, from where to where, and the bar beside the figure."""
 
 import html
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ def scale_of(values: Tensor, centre: float | None = None, limit: float | None = 
     """The colours of values: diverging from white at the centre; if all are on one side of it, from white to one end.
 
     Without a centre it is zero; values that are all far from zero, such as 5 to 6, then take the whole scale. `limit` is the
-    distance from the centre to the ends, the largest of a finite value if None.
+    distance from the centre to the ends, the largest of a finite value if None or zero. A centre that is not finite is as none.
+    Raises ValueError for other limits.
 
     >>> import torch
     >>> [(scale.low, scale.high) for scale in map(scale_of, torch.tensor([[-1.0, 2.0], [0.0, 2.0], [-2.0, 0.0], [5.0, 6.0]]))]
@@ -52,8 +54,9 @@ def scale_of(values: Tensor, centre: float | None = None, limit: float | None = 
     """
     found = values[values.isfinite()]
     low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 0.0)
+    centre = None if centre is None or not math.isfinite(centre) else centre
     middle = centre or 0.0
-    reach = limit or max(high - middle, middle - low, 0.0) or 1.0
+    reach = checked(limit) or max(high - middle, middle - low, 0.0) or 1.0
     if low < middle < high:
         return Scale(DIVERGING, middle - reach, middle, middle + reach)
     free = centre is None and limit is None and low < high
@@ -62,6 +65,15 @@ def scale_of(values: Tensor, centre: float | None = None, limit: float | None = 
         return Scale(SEQUENTIAL, start, start, middle + reach)
     stop = high if free and high < low / 2 else middle
     return Scale(FALLING, middle - reach, stop, stop)
+
+
+def checked(limit: float | None) -> float | None:
+    """The end of a colour scale. Raises ValueError for one below zero, or without a finite value."""
+    if limit is not None and not 0 <= limit < math.inf:
+        raise ValueError(
+            f"limit is the distance from the centre to the end of the colours, a finite number above 0, got {limit}"
+        )
+    return limit
 
 
 def colour_bar(title: str) -> dict[str, Any]:

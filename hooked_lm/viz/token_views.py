@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.viz.figure import WIDEST, widen
+from hooked_lm.viz.figure import WIDEST, as_numbers, widen
 from hooked_lm.viz.heatmaps import BESIDE, heatmap
 from hooked_lm.viz.labels import LETTER, Axis, token_label, visible
 from hooked_lm.viz.numbers import short
+from hooked_lm.viz.scales import checked
 from hooked_lm.viz.view import View
 
 if TYPE_CHECKING:
@@ -104,20 +104,24 @@ def tokens(
         names: the names of several values; may contain duplicates.
         limit: the absolute value of the full colour; the largest of each value if None.
 
-    Raises ValueError for numbers or names that do not fit.
+    Raises ValueError for numbers or names that do not fit, and for tokens that are one text.
 
     >>> view = tokens(["The", " cat", " sat"], {"loss": [0.1, 2.5, 1.0], "norm": [9.0, 3.0, 4.0]})
     >>> view
     View('Tokens', 3 tokens, 2 values; .show() opens it in a browser, .write_html(path) saves it)
     """
+    if isinstance(tokens, str):
+        raise ValueError("tokens is one text: give a list, a string for each token")
     if isinstance(values, Mapping):
         if names is not None:
             raise ValueError("values has names of its own: give no others")
         names = list(values)
         rows = [_row(row) for row in values.values()]
     else:
-        table = torch.as_tensor(values).detach().float().cpu()
-        rows = [row.tolist() for row in (table if table.ndim == 2 else table[None])] if table.ndim in (1, 2) else []
+        table = as_numbers(values)
+        if table.ndim not in (1, 2):
+            raise ValueError(f"values are [token] or [value, token], got {list(table.shape)}")
+        rows = [row.tolist() for row in (table if table.ndim == 2 else table[None])]
         names = [""] * len(rows) if names is None and len(rows) == 1 else names
         names = [str(i) for i in range(len(rows))] if names is None else [str(name) for name in names]
     if not rows or len(names) != len(rows):
@@ -159,7 +163,7 @@ def snippets(snippets: Sequence[Snippet], title: str = "Texts", limit: float | N
 
 def snippet_table(snippets: Sequence[Snippet], limit: float | None = None) -> str:
     """The HTML of a table of texts, for an element of class "tokens-view" with `STYLE` and `SCRIPT`."""
-    limit = limit or _largest([value for _, _, values, _ in snippets for value in values])
+    limit = checked(limit) or _largest([value for _, _, values, _ in snippets for value in values])
     rows = (
         f'<tr><th scope="row">{html.escape(label)}</th><td class="text">{coloured_text(tokens, values, limit, place)}</td></tr>'
         for label, tokens, values, place in snippets
@@ -197,7 +201,7 @@ def _button(i: int, name: str) -> str:
 
 def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | None) -> str:
     finite = [value for value in row if math.isfinite(value)]
-    limit = limit or _largest(finite)
+    limit = checked(limit) or _largest(finite)
     low = min(finite, default=0.0) < 0
     down, up = (f"color-mix(in srgb, var(--{name}) 50%, transparent)" for name in ("down", "up"))
     ramp = f"{f'{down}, ' * low}transparent, {up}"

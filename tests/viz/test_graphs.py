@@ -96,7 +96,7 @@ def test_what_does_not_go_together_is_refused():
         layered_graph(LEVELS, EDGES, torch.tensor([1.0, 2.0, torch.nan, 0.0, 0.0]))
     with pytest.raises(ValueError, match="ends at 'nowhere', which has no level"):
         layered_graph(LEVELS, [("in", "nowhere", "")])
-    with pytest.raises(ValueError, match="'a' has 3 points, and there are 2"):
+    with pytest.raises(ValueError, match=r"'a' has values of shape \[3\], and there are 2 points"):
         lines(torch.ones(2), {"a": torch.ones(3)})
 
 

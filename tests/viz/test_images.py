@@ -60,15 +60,19 @@ def test_arrays_and_pictures_of_pillow_are_read() -> None:
     values = torch.rand(2, 2)
     expected = image_heat_map(values, torch.from_numpy(Picture().convert("RGB")).permute(2, 0, 1))
     found = image_heat_map(values.numpy(), Picture())
-    assert found.to_json() == expected.to_json()
+    assert found.to_json() == image_heat_map(values.tolist(), Picture()).to_json() == expected.to_json()
 
 
 def test_other_values_and_pictures_are_refused() -> None:
     with unchecked():
         with pytest.raises(ValueError, match=r"values are \[row, column\], .* got \(36,\): .*patch_grid"):
             image_heat_map(torch.rand(36))
-        with pytest.raises(TypeError, match="values must be a tensor or an array, got list"):
-            image_heat_map([[1.0]])
+        with pytest.raises(TypeError, match="values are a tensor, an array or lists of numbers, got str"):
+            image_heat_map("values")
+        with pytest.raises(ValueError, match=r"no values to draw: they are \(0, 2\)"):
+            image_heat_map(torch.zeros(0, 2))
+        with pytest.raises(ValueError, match=r"the image \(1, 2, 2\) needs pixels that are all finite"):
+            image_heat_map(torch.rand(2, 2), torch.full((1, 2, 2), torch.nan))
         with pytest.raises(TypeError, match="a tensor, an array or a picture of pillow, got str"):
             image_heat_map(torch.rand(2, 2), "a.png")
 
