@@ -48,17 +48,21 @@ def from_adapter(source: Source, folder: Path, options: Options) -> HFCheckpoint
     """
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        base, task = config["base_model_name_or_path"], config.get("task_type")
-    except (ValueError, KeyError, TypeError) as error:
+        base, kind = config["base_model_name_or_path"], _class_under(config)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / CONFIG} does not say which model the adapter belongs to; {BY_HAND}") from error
+    if not isinstance(base, str):
+        raise ValueError(
+            f"{folder / CONFIG} does not say which model the adapter belongs to: base_model_name_or_path is {base!r}; {BY_HAND}"
+        )
     what = f"{source.name!r} is an adapter ({config.get('peft_type') or 'PEFT'}) of {base!r}, not a model"
-    if not isinstance(base, str) or task not in TASKS:
-        raise ValueError(f"{what}, and its task_type is {task!r}; {BY_HAND}")
+    if kind is None:
+        raise ValueError(f"{what}, and its task_type is {config.get('task_type')!r}; {BY_HAND}")
     if find_spec("peft") is None:
         raise ValueError(f"{what}: pip install peft, and load it again, with the adapter merged into the weights")
     under = find(base, WEIGHT_FILES, **{**options.download, "revision": config.get("revision")})
     try:
-        model = _merged(under.folder(), folder, task, options)
+        model = _merged(under.folder(), folder, kind, options)
     except (ValueError, OSError, RuntimeError, TypeError, ImportError) as error:
         raise ValueError(f"{what}, and the two could not be merged: {error}") from error
     named = source if has_tokenizer(folder) else under
@@ -66,13 +70,23 @@ def from_adapter(source: Source, folder: Path, options: Options) -> HFCheckpoint
     return replace(checkpoint, labels={**checkpoint.labels, "model_name": Path(source.name).name})
 
 
-def _merged(base: Path, adapter: Path, task: str, options: Options) -> Any:
-    """The transformers model under an adapter, with the adapter merged into its weights."""
-    import peft
+def _class_under(config: dict[str, Any]) -> Any:
+    """The transformers class of the model under an adapter: that of its task, or, where peft was given none, the class that peft
+    noted; None if there is neither."""
     import transformers
 
+    mapping = config.get("auto_mapping") or {}
+    noted = getattr(transformers, str(mapping.get("base_model_class")), None)
+    is_model = isinstance(noted, type) and issubclass(noted, transformers.PreTrainedModel)
+    task = config.get("task_type")
+    return getattr(transformers, TASKS[task]) if task in TASKS else noted if is_model else None
+
+
+def _merged(base: Path, adapter: Path, kind: Any, options: Options) -> Any:
+    """The transformers model under an adapter, with the adapter merged into its weights."""
+    import peft
+
     dtype = options.dtype if isinstance(options.dtype, str) else str(options.dtype).removeprefix("torch.")
-    kind = getattr(transformers, TASKS[task])
     model = kind.from_pretrained(base, dtype=dtype, local_files_only=True, trust_remote_code=False)
     adapted: Any = peft.PeftModel.from_pretrained(model, adapter)
     return adapted.merge_and_unload()

@@ -31,21 +31,20 @@ def llama(tmp_path: Path) -> LlamaForCausalLM:
     return LlamaForCausalLM.from_pretrained(tmp_path / "base")
 
 
-def adapted(model: LlamaForCausalLM, folder: Path) -> Any:
+def adapted(model: LlamaForCausalLM, folder: Path, task: str | None = "CAUSAL_LM") -> Any:
     """A LoRA of the model, written to a folder."""
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False
-    )
+    config = peft.LoraConfig(task_type=task, r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     found = peft.get_peft_model(model, config).eval()
     found.save_pretrained(folder)
     assert not (folder / "config.json").exists()
     return found
 
 
-def test_an_adapter_is_merged_into_its_model(llama: LlamaForCausalLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["CAUSAL_LM", None])  # peft takes any module without a task, and notes its class
+def test_an_adapter_is_merged_into_its_model(llama: LlamaForCausalLM, tmp_path: Path, task: str | None) -> None:
     with torch.no_grad():
         before = llama(TOKENS).logits
-        expected = adapted(llama, tmp_path / "lora")(TOKENS).logits
+        expected = adapted(llama, tmp_path / "lora", task)(TOKENS).logits
     model = load(tmp_path / "lora", device="cpu")
     assert_close(model(TOKENS), expected)
     assert_apart(model(TOKENS), before)
@@ -70,9 +69,10 @@ def test_an_adapter_that_cannot_be_merged(
     file.write_text(json.dumps(config | {"task_type": None}))
     with pytest.raises(ValueError, match=r"task_type is None.*hf_model="):
         load(tmp_path / "lora")
-    file.write_text("{}")
-    with pytest.raises(ValueError, match=r"does not say which model.*hf_model="):
-        load(tmp_path / "lora")
+    for nameless in ({}, config | {"base_model_name_or_path": None}):
+        file.write_text(json.dumps(nameless))
+        with pytest.raises(ValueError, match=r"does not say which model.*hf_model="):
+            load(tmp_path / "lora")
 
 
 def test_objects_that_are_no_names(llama: LlamaForCausalLM) -> None:
