@@ -19,6 +19,7 @@ from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.names import checked_index
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
@@ -212,7 +213,7 @@ class _Feature:
 
     def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
         found = encoded(self.sae, flat(self.sae, upcast(value), f"'{self.site}'"))
-        return found[..., _index(self.feature, found.shape[-1], "feature", "the dictionary")]
+        return found[..., checked_index(self.feature, found.shape[-1], "feature", "the dictionary")]
 
 
 def _measure(
@@ -267,9 +268,9 @@ class _Measure:
     def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
         value = upcast(value)
         if self.head is not None:
-            value = value[:, :, _index(self.head, value.shape[2], "head", self.site)]
+            value = value[:, :, checked_index(self.head, value.shape[2], "head", self.site)]
         if self.neuron is not None:
-            return value[..., _index(self.neuron, value.shape[2], "neuron", self.site)]
+            return value[..., checked_index(self.neuron, value.shape[2], "neuron", self.site)]
         if self.direction is None:
             return value.norm(dim=-1)
         if tuple(self.direction.shape) != (value.shape[2],):
@@ -277,12 +278,6 @@ class _Measure:
                 f"the direction is {list(self.direction.shape)}, and the vectors at '{self.site}' have {value.shape[2]} entries"
             )
         return value @ self.direction.detach().to(value)
-
-
-def _index(index: int, size: int, what: str, site: str) -> int:
-    if not -size <= index < size:
-        raise IndexError(f"{what} {index} is out of range: '{site}' has {size}")
-    return index
 
 
 def batches(model: Decoder, data: Data, size: int) -> Iterator[tuple[Rows, Bool[Tensor, "batch pos"]]]:
