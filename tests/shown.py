@@ -151,6 +151,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "WrappedModule": lambda: wrap(torch.nn.Sequential(torch.nn.ReLU())),
     "hook_dict": lambda: model().hook_dict,
     "HookPoint": hooked_point,
+    "Verification": lambda: model().verify(),
     "Hook": lambda: next(iter(hooked_point().hooks_by_id().values())),
     "Scope": lambda: model().hooks(hooks()),
     "list_hooks": listed,

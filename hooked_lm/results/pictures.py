@@ -1,7 +1,8 @@
 """The figure of scores: bars, lines, a heat map or panels, by the number and the kind of the axes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
@@ -46,8 +47,10 @@ class Picture:
     show_values: bool
 
     def draw(self) -> "go.Figure":
-        """The figure. Raises ValueError if more than three axes have several labels."""
+        """The figure. Raises ValueError if more than three axes have several labels, with each layer and its heads as one."""
         long = [name for name, labels in self.axes.items() if len(labels) != 1]
+        if len(long) > 3 and (pairs := _layers_and_heads(long)):
+            return self._with_heads_of_all_layers(pairs).draw()
         if len(long) > 3:
             fix = ", ".join(f"{name}={self.axes[name][0]!r}" for name in long[:-3])
             raise ValueError(f"a figure has three axes, and {', '.join(long)} are left: plot select({fix})")
@@ -67,6 +70,15 @@ class Picture:
         if rows == POSITION:
             rows, columns, values = columns, rows, values.transpose(-1, -2)
         return self._maps(values, panel, rows, columns, common)
+
+    def _with_heads_of_all_layers(self, pairs: Mapping[str, str]) -> "Picture":
+        """The same values with one axis of heads, such as L1H7, for each pair of neighbouring axes."""
+        axes, values = dict(self.axes), self.values
+        for layer, head in pairs.items():
+            before = list(axes).index(layer)
+            axes[head] = [f"L{at}H{label}" for at in axes.pop(layer) for label in axes[head]]
+            values = values.flatten(1 + before, 2 + before)
+        return replace(self, axes=axes, values=values)
 
     def _across(self, long: list[str]) -> str:
         """The axis of two that lines run along: steps, or coefficients if the lines are few; "" if there is none."""
@@ -169,6 +181,15 @@ def axis_title(name: str, labels: Sequence[Label]) -> str:
         if name == POSITION and _is_mixed(labels)
         else name.replace("_", " ")
     )
+
+
+def _layers_and_heads(names: list[str]) -> dict[str, str]:
+    """The neighbouring axes that are layers and their heads, such as later_layer and later_head."""
+    return {
+        one: other
+        for one, other in pairwise(names)
+        if one.endswith(LAYER) and other == one.removesuffix(LAYER) + "head"
+    }
 
 
 def _is_mixed(labels: Sequence[Label]) -> bool:

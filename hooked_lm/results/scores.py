@@ -217,8 +217,9 @@ class Scores(Tabular):
 
         One axis of names, such as heads and tokens, gives bars; one of numbers, such as layers and steps, a line. Two axes give
         a heat map, with positions from left to right and layer 0 at the bottom, or lines over steps. Three axes give a heat map
-        for each label of the first. Axes with one label are part of the subtitle. `about["of"]`, or the only metric, names the
-        values. Raises ValueError if more axes are left, or for more than 32 heat maps.
+        for each label of the first. Of more axes, layers and their heads become one, L1H7. Axes with one label are part of the
+        subtitle. `about["of"]`, or the only metric, names the values. Raises ValueError if more axes are left, or for more than
+        32 heat maps.
 
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
         'bar'

@@ -467,6 +467,19 @@ def test_three_axes_are_panels():
     assert sites.layout.annotations[2].text == "site v"
 
 
+def test_layers_and_heads_of_many_axes_become_one():
+    axes = {"layer": [0, 1], "head": [0, 1, 2], "later_layer": [0, 1], "later_head": [0, 1, 2]}
+    pairs = Scores(torch.arange(36.0).view(2, 3, 2, 3, 1), axes, about={"of": "K-composition score"})
+    [cells] = pairs.plot().data
+    assert torch.equal(torch.from_numpy(cells.z), torch.arange(36.0).view(6, 6))
+    figure = pairs.plot()
+    assert (
+        figure.layout.yaxis.ticktext == figure.layout.xaxis.ticktext == ("L0H0", "L0H1", "L0H2", "L1H0", "L1H1", "L1H2")
+    )
+    assert (figure.layout.yaxis.title.text, figure.layout.xaxis.title.text) == ("head", "later head")
+    assert len(pairs.select(later_layer=1).plot().data) == 2  # three axes stay as they are: a panel for each layer
+
+
 def test_more_axes_or_panels_than_a_figure_has():
     with pytest.raises(ValueError, match=r"a figure has three axes, and a, b, c, d are left: plot select\(a='0'\)"):
         Scores(torch.rand(2, 2, 2, 2, 1), {name: ["0", "1"] for name in "abcd"}).plot()

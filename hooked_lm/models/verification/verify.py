@@ -14,6 +14,7 @@ from torch import Tensor
 from hooked_lm.components.attention.global_tokens import every_third
 from hooked_lm.components.verification.registry import Identity, Pair, Sites
 from hooked_lm.hooks import HookPoint
+from hooked_lm.shown import Shown, Table
 
 Errors = dict[str, list[float]]
 
@@ -35,8 +36,8 @@ class Check:
         return all(error <= self.tolerance for error in self.errors)
 
 
-@dataclass(frozen=True)
-class Verification:
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
     """A table of checks; `ok` is True if all of them hold, `str` formats it."""
 
     checks: tuple[Check, ...]
@@ -53,14 +54,26 @@ class Verification:
     def __getitem__(self, name: str) -> Check:
         return next(check for check in self.checks if check.name == name)
 
+    def __repr__(self) -> str:
+        failed = f"{len(self.failed)} of {len(self.checks)} checks failed: {', '.join(self.failed)}"
+        return f"Verification({failed if self.failed else f'all {len(self.checks)} checks hold'})"
+
+    def rows_shown(self) -> Table:
+        """For each check its largest error, the tolerance, and the layers where it fails."""
+        rows = [(each.name, f"{each.largest:.2e}", f"{each.tolerance:.0e}", _outcome(each)) for each in self.checks]
+        return Table(("check", "largest error", "tolerance", ""), rows)
+
     def __str__(self) -> str:
         width = max(len(check.name) for check in self.checks)
         lines = [
-            f"{check.name:<{width}}  {check.largest:9.2e}  "
-            + ("ok" if check.ok else f"FAILED: more than {check.tolerance:.0e}{_where(check)}")
+            f"{check.name:<{width}}  {check.largest:9.2e}  " + _outcome(check, f": more than {check.tolerance:.0e}")
             for check in self.checks
         ]
         return "\n".join(lines)
+
+
+def _outcome(check: Check, why: str = "") -> str:
+    return "ok" if check.ok else f"FAILED{why}{_where(check)}"
 
 
 def _where(check: Check) -> str:
@@ -81,6 +94,12 @@ def drawn_masks(model: Any, tokens: Int[Tensor, "batch pos"]) -> dict[str, Tenso
     return {"global_attention_mask": every_third(tokens.shape[1]).expand(tokens.shape)}
 
 
+def check_inputs(inputs: tuple[Any, ...]) -> None:
+    """Raises TypeError for inputs that are no tensors, such as texts."""
+    if wrong := [type(each).__name__ for each in inputs if not isinstance(each, Tensor)]:
+        raise TypeError(f"verify reads tensors of token ids or pixels, got {wrong[0]}: model.to_tokens(text) gives ids")
+
+
 @torch.no_grad()
 def verify(
     model: Any,
@@ -93,13 +112,14 @@ def verify(
     `identities` yields them, given the values at the sites and the output; `masks` are keywords of the model's call. A second
     pass with the remaining on-demand sites must give the same output. Errors are relative to the largest expected
     value if that is above one. The tolerance is the larger of 1e-5 and four machine epsilons of the output's dtype. A failed
-    identity raises no error.
+    identity raises no error. Raises TypeError for inputs that are no tensors.
 
     >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
     >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
     >>> HookedTransformer(cfg).verify().ok
     True
     """
+    check_inputs(inputs)
     inputs = tuple(each.to(model.device) for each in inputs)
     with without_copies(model):
         return _checked(model, inputs, identities, masks)

@@ -13,7 +13,7 @@ from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
-from hooked_lm.models.verification.verify import Check, Verification
+from hooked_lm.models.verification.verify import Check, Verification, check_inputs
 from tests.close import MODEL, assert_close
 from tests.models.structures import SEEDS, Kinds, random_model, random_tokens, random_tree
 
@@ -204,3 +204,8 @@ def test_a_foreign_mlp_is_checked_as_far_as_it_goes():
     model.setup()
     report = model.verify()
     assert report.ok, str(report)
+
+
+def test_a_text_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"tensors of token ids or pixels, got str: model.to_tokens\(text\)"):
+        check_inputs(("a text",))
