@@ -4,7 +4,7 @@ Nothing here needs an optional package.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import NamedTuple
 
@@ -43,6 +43,20 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return summary(repr(self), html_table(*self.rows_shown()))
+
+    def _display_(self) -> "Html":
+        """What marimo shows, which has a picture of its own for every module of torch and every list."""
+        return Html(self._repr_html_())
+
+
+@dataclass(frozen=True)
+class Html:
+    """Something that a notebook shows as this HTML."""
+
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.text
 
 
 def shown_fields(of: object) -> Table:

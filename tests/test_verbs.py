@@ -192,6 +192,12 @@ def test_a_notebook_shows_a_table_and_escapes_it(shown: Any) -> None:
     assert "<td" in html or "<iframe" in html or "<p" in html
 
 
+def test_marimo_shows_modules_and_lists_as_jupyter_does() -> None:
+    """It asks `_display_` first, then its own pictures of modules and lists, then `_repr_html_`."""
+    for name in ("model", "SAE", "WrappedModule", "HookPoint", "hook_dict", "Hooks", "list_hooks"):
+        assert made(name)._display_()._repr_html_() == made(name)._repr_html_()
+
+
 def test_nothing_that_is_shown_needs_an_optional_package(shown: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.partition(".")[0] in OPTIONAL]:
         monkeypatch.setitem(sys.modules, module, None)
