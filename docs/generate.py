@@ -70,7 +70,8 @@ MEANING = {
     "hook_pre": "before the activation; of a gated MLP, the gate's",
     "hook_pre_linear": "the other branch of a gated MLP",
     "hook_post": "after the activation; of a gated MLP, the product of both branches",
-    "hook_out": "the module's output; at the unembedding, the logits before any scale and soft cap",
+    "hook_out": "the module's output",
+    "unembed.hook_out": "the logits before any scale and soft cap",
     "hook_mlp_out": "exactly what the MLP adds to the stream",
     "hook_resid_post": "the stream after the block",
     "hook_normalized_resid_mid": "post-norm blocks: the sum at `hook_resid_mid`, normalised, which the MLP reads",
@@ -230,8 +231,20 @@ def rows() -> list[str]:
         leaf = name.rpartition(".")[2]
         shape = " ".join(point.dims) + (", on demand" if point.on_demand else "")
         flag = f" (`cfg.{ON_DEMAND_FLAGS[leaf]}`)" if leaf in ON_DEMAND_FLAGS and point.on_demand else ""
-        lines.append(f"| `{name.replace('blocks.0', 'blocks.{i}')}` | {shape}{flag} | {MEANING[leaf]} |")
+        lines.append(f"| `{name.replace('blocks.0', 'blocks.{i}')}` | {shape}{flag} | {meaning(name)} |")
     return lines
+
+
+def meaning(name: str) -> str:
+    """What a site holds: said of its module and leaf, or of all sites with this leaf.
+
+    Raises:
+        KeyError: `MEANING` has neither.
+    """
+    *_, module, leaf = ("", *name.split("."))
+    if leaf not in MEANING:
+        raise KeyError(f"docs/generate.py has no meaning for {name!r}: add it to MEANING")
+    return MEANING.get(f"{module}.{leaf}", MEANING[leaf])
 
 
 def class_name_of(case: Case) -> str:
@@ -265,15 +278,13 @@ def listing(class_name: str, known: set[str]) -> list[str]:
     """One table row per site of a class of models that is not in `known`; adds the names to `known`."""
     lines = []
     for name, entry in sites_of_families(class_name).items():
-        leaf, families = name.rpartition(".")[2], sorted(entry["families"])
+        families = sorted(entry["families"])
         if re.sub(r"^(encoder|decoder)\.", "blocks.", name) in known or re.sub(r"^(vision|text)\.", "", name) in known:
             continue
-        if leaf not in MEANING:
-            raise KeyError(f"docs/generate.py has no meaning for {name!r}: add it to MEANING")
         known.add(name)
         shape = " or ".join(entry["shapes"]) + (", on demand" if entry["on demand"] else "")
         who = ", ".join(families[:4]) + (f" and {len(families) - 4} more" if len(families) > 4 else "")
-        lines.append(f"| `{name}` | {shape} | {MEANING[leaf]} | {who} |")
+        lines.append(f"| `{name}` | {shape} | {meaning(name)} | {who} |")
     return lines
 
 
@@ -531,6 +542,8 @@ def default_of(name: str) -> str:
     """The default of a field, and the ones that other classes of configs have."""
     found = {cls.kind: {f.name: f for f in fields(cls)}.get(name) for cls in CONFIGS}
     defaults = {kind: f.default for kind, f in found.items() if f is not None}
+    made = {kind: f.default_factory for kind, f in found.items() if f is not None and f.default_factory is not MISSING}
+    defaults |= {kind: make() for kind, make in made.items()}
     first, *others = defaults.items()
     text = "" if first[1] is MISSING else f"`{first[1]!r}`"
     return text + "".join(f"; {kind}: `{value!r}`" for kind, value in others if value != first[1])
@@ -542,8 +555,9 @@ def config_row(name: str, row: Row, kind: Any, formula: str) -> str:
     kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
     follows = f"`{formula}`" if formula else code(row.sources)
     where = [code(path or "the whole tree" for path in row.paths), follows, code(row.unless)]
-    cells = [f"`{name}`", f"`{kind}`", default_of(name), row.doc, *(where[1:2] if row.is_fact else where), kinds]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    types = " or ".join(f"`{part}`" for part in kind.split(" | "))  # a table's cell has no bars
+    cells = [f"`{name}`", types, default_of(name), row.doc, *(where[1:2] if row.is_fact else where), kinds]
+    return "| " + " | ".join(cells) + " |"
 
 
 def config_page() -> str:

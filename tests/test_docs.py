@@ -66,6 +66,18 @@ def test_the_drawing_of_a_block_is_fresh_and_has_every_site_of_it(generate: dict
     assert [name for name in names if f">{name.rpartition('.')[2]}</text>" not in drawing] == []
 
 
+def test_pages_show_every_character_of_their_text():
+    """A browser takes `<name>` outside of code for a tag, and in a table `\\|` inside of code keeps its backslash."""
+    swallowed, escaped = [], []
+    for page in sorted(DOCS.glob("*.md")):
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        prose = re.sub(r"`[^`]*`", "", text)
+        swallowed += [(page.name, tag) for tag in re.findall(r"<(?!/?div\b)[a-zA-Z/][^>\n]*>", prose)]
+        escaped += [(page.name, code) for code in re.findall(r"`[^`\n]*\\\|[^`\n]*`", text)]
+    assert swallowed == []
+    assert escaped == []
+
+
 @pytest.mark.slow
 def test_every_public_name_has_a_docstring_and_a_page():
     assert api.undocumented() == []

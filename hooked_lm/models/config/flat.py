@@ -80,8 +80,8 @@ class HookedTransformerConfig(FlatConfig):
     use_hook_mlp_in: bool = fact("a cache without a filter has `hook_mlp_in`", False)
     use_attn_in: bool = fact("a cache without a filter has `hook_attn_in`", False)
     use_hook_tokens: bool = fact("a cache without a filter has `hook_tokens`", False)
-    fused_attention: str = fact("'never': attention and norms are computed in steps even if nothing listens, so that no bit of "
-                                "a result depends on what is recorded", factory=lambda: defaults.fused_attention, choices=FUSED)
+    fused_attention: str = fact("'auto': fused kernels where nothing listens inside; 'never': always in steps, so that no bit "
+                                "of a result depends on what listens", factory=lambda: defaults.fused_attention, choices=FUSED)
     ungroup_grouped_query_attention: bool = fact("keys and values are shown for each query head", False)
     use_local_attn: bool = of_tree("whether queries see a window of keys only, in layers that `attn_types` calls local",
                                    "blocks.*.attn.window", default=False, reads_all=True,
