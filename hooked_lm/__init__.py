@@ -2,8 +2,8 @@
 
 `HookedTransformer` runs a decoder, `HookedEncoder` an encoder, `HookedEncoderDecoder` both; `HookedVisionEncoder` reads images,
 `HookedVisionLanguage` images and text, `HookedDualEncoder` compares both. `run_with_cache` reads what happened inside,
-`run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used, so that importing the
-package costs little more than importing torch.
+`run_with_hooks` changes it, `patching` measures what a change causes. Names load when they are first used: importing the package
+loads neither torch nor the models.
 """
 
 import logging

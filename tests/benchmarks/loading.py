@@ -100,7 +100,7 @@ def import_figures() -> list[Figure]:
     pairs = [(import_seconds(code), import_seconds("torch")) for _ in range(7)]
     ratio = statistics.median(ours / torch_alone for ours, torch_alone in pairs)
     mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return [Figure("import hooked_lm", "import torch", ratio, 1.3, f"{mine:.2f} / {other:.2f} s, 7 pairs")]
+    return [Figure("import HookedTransformer", "import torch", ratio, 1.3, f"{mine:.2f} / {other:.2f} s, 7 pairs")]
 
 
 def compile_figure() -> Figure:
