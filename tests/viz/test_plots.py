@@ -295,3 +295,11 @@ def test_points_that_are_close_have_no_labels_of_their_own():
         lines([-1, 0], {"a": torch.zeros(2)}, logarithmic=True)
     assert lines([0, 1, 2, 4, 8, 62, 64], {"a": torch.zeros(7)}).layout.xaxis.tickvals == (0, 4, 8, 64)
     assert lines(range(25), {"a": torch.zeros(25)}).layout.xaxis.tickvals == tuple(range(25))
+
+
+@pytest.mark.parametrize("labels", [list(range(31)), [f"without {i}" for i in range(3)]])
+def test_labels_are_turned_only_where_they_do_not_fit(labels: list[object]) -> None:
+    for figure in (heatmap(torch.rand(2, len(labels)), labels), bars(torch.rand(len(labels)), labels)):
+        across = figure.layout.xaxis
+        assert (across.tickangle, across.autotickangles) == (None, (0, -45))
+    assert heatmap(torch.rand(2, 2)).layout.yaxis.tickangle == 0
