@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     """Runs the command line; progress bars are for terminals, and what other libraries log is for those who ask for it."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name in ("torchao", "torch.utils._pytree"):

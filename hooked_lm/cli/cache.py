@@ -12,7 +12,7 @@ from hooked_lm.cli.output import say_path, show_table
 from hooked_lm.cli.prompts_and_sites import prompt_of, sites_of
 
 
-@command("hooked-lm cache demo 'Mary and John left' --site resid_post --out hooked_lm_cache.safetensors")
+@command("hooked-lm cache demo 'Mary and John left' --site resid_post \\\n  --out hooked_lm_cache.safetensors")
 def cache(
     model: ModelArgument,
     prompt: PromptArgument,

@@ -6,15 +6,17 @@ The function prints for people and returns the same as a mapping, which `--json`
 
 import functools
 import inspect
+import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
-from typing import Annotated, TextIO
+from contextlib import contextmanager, redirect_stdout, suppress
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from hooked_lm.cli.output import as_text, console, to_stderr
 
@@ -23,10 +25,44 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes: it ran and failed or d
 BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, ImportError, NotImplementedError)
 LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
 
+WIDE = shutil.get_terminal_size().columns >= 80  # in a narrower one the boxes of the help cut names of options off
+
+
+class _Commands(TyperGroup):
+    """Commands for which a wrong option is an error as any other: a line on stderr, and JSON if `--json` is on the line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["flags"] = {flag for flag in ("--json", "--debug") if flag in args}
+        if not args:
+            return super().parse_args(ctx, args)  # shows the help
+        with _usage_errors(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _usage_errors(ctx):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_errors(ctx: Any) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # as what click raises for a wrong command line has
+            raise
+        command_path = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+        wrong = ValueError(f"{error.format_message().rstrip('.')} (see {command_path} --help)")
+        flags = ctx.meta["flags"]
+        with _clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
+            raise wrong from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Transformer language models in which every intermediate value has a name.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="rich" if WIDE else None,
 )
 EXAMPLES: dict[str, str] = {}  # command -> the example of its help
 
@@ -74,7 +110,8 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
             with _output(as_json) as said, _clean_errors(stdout, debug, LINES[interrupt]):
                 result = function(**given)
             if as_json:
-                print(as_text({**result, **({"warnings": said} if said else {})}))
+                with _clean_errors(None, debug, LINES["ends"]):
+                    print(as_text({**result, **({"warnings": said} if said else {})}), flush=True)
             if result.get("ok") is False:
                 raise typer.Exit(FAILED)
 
@@ -84,7 +121,8 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
         run.__annotations__ = {**function.__annotations__, **OF_ALL}
         name = function.__name__
         EXAMPLES[name] = example
-        app.command(name, epilog=f"Example:\n\n{escape(example)}")(run)
+        shown = escape(example) if WIDE else f"\b\n{example}"  # \b: its lines are not joined
+        app.command(name, epilog=f"Example:\n\n{shown}")(run)
         return function
 
     return register
@@ -138,7 +176,8 @@ def _end(line: str, error: BaseException, code: int, stdout: TextIO | None, debu
     to_stderr(line)
     if stdout is not None:
         found = {"type": type(error).__name__, "message": _message(error)}
-        print(as_text({"ok": False, "error": found}), file=stdout)
+        with suppress(OSError):  # of a disk that is full
+            print(as_text({"ok": False, "error": found}), file=stdout, flush=True)
     raise typer.Exit(code) from None
 
 

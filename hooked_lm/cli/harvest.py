@@ -16,7 +16,8 @@ from hooked_lm.cli.prompts_and_sites import sites_of
 
 @command(
     "echo 'Mary and John went to the store.' > hooked_lm_corpus.txt\n"
-    "hooked-lm harvest demo hooked_lm_corpus.txt hooked_lm_harvest --site resid_post1",
+    "hooked-lm harvest demo hooked_lm_corpus.txt hooked_lm_harvest \\\n"
+    "  --site resid_post1",
     interrupt="resumes",
 )
 def harvest(
@@ -25,7 +26,7 @@ def harvest(
         str,
         typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
     ],
-    output: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="The harvest is a folder in this directory.")],
+    output: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The harvest is a folder in this directory.")],
     site: SitesOption,
     positions: Annotated[
         str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1 or 0-3.")
@@ -78,4 +79,9 @@ def harvest(
         threads=threads,
     )
     say(escape(str(store)))
-    return {"model": model, "store": str(store), "directory": output.resolve(), "shards": say_resumed(store, started)}
+    return {
+        "model": model,
+        "store": str(store),
+        "directory": Path(output).resolve(),
+        "shards": say_resumed(store, started),
+    }

@@ -55,15 +55,13 @@ def named(name: str, given: list[str] | None) -> dict[str, str]:
 
 
 def load(model: str, threads: int | None = None, **options: Any) -> Any:
-    """The model of any class; raises ValueError for a name that is empty.
+    """The model of any class.
 
     The last bits of folded weights depend on the number of threads on a CPU; None: as many as torch takes.
     """
     from hooked_lm import pretrained
     from hooked_lm.shards import with_threads
 
-    if not model:
-        raise ValueError("the name of the model is empty: give a directory, a hub id, a short name or demo")
     with with_threads(threads):
         return pretrained.from_pretrained(model, **options)
 
@@ -102,7 +100,7 @@ def check_writable(*paths: Path | None) -> None:
             writable(path)
 
 
-def check_writable_folder(path: Path) -> None:
+def check_writable_folder(path: str) -> None:
     """Raises OSError with the reason for a folder that cannot be made, before the work."""
     from hooked_lm.files import writable_folder
 

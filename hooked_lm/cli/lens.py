@@ -34,6 +34,7 @@ def lens(
     The residual stream is decoded by the final norm and the unembedding (the logit lens). The last layer comes first.
     """
     from hooked_lm import analysis, viz
+    from hooked_lm.reports.sweep import parts_of_position
 
     check_writable(html)
     loaded = decoder(model, "lens")
@@ -48,7 +49,8 @@ def lens(
         viz.write_html(figure, html)
         say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
-    return {"model": model, "tokens": words, "rows": records(table[columns]), "html": html and html.resolve()}
+    rows = [{**row, "position": parts_of_position(str(row["position"]))[0]} for row in records(table[columns])]
+    return {"model": model, "tokens": words, "rows": rows, "html": html and html.resolve()}
 
 
 def _row(layer: object, group: "pd.DataFrame") -> dict[str, object]:
@@ -56,5 +58,8 @@ def _row(layer: object, group: "pd.DataFrame") -> dict[str, object]:
     from hooked_lm import viz
 
     tokens = zip(group["token"], group["probability"], strict=True)
-    shown = {str(n): f"{viz.visible(token)} {share:.2f}" for n, (token, share) in enumerate(tokens, 1)}
+    shown = {
+        str(n): "-" if share != share else f"{viz.visible(token)} {share:.2f}"  # NaN
+        for n, (token, share) in enumerate(tokens, 1)
+    }
     return {"layer": layer, **shown}

@@ -47,7 +47,7 @@ PairsOption = Annotated[
     ),
 ]
 DirectoryOption = Annotated[
-    Path | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
+    str | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
 ]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write the figure to this page.")]
 ExperimentOption = Annotated[str, typer.Option(help="With --pairs: sweep, attribute, ablate, or steer.")]
@@ -131,7 +131,7 @@ def patch(
     of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}
     of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
     settings = {"metric": metric or "logit_difference", "batch_size": batch_size, "options": options}
-    return _study(model, pairs, experiment, output, {**settings, **of_pairs, **of_shards}, html)
+    return _study(model, pairs, experiment, Path(output), {**settings, **of_pairs, **of_shards}, html)
 
 
 def _study(

@@ -61,9 +61,13 @@ def prompt_of(
 ) -> "tuple[str | Tensor, list[str]]":
     """A prompt as the library takes it, and its tokens as strings.
 
-    For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, and
-    for anything but ids there.
+    For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, for
+    anything but ids there, and for a model that reads no texts.
     """
+    if not hasattr(model, "to_tokens"):
+        raise ValueError(
+            f"{name} is a text, which a {type(model).__name__} does not read: pass images to it from Python"
+        )
     if text and getattr(model, "tokenizer", None) is None:
         import torch
 

@@ -15,7 +15,14 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 import hooked_lm
-from hooked_lm import ActivationCache, HookedTransformer, HookedTransformerConfig, families, hub
+from hooked_lm import (
+    ActivationCache,
+    HookedTransformer,
+    HookedTransformerConfig,
+    HookedVisionEncoder,
+    families,
+    hub,
+)
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import console
@@ -24,9 +31,11 @@ from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.reports.circuit import DEFAULT_METRIC
 from tests.close import assert_close
+from tests.models.vision.test_toy import TOWER
 
 ROOT = Path(__file__).parents[2]
 STORE = "When Mary and John went to the store, {} gave a drink to"
+LONG = "Mary " * 200
 PAIR = ("--clean", STORE.format("John"), "--corrupted", STORE.format("Mary"), "--answers", " Mary, John")
 FAST = {
     "models",
@@ -70,6 +79,21 @@ def test_each_command_has_an_example_and_the_options_of_all() -> None:
         assert shown.exit_code == 0
         for line in ("Example:", "--json", "--debug", *example.splitlines()):
             assert line in shown.output
+
+
+def test_lines_of_examples_fit_a_terminal() -> None:
+    """So that they can be copied from the help."""
+    for example in EXAMPLES.values():
+        assert all(len(line) <= 78 for line in example.splitlines())
+
+
+def test_a_narrow_help_cuts_no_name_off() -> None:
+    program, env = [sys.executable, "-m", "hooked_lm"], {"COLUMNS": "50", "PATH": "", "PYTHONPATH": str(ROOT)}
+    shown = subprocess.run([*program, "patch", "--help"], env=env, capture_output=True, text=True, check=True).stdout
+    for option in get_command(app).commands["patch"].params:
+        assert option.param_type_name == "argument" or f"--{option.name.replace('_', '-').removeprefix('as-')}" in shown
+    for line in EXAMPLES["patch"].splitlines():
+        assert line in shown
 
 
 @pytest.mark.parametrize(
@@ -128,6 +152,16 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["circuit", "demo", *PAIR, "--save", "no/such/file"], "there is no folder"),
         (["harvest", "demo", "nowhere.jsonl", "out", "--site", "resid_post1"], "no file of"),
         (["verify", "nowhere/at/all/x"], "nowhere/at/all/x"),
+        (["verify", ""], "the name of the model is empty"),
+        (["lens", "demo", "Mary", "--nothing"], "No such option: --nothing (see "),
+        (["lens", "demo"], "Missing argument 'PROMPT' (see "),
+        (["lens", "demo", "Mary", "--k", "many"], "Invalid value for '--k'"),
+        (["lenz", "demo"], "Did you mean 'lens'? (see "),
+        (["--nothing"], "No such option: --nothing (see "),
+        (["lens", "demo", LONG], "the prompt has 202 tokens, more than the model's n_ctx of 128"),
+        (["patch", "demo", "--clean", LONG, "--corrupted", LONG, *PAIR[4:]], "more than the model's n_ctx of 128"),
+        (["circuit", "demo", *PAIR, "--check", "9"], "check is for the methods that estimate effects"),
+        (["harvest", "demo", "corpus.jsonl", "", "--site", "z"], "a folder whose path is empty"),
     ],
 )
 def test_bad_input_is_one_message(tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -140,10 +174,6 @@ def test_bad_input_is_one_message(tmp_path: Path, arguments: list[str], message:
     error = json.loads(call(*arguments, "--json").stdout)
     assert error["ok"] is False
     assert message in error["error"]["message"]
-
-
-def test_an_unknown_option_is_bad_input() -> None:
-    assert call("lens", "demo", "Mary", "--nothing").exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -172,6 +202,17 @@ def test_an_error_of_the_library_is_one_message(
     assert "Traceback" in shown.output
     shown = call("models", "--json")
     assert (shown.exit_code, json.loads(shown.stdout)["error"]["type"]) == (code, type(error).__name__)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full, on Linux")
+@pytest.mark.parametrize("arguments", [["models", "--json"], ["models", "--nothing", "--json"]])
+def test_a_full_disk_is_a_message(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "hooked_lm", *arguments]
+        shown = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith("error: ")
+    assert len(shown.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("work", ["harvest", "studies"])
@@ -272,6 +313,24 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     assert "this model has no tokenizer" in call("patch", tmp_path / "model", *PAIR).stderr
 
 
+def test_a_model_without_texts_is_refused(tmp_path: Path) -> None:
+    HookedVisionEncoder({**TOWER, "seed": 0}).save(tmp_path / "model")
+    shown = call("cache", tmp_path / "model", "1,2", "--site", "z", "--out", "a.safetensors")
+    assert (shown.exit_code, "a HookedVisionEncoder does not read" in shown.stderr) == (2, True)
+    (tmp_path / "corpus.jsonl").write_text('{"text": "Mary"}\n')
+    shown = call("harvest", tmp_path / "model", tmp_path / "corpus.jsonl", tmp_path / "out", "--site", "z")
+    assert (shown.exit_code, "a harvest reads texts" in shown.stderr) == (2, True)
+
+
+def test_nan_is_not_shown_as_a_token(tmp_path: Path) -> None:
+    sizes = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_head": 4, "n_ctx": 16, "d_vocab": 20, "act_fn": "gelu"}
+    model = HookedTransformer(HookedTransformerConfig(**sizes, seed=0))
+    with torch.no_grad():
+        model.blocks[0].mlp.b_out[0] = float("nan")
+    model.save(tmp_path / "model")
+    assert re.search(r"0 │ -\s+│ -", call("lens", tmp_path / "model", "3,1,4", "--k", 2).output)
+
+
 @pytest.mark.slow
 def test_harvest_says_what_was_there(tmp_path: Path) -> None:
     (tmp_path / "corpus.jsonl").write_text('{"text": "Mary and John went"}\n' * 4)
@@ -306,6 +365,7 @@ def test_lens(tmp_path: Path) -> None:
     page = tmp_path / "lens.html"
     found = from_json("lens", "demo", "The capital of France is", "--k", 1, "--html", page)
     assert [row["layer"] for row in found["rows"]] == [0, 1, 2, 3]
+    assert {row["position"] for row in found["rows"]} == {5}
     assert found["rows"][-1]["token"] == " Paris"
     assert "Plotly" in page.read_text(encoding="utf-8")
     shown = call("lens", "demo", "The capital of France is", "--k", 1).output
