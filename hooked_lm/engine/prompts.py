@@ -79,7 +79,7 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
         )
     if not texts:
         raise ValueError(f"{name} is empty: give at least one")
-    both = [model.to_tokens(text) for text in texts]
+    both = [model.to_tokens(text, truncate=False) for text in texts]  # a forward pass refuses too many
     rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:

@@ -15,7 +15,7 @@ from hooked_lm.analysis.answers import whole_numbers
 from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
 from hooked_lm.harvest.documents import loaded
-from hooked_lm.models.text.methods import DecoderText, TextMethods
+from hooked_lm.models.text.methods import TextMethods
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,8 +136,7 @@ def _pair(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair:
 def _prompt(model: TextMethods, prompt: object, name: str) -> tuple[int, ...]:
     """The ids of a text, or of ids."""
     if isinstance(prompt, str):
-        rows = model.to_tokens(prompt, truncate=False) if isinstance(model, DecoderText) else tokens_of(model, prompt)
-        ids = rows[0]
+        ids = tokens_of(model, prompt)[0]
     elif isinstance(prompt, (Sequence, Tensor)):
         ids = whole_numbers(prompt, name).reshape(-1)
     else:
