@@ -13,6 +13,7 @@ from hooked_lm.harvest.shard import write_shard
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards.job import Advance
 
 
@@ -47,6 +48,8 @@ def job_of(
     """A harvest with its plan written. Raises ValueError, before that, for what cannot be harvested."""
     if isinstance(model, EncoderDecoder):
         raise ValueError("a harvest reads documents by decoders and encoders; this model needs a source and a target")
+    if not isinstance(model, TextMethods):
+        raise TypeError(f"a harvest reads texts, which a {type(model).__name__} does not")
     plan = planned(model, documents, sites, maker, **settings)
     folder = plan.write(directory)
     return Job(plan, folder, documents, maker)

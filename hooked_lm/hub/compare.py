@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hub.compare_images import ReadsImages, compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
-from hooked_lm.hub.load import load
+from hooked_lm.hub.load import check_name, load
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
@@ -55,6 +55,7 @@ def verify(
     Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
     as wrong if our logit of another token is larger by more than that.
     """
+    check_name(model_name)
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
     source = find(model_name, WEIGHT_FILES, **options.download)

@@ -42,14 +42,14 @@ def local_folder(name: str) -> Path | None:
     """The local directory of a name; None if the name refers to the hub.
 
     "demo" and "demo-shapes" are the bundled models, and a path such as "./gpt2" is always local. Any other name refers to a local
-    directory if one exists; for a short name ("gpt2") that directory must contain a `config.json`.
+    directory, or a file, which is refused, if one exists; for a short name ("gpt2") that directory must contain a `config.json`.
     """
     if name in DEMOS:
         return DEMOS[name]
     folder = Path(name).expanduser()
     if _is_path(name):
         return folder
-    is_meant = name and folder.is_dir() and (name.lower() not in SHORT_NAMES or (folder / "config.json").is_file())
+    is_meant = name and folder.exists() and (name.lower() not in SHORT_NAMES or (folder / "config.json").is_file())
     return folder if is_meant else None
 
 

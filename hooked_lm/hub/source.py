@@ -152,7 +152,8 @@ class Repository:
                     f"cannot be reached: {self.unreachable}{hint}"
                 ) from error
             raise ValueError(
-                f"there is no directory {self.name!r}, and the hub did not give a repository of that name: {error}{hint}"
+                f"there is no directory {self.name!r}, and the hub did not give a repository of that name: "
+                f"{str(error).rstrip('.')}{hint}"
             ) from error
         return folder
 

@@ -97,7 +97,7 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
 
     Warns with `TaskWarning` if the right answer is not ahead on the clean prompts, or not less so on the corrupted ones: then the
     answers are not those that the prompts ask for. If the model's first choice is the answer in another spelling, such as with a
-    leading space, the warning says so. Raises ValueError for answers of several tokens.
+    leading space, the warning says so. Raises ValueError for answers of several tokens, and for logits that are NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -112,6 +112,8 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
     logits = {name: model(tokens)[:, -1:] for name, tokens in rows.items()}
     values = {name: difference(found) for name, found in logits.items()}
     ahead = {name: float(found.mean()) for name, found in values.items()}
+    if nan := [name for name, value in ahead.items() if value != value]:
+        raise ValueError(f"the logit difference of the answers is NaN on the {' and the '.join(nan)} prompts")
     wrong = []
     if not ahead["clean"] > 0:
         n_behind, n = int((values["clean"] <= 0).sum()), len(values["clean"])
@@ -227,6 +229,8 @@ def find(
         raise ValueError(f"by must be {KL!r} or {DIFFERENCE!r}, got {by!r}")
     if ablation not in SOURCES:
         raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
+    if check not in (None, False) and method not in METHODS:
+        raise ValueError(f"check is for the methods that estimate effects, {', '.join(METHODS)}; got method {method!r}")
     n_all = Graph.of(model).n_edges
     if n_edges is not None and not 1 <= n_edges <= n_all:
         raise ValueError(f"n_edges must be from 1 to {n_all:,}, the number of edges of this model; got {n_edges:,}")

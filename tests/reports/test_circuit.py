@@ -4,6 +4,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
 from hooked_lm import HookedTransformer, HookedVisionLanguage
@@ -179,6 +181,27 @@ def test_answers_that_the_model_does_not_give_are_warned_of(
 ) -> None:
     with pytest.warns(circuit.TaskWarning, match=says):
         circuit.check_answers(model, circuit.Task([CLEAN], [corrupted], [answers[0]], [answers[1]]))
+
+
+def test_logits_that_are_nan_are_refused() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    with torch.no_grad():
+        model.blocks[0].mlp.W_out[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="is NaN on the clean and the corrupted prompts"):
+        circuit.check_answers(model, circuit.Task([CLEAN], [CORRUPTED], [" Mary"], [" John"]))
+
+
+@pytest.mark.filterwarnings("ignore:the right answer is not")  # of random weights
+def test_a_graph_with_few_edges(task: circuit.Task) -> None:
+    """Two shares of them are the same number, and all are measured exactly: layers without attention cost something."""
+    tokenizer = HookedTransformer.from_pretrained("demo").tokenizer
+    checkpoint = MambaForCausalLM(
+        MambaConfig(vocab_size=len(tokenizer), hidden_size=16, state_size=4, num_hidden_layers=2)
+    )
+    mamba = HookedTransformer.from_pretrained("mamba", hf_model=checkpoint, tokenizer=tokenizer)
+    found = circuit.find(mamba, task, method="eap", n_edges=2)
+    assert found.agreement is not None
+    assert found.agreement["cells"] == found.circuit.graph.n_edges == 6
 
 
 def test_an_answer_in_another_spelling_is_suggested(model: HookedTransformer) -> None:

@@ -73,5 +73,5 @@ def exact_values(
 def _token_flops(model: torch.nn.Module) -> float:
     """The approximate floating-point operations of a forward pass per token."""
     if isinstance(model, Decoder):
-        return float(sum(cost.keys + cost.rest for cost in map(token_cost, model.blocks)))
+        return float(sum(token_cost(block).total for block in model.blocks))
     return 2.0 * sum(weight.numel() for weight in model.parameters() if weight.ndim >= 2)

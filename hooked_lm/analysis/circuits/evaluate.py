@@ -409,7 +409,7 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
                 "this circuit has no scores from which circuits of other sizes could be built: leave out sizes"
             )
         numbers = _numbers(SHARES if sizes is None else sizes, graph)
-        if sizes is not None and len(set(numbers)) < len(numbers):
+        if sizes is not None and tuple(sizes) != SHARES and len(set(numbers)) < len(numbers):
             raise ValueError(f"sizes give the same number of edges twice: {numbers}")
         return {n: Circuit(graph, _of_size(graph, scores, n)) for n in numbers}
     if sizes is not None:
