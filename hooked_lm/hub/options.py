@@ -92,7 +92,10 @@ class Options:
 def one_device(
     device: torch.device | str | int | None, device_map: Any = None, move_to_device: bool = True
 ) -> torch.device:
-    """The device of these arguments, of which `device_map` names one; by default the first GPU, else the CPU."""
+    """The device of these arguments, of which `device_map` names one; by default the first GPU, else the CPU.
+
+    Raises ValueError for a name that torch does not know.
+    """
     if isinstance(device_map, Mapping):
         device_map = next(iter(device_map.values()))
     if device_map is not None:
@@ -101,7 +104,12 @@ def one_device(
         device = device_map
     if not move_to_device:
         return torch.device("cpu")
-    return default_device() if device is None else torch.device(device)
+    try:
+        return default_device() if device is None else torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f"there is no device {device!r}: give 'cpu', 'cuda', 'cuda:1', 'mps' or another of torch"
+        ) from None
 
 
 def real_dtype(dtype: torch.dtype | str, tensors: Mapping[str, Tensor]) -> torch.dtype:

@@ -94,6 +94,11 @@ def test_objects_that_are_no_names(llama: LlamaForCausalLM) -> None:
         HookedTransformer.from_pretrained(" ")
 
 
+def test_a_device_that_torch_does_not_know() -> None:
+    with pytest.raises(ValueError, match="there is no device 'gpu9': give 'cpu', 'cuda'"):
+        HookedTransformer.from_pretrained("demo", device="gpu9")
+
+
 def test_folders_that_do_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llama-tiny").mkdir()
