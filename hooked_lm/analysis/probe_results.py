@@ -13,6 +13,7 @@ from hooked_lm.extras import later
 from hooked_lm.results.bootstrap import wilson
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,6 +42,7 @@ class LayerProbes(Scores):
     biases: Float[Tensor, "..."]
     shape: Sequence[int]
     MEASURE: ClassVar[str] = ""
+    _repr_html_ = Tabular._repr_html_  # a row for each, with the numbers that matter
 
     def _check(self) -> None:
         super()._check()
@@ -126,7 +128,7 @@ class LayerProbes(Scores):
         best = int(self.mean[0].argmax())
         guess, value = self.chance
         return [
-            f"best {self._place} {self.axes[self._place][best]} with {self.mean[0, best]:.2f}, control "
+            f"best {self._place} {self.axes[self._place][best]} with {self.MEASURE} {self.mean[0, best]:.2f}, control "
             f"{self.mean[1, best]:.2f}, {guess} {value:.2f}"
         ]
 
@@ -230,7 +232,7 @@ class RegressionProbes(LayerProbes):
     @property
     def chance(self) -> tuple[str, float]:
         """Always the mean, which explains nothing."""
-        return "mean label", 0.0
+        return "always the mean label", 0.0
 
     @property
     def _about_labels(self) -> str:

@@ -101,7 +101,7 @@ class Classification(Task):
                     "; for a regression give floats" if isinstance(label, int) and len(self.classes) > n_folds else ""
                 )
                 raise ValueError(
-                    f"class {label!r} has {n} {what}, and {n_folds} folds need {n_folds}: give more, or fewer folds{hint}"
+                    f"class {label!r} has {n} of the {what}, and {n_folds} folds need {n_folds}: give more, or fewer folds{hint}"
                 )
         kind = model_selection.StratifiedKFold if groups is None else model_selection.StratifiedGroupKFold
         named = [str(label) for label in self.labels]

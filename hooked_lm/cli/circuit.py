@@ -12,6 +12,8 @@ from hooked_lm.cli.inputs import answers_of, check_writable, decoder
 from hooked_lm.cli.options import AnswersOption, CleanOption, CorruptedOption, ModelArgument
 from hooked_lm.cli.output import records, say, say_path, show_table, shown
 
+PAGE = Path("hooked_lm_circuit.html")
+
 
 @command(
     "hooked-lm circuit demo --method eap \\\n"
@@ -36,9 +38,7 @@ def circuit(
     ] = None,
     ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
     check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
-    output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = Path(
-        "hooked_lm_circuit.html"
-    ),
+    output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = PAGE,
     save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> Result:
     """Find the edges between heads and MLPs that a task needs.

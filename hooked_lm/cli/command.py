@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Protocol, TextIO, runtime_checkable
 
 import typer
 from rich.markup import escape
@@ -28,6 +28,15 @@ LINES = {"resumes": "interrupted: complete shards are kept, the same command res
 WIDE = shutil.get_terminal_size().columns >= 80  # in a narrower one the boxes of the help cut names of options off
 
 
+@runtime_checkable
+class _Context(Protocol):
+    """What is read of click's context, whose class typer keeps private."""
+
+    meta: dict[str, Any]
+    command_path: str
+    invoked_subcommand: str | None
+
+
 class _Commands(TyperGroup):
     """Commands for which a wrong option is an error as any other: a line on stderr, and JSON if `--json` is on the line."""
 
@@ -38,13 +47,13 @@ class _Commands(TyperGroup):
         with _usage_errors(ctx):
             return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: _Context) -> Any:  # type: ignore[override]
         with _usage_errors(ctx):
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[arg-type]
 
 
 @contextmanager
-def _usage_errors(ctx: Any) -> Iterator[None]:
+def _usage_errors(ctx: _Context) -> Iterator[None]:
     try:
         yield
     except Exception as error:

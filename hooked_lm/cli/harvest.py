@@ -33,9 +33,7 @@ def harvest(
     ] = "all",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     reduce: Annotated[str | None, typer.Option(help="Keep one vector of each row: mean, max or last.")] = None,
-    context: Annotated[
-        int | None, typer.Option(help="The most tokens of a row; the model's context by default.")
-    ] = None,
+    context: Annotated[int | None, typer.Option(help="The most tokens of a row; by default the model's.")] = None,
     long: Annotated[str, typer.Option(help="What to do with longer documents: truncate, split or error.")] = "truncate",
     column: Annotated[str | None, typer.Option(help="The column that holds the documents.")] = None,
     max_documents: Annotated[int | None, typer.Option(help="The number of documents to read.")] = None,

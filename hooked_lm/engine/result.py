@@ -173,7 +173,9 @@ class SweepResult(Scores):
         metric = str(metrics[0]) if len(metrics) == 1 else str(self.about.get(METRIC_NAME, ""))
         what = str(self.about.get(WHAT, ""))
         which = "" if self.clean is None else f"{self.base} "  # a single run is neither clean nor corrupted
-        subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is that of the {which}run with one change"
+        value = "what one change adds to that" if CHANGE in self._scale else "that"
+        run = f"the {which}run" if CHANGE in self._scale else f"the {which}run with one change"
+        subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is {value} of {run}"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
             subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
         short, long = self._named(metric or "metric")

@@ -82,7 +82,7 @@ def _class_under(config: dict[str, Any]) -> Any:
     return getattr(transformers, TASKS[task]) if task in TASKS else noted if is_model else None
 
 
-def _merged(base: Path, adapter: Path, kind: Any, options: Options) -> Any:
+def _merged(base: Path, adapter: Path, kind: type[Any], options: Options) -> Any:
     """The transformers model under an adapter, with the adapter merged into its weights."""
     import peft
 

@@ -240,6 +240,11 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
     file = folder / "config.json"
     if not file.is_file():
+        if (folder / "hooked_lm.json").is_file():
+            raise ValueError(
+                f"{folder} holds a model that model.save wrote, and none in HF format: from_pretrained and load read it, "
+                "model.verify() checks it"
+            )
         interrupted = (
             "; model.save writes it last: was it interrupted?" if (folder / "model.safetensors").is_file() else ""
         )

@@ -256,7 +256,7 @@ class Split:
                 f"held_out is the share of pairs to try the directions on, between 0 and 1, got {held_out}"
             )
         if n_pairs < 2:
-            raise ValueError(f"there are {n_pairs} pairs; with one held out, two are the least")
+            raise ValueError(f"steering vectors need at least two pairs, of which one is held out; got {n_pairs}")
         n_held = min(max(round(n_pairs * held_out), 1), n_pairs - 1)
         order = torch.randperm(n_pairs, generator=generator)
         return cls(order[n_held:].sort().values, order[:n_held].sort().values)

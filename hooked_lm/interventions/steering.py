@@ -258,7 +258,7 @@ class SteeringVectors(Tabular):
         )
         n_layers = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
         return (
-            f"SteeringVectors({self.method} at {self.site}, {n_layers}; best {best}: accuracy "
+            f"SteeringVectors({self.method} at {self.site}, {n_layers}; best layer {best}: accuracy "
             f"{own:.2f} on held-out pairs, random directions {random:.2f})"
         )
 

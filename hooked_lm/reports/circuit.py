@@ -341,7 +341,7 @@ def _task_section(study: Study) -> viz.Section:
         viz.TokenStrip("clean", clean, marked),
         viz.TokenStrip("corrupted", corrupted, marked),
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
-        + f"carries {ABLATED[str(study.chosen.about['ablation'])]}. What is measured is {study.chosen.about['metric']}. "
+        + f"carries {ABLATED[str(study.chosen.about['ablation'])]}. The metric is {study.chosen.about['metric']}. "
         "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
         "it); completeness is that of the model without the circuit (0: nothing is left). " + known,
         _key_figures(study),

@@ -28,6 +28,7 @@ else:
 
 COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
+SELECTED = "selected"  # in `about`: axis -> the label that was selected
 SHOWN = 5  # cells in a notebook
 Own = TypeVar("Own", bound="Scores")
 
@@ -144,7 +145,11 @@ class Scores(Tabular):
             del axes[name]
         else:
             axes[name] = [self.axes[name][i] for i in index]
-        return replace(self, axes=axes, **self._of_cells(lambda values: values[at]), **self._changed_by(name, index))
+        changed = {**self._of_cells(lambda values: values[at]), **self._changed_by(name, index)}
+        if isinstance(index, int) and name != METRIC:  # the axis is gone: figures still say of which label they are
+            about = changed.get("about", self.about)
+            changed["about"] = {**about, SELECTED: {**about.get(SELECTED, {}), name: self.axes[name][index]}}
+        return replace(self, axes=axes, **changed)
 
     def _of_cells(self, made_of: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """The results of a function of each tensor that has the axes of the grid, by name."""
@@ -224,12 +229,14 @@ class Scores(Tabular):
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
         'bar'
         """
-        from hooked_lm.results.pictures import Picture
+        from hooked_lm.results.pictures import Picture, shown
 
         ends = self.interval() if self.n_prompts > 1 else ()
         name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
         about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
         about["title"] = title or about["title"]
+        selected = [f"{axis} {shown(axis, [label])[0]}" for axis, label in self.about.get(SELECTED, {}).items()]
+        about["subtitle"] = "; ".join(filter(None, [about["subtitle"], ", ".join(selected)]))
         note = f"mean of {self.n_prompts} prompts, with its 95% interval" if self.n_prompts > 1 else ""
         return Picture(torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about).draw()
 

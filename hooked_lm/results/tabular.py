@@ -21,9 +21,13 @@ class Tabular(Shown, ABC):
     def to_dataframe(self) -> Any:
         """The table of the result."""
 
+    def _table_shown(self) -> Any:
+        """The table that a notebook shows the beginning of."""
+        return self.to_dataframe()
+
     def _repr_html_(self) -> str:
         try:
-            table = self.to_dataframe()
+            table = self._table_shown().dropna(axis="columns", how="all")  # one prompt has no intervals
         except ImportError as error:
             return summary(repr(self), f"<p>{escape(str(error))}</p>")
         rows = [[as_text(cell) for cell in row] for row in table.head(FIRST_ROWS).itertuples(index=False)]

@@ -111,8 +111,8 @@ def test_a_planted_number_is_found_and_noise_is_not(tmp_path: Path) -> None:
     assert list(probes.to_dataframe().columns) == ["layer", "r2", "low", "high", "control", "selectivity"]
     predicted = vectors[1] @ probes.weights[1, 0] + probes.biases[1, 0]
     assert torch.corrcoef(torch.stack([predicted, torch.tensor(labels)]))[0, 1] > 0.9
-    assert "best layer 1 with 0." in repr(probes)
-    assert [trace.name for trace in probes.plot().data if trace.name][-1] == "mean label"
+    assert "best layer 1 with r2 0." in repr(probes)
+    assert [trace.name for trace in probes.plot().data if trace.name][-1] == "always the mean label"
     probes.save(tmp_path / "probes")
     again = RegressionProbes.load(tmp_path / "probes")
     assert_equal(again.direction(1), probes.direction(1))
@@ -158,7 +158,7 @@ def test_numbers_of_a_group_are_held_out_together() -> None:
         (["a", 1] * (N // 2), TypeError, "labels are strings or numbers, and 'a' and 1 are both there"),
         ([], ValueError, "there are no labels"),
         ([1.0, 2.0], ValueError, "there are 2 prompts, and 5 folds need 5"),
-        (list(range(N)), ValueError, "class 0 has 1 prompts, .* for a regression give floats"),
+        (list(range(N)), ValueError, "class 0 has 1 of the prompts, .* for a regression give floats"),
     ],
 )
 def test_labels_that_are_neither(labels: list, error: type[Exception], says: str) -> None:
@@ -229,10 +229,10 @@ def test_prompts_of_different_lengths_are_read_at_their_own_end() -> None:
     ("labels", "options", "says"),
     [
         (["yes"] * N, {}, "all 80 labels are 'yes'"),
-        (["yes", *["no"] * (N - 1)], {}, "class 'yes' has 1 prompts, and 5 folds need 5"),
+        (["yes", *["no"] * (N - 1)], {}, "class 'yes' has 1 of the prompts, and 5 folds need 5"),
         (["yes", "no"], {}, "there are 2 labels"),
         (None, {"groups": [0, 1]}, "2 groups for 80 labels"),
-        (None, {"groups": [i % 2 for i in range(N)]}, "class 'no' has 1 groups"),
+        (None, {"groups": [i % 2 for i in range(N)]}, "class 'no' has 1 of the groups"),
         (None, {"n_folds": 1}, "n_folds must be at least 2"),
         (None, {"regularisation": 0.0}, "regularisation must be positive"),
         (None, {"prompts": ["a"]}, "prompts are for a model"),

@@ -17,6 +17,7 @@ from hooked_lm import (
     HookedTransformer,
     HookedTransformerConfig,
     HookedVisionEncoder,
+    hub,
     pretrained,
 )
 from hooked_lm.hooks import Cache
@@ -278,6 +279,12 @@ def test_folders_that_a_save_or_a_copy_left_half_written(tmp_path: Path) -> None
     weights.write_bytes(weights.read_bytes()[:500])
     with pytest.raises(ValueError, match="truncated or not a safetensors file"):
         HookedTransformer.load(tmp_path / "cut")
+
+
+def test_a_saved_model_is_no_checkpoint_to_verify(tmp_path: Path) -> None:
+    toy("standard").save(tmp_path / "toy")
+    with pytest.raises(ValueError, match=r"holds a model that model\.save wrote, and none in HF format.*model\.verify"):
+        hub.verify(tmp_path / "toy")
 
 
 def test_places_where_no_model_can_be_written(tmp_path: Path) -> None:

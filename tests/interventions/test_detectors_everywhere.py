@@ -145,9 +145,10 @@ def test_the_page_names_what_there_is_and_all_of_it() -> None:
     named = set(re.findall(r"`([A-Za-z_.]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     parameters = {"positions", "heads", "features", "rows", "encode", "decode", "name", "name.input", "model.hooks"}
     parameters |= {"store", "companions", "slice", "Slice", "pos_slice", "nn.Module", "from_run", "write_html"}
-    parameters |= {"feature", "value", "factor", "coefficient"}
+    parameters |= {"feature", "value", "factor", "coefficient", "kind"}
     homes = (interventions, dictionaries, analysis, hooked_lm, patching, interventions.PartEditor, interventions.Part)
-    assert {name for name in named - parameters if not any(hasattr(home, name) for home in homes)} == set()
+    last = {name: name.removeprefix("dictionaries.") for name in named - parameters}
+    assert {name for name, own in last.items() if not any(hasattr(home, own) for home in homes)} == set()
     for parameter in ("positions", "heads", "features", "rows"):
         for kind in (interventions.Record, interventions.Scale, interventions.Patch, interventions.ClipGradient):
             assert parameter in inspect.signature(kind).parameters

@@ -490,7 +490,7 @@ def test_tables_and_figures() -> None:
     assert best in vectors().best_layers()
     best = vectors().best_layers()[len(vectors().best_layers()) // 2]
     assert vectors().best_layer() == best
-    assert f"best {best}" in repr(vectors())
+    assert f"best layer {best}" in repr(vectors())
     figure = vectors().plot("auc")
     drawn = {line.name: torch.tensor([*line.y], dtype=torch.float32) for line in figure.data if line.name}
     assert drawn.keys() == {"mean difference of the sides", "random directions"}
@@ -530,7 +530,7 @@ def test_what_is_wrong_is_said(name: str, value: Any, error: type[Exception], ma
 
 
 def test_more_that_is_said() -> None:
-    with pytest.raises(ValueError, match="there are 1 pairs"):
+    with pytest.raises(ValueError, match="at least two pairs"):
         steering_vectors(demo(), "Mary", "Tom")
 
     def break_one(value: Tensor, hook: Any) -> Tensor:

@@ -586,3 +586,13 @@ def test_the_chosen_metric_names_the_values():
 def test_heads_beside_other_names_are_named():
     figure = Scores(torch.rand(2, 3, 1), {"layer": range(2), "head": [0, 1, "mlp"]}).plot()
     assert figure.layout.xaxis.ticktext == ("H0", "H1", "mlp")
+
+
+def test_a_figure_of_a_part_says_which_part_it_is() -> None:
+    def subtitle(shown: SweepResult) -> str:
+        return str(shown.plot().layout.title.subtitle.text)
+
+    assert "layer 1" in subtitle(result().select(layer=1))
+    assert "layer 1" not in subtitle(result())
+    assert "each value is that of the" in subtitle(result())
+    assert "each value is what one change adds to that of the" in subtitle(result().effects())

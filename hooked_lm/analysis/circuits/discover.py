@@ -68,10 +68,12 @@ def discover(
             ablation edges outside the circuit carry their values from the corrupted prompts.
         metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
         method: the search method.
-            "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`);
+            "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`) on the
+            clean run, that is with `direction="noise"`;
             `about["agreement"]` compares the estimates with exact patching of `check` random edges, by default 100.
             "exact": the edges with the largest effects when patched one at a time (`patch_edges`).
-            An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it.
+            An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it, in its own
+            direction.
             "acdc" (needs threshold), "pruning" (`prune`) and "masks" (`train_masks`), which both need n_edges.
         n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
@@ -123,7 +125,7 @@ def discover(
     check_keywords(f"method {method!r}", options, OPTIONS[method])
     common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
     found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
-    about = {"ablation": ablation, METRIC_NAME: named, **options}
+    about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **options}
     return _best(model, found, method, limits, about)
 
 

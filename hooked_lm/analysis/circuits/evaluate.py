@@ -22,6 +22,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,7 @@ class Evaluation(Scores):
     n_all: int
     random: Float[Tensor, "..."] | None = None
     GRID: ClassVar[tuple[str, ...]] = ("values", "random")
+    _repr_html_ = Tabular._repr_html_  # a row for each, with the numbers that matter
 
     def _check(self) -> None:
         super()._check()
@@ -405,9 +407,7 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
         if isinstance(given, Circuit):
             given.check(graph)
         if scores is None:
-            raise ValueError(
-                "this circuit has no scores from which circuits of other sizes could be built: leave out sizes"
-            )
+            raise ValueError("this circuit has no scores to build circuits of other sizes from: leave out sizes")
         numbers = _numbers(SHARES if sizes is None else sizes, graph)
         if sizes is not None and tuple(sizes) != SHARES and len(set(numbers)) < len(numbers):
             raise ValueError(f"sizes give the same number of edges twice: {numbers}")

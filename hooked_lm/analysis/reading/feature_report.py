@@ -22,6 +22,7 @@ from hooked_lm.interventions.dictionaries.hook import (
     encoded,
     run_with_features,
 )
+from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import stored
@@ -219,9 +220,7 @@ def _sites(
 ) -> tuple[str, str]:
     """The full names of the sites that the dictionary reads and writes."""
     cfg = getattr(sae, "cfg", None)
-    given = site or getattr(cfg, "hook_point", None), site_out or getattr(cfg, "hook_point_out", None)
-    if given[0] is None:
-        raise ValueError("the config of the dictionary names no site: give site=")
+    given = site_read(sae, site), site_out or getattr(cfg, "hook_point_out", None)
     names = [model.names(of) for of in (given[0], given[1] or given[0])]
     if several := next((found for found in names if len(found) != 1), None):
         raise ValueError(f"a dictionary has one site, and {len(several)} are meant: give one, such as {several[0]!r}")

@@ -1,5 +1,6 @@
 """The logit lens: the model's predictions if the residual stream is unembedded after each layer."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -341,4 +342,5 @@ def spelled(model: Decoder, tokens: Tensor) -> dict[int, str]:
 
 
 def _name(lens: Translator | None) -> str:
-    return "logit lens" if lens is None else type(lens).__name__
+    """What a lens is called: its class in words, such as "tuned lens"."""
+    return "logit lens" if lens is None else re.sub("(?<=[a-z])(?=[A-Z])", " ", type(lens).__name__).lower()

@@ -17,6 +17,7 @@ from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
+from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
@@ -198,16 +199,12 @@ class _Feature:
     """The activation of a feature of a dictionary at each position."""
 
     def __init__(self, model: Decoder, site: Site | None, sae: object, feature: int | None) -> None:
-        site = site if site is not None else getattr(getattr(sae, "cfg", None), "hook_point", None)
-        if site is None:
-            raise ValueError("the config of the dictionary names no site: give site=")
-        if feature is None or not callable(getattr(sae, "encode", None)):
-            raise ValueError(
-                "sae= is a dictionary with encode, and feature= the index of one of its features: give both"
-            )
-        names = model.names(site)
+        if sae is None or feature is None:
+            raise ValueError("sae= is a dictionary, and feature= the index of one of its features: give both")
+        read = site_read(sae, site)
+        names = model.names(read)
         if len(names) != 1:
-            raise ValueError(f"{site!r} means {len(names)} sites: give one, such as {names[0]!r}")
+            raise ValueError(f"{read!r} means {len(names)} sites: give one, such as {names[0]!r}")
         self.site, self.sae, self.feature = names[0], cast(Coder, sae), feature
         self.name = f"{self.site} feature {feature}"
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
+from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
@@ -50,10 +51,8 @@ def evaluate_dictionary(
     tensor(8.)
     """
     cfg = getattr(sae, "cfg", None)
-    site = site if site is not None else getattr(cfg, "hook_point", None)
+    site = site_read(sae, site)
     site_out = site_out if site_out is not None else getattr(cfg, "hook_point_out", None)
-    if site is None:
-        raise ValueError("the config of the dictionary names no site: give site=")
     stream = Activations(model, prompts, site, site_out, batch_size=batch_size, skip=skip)
     n_prompts = len(stream.prompts)
     rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]

@@ -17,6 +17,7 @@ from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.interventions.base import Controller, Detector, HookObject, check_no_functions
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
+from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
 from hooked_lm.interventions.part import Positions, check_positions, parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
@@ -72,14 +73,11 @@ class DictionaryHook(HookObject):
         if isinstance(self.hook_point, str) and not self.hook_point:
             self.hook_point = self._own_site()
         super().__post_init__()
-        for name in ("encode", "decode"):
-            if not callable(getattr(self.sae, name, None)):
-                raise TypeError(f"a dictionary has encode and decode, and a {type(self.sae).__name__} has no {name}")
+        check_dictionary(self.sae)
 
     def _own_site(self) -> Any:
         """The site in the dictionary's config, or ""."""
-        cfg = getattr(self.sae, "cfg", None)
-        return getattr(cfg, "hook_point", None) or getattr(getattr(cfg, "metadata", None), "hook_name", None) or ""
+        return own_site(self.sae)
 
     @property
     def features(self) -> Tensor:

@@ -50,6 +50,9 @@ class Trained(Tabular):
         """The loss of each step."""
         return self.losses.to_dataframe()
 
+    def _table_shown(self) -> "pd.DataFrame":
+        return (self.losses if self.figures is None else self.figures).to_dataframe()
+
     def plot(self, title: str = "") -> "go.Figure":
         """The loss by step as a line."""
         return self.losses.plot(title or "Loss in training")

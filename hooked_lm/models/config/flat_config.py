@@ -140,7 +140,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
             object.__setattr__(self, "tree", self.tree if self._of_model else None)
         return None
 
-    def _set_other(self, name: str, value: Any) -> None:
+    def _set_other(self, name: str, value: object) -> None:
         """Sets an attribute that is no config field; AttributeError if it looks like a misspelt one."""
         is_known = name.startswith("_") or hasattr(type(self), name) or name in FOREIGN_FIELDS
         near = () if is_known else difflib.get_close_matches(name, table(type(self)).rows, n=1, cutoff=0.85)

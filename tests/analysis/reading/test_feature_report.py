@@ -4,6 +4,7 @@ import json
 import math
 from inspect import unwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import FeatureReport, feature_report, max_activating_examples, write_dashboards
 from hooked_lm.interventions.dictionaries import SAE, TopK, Transcoder
+from hooked_lm.interventions.dictionaries.site import site_read
 from tests.close import assert_close, assert_equal, assert_near
 
 SITE = "blocks.1.hook_mlp_out"
@@ -157,6 +159,15 @@ def test_a_site_that_is_not_in_the_stream_has_no_logit_effects(model: HookedTran
     assert report.tables["promoted"] == []
     with pytest.raises(ValueError, match="names no site"):
         feature_report(model, sae, 1, TEXTS)
+
+
+def test_a_trained_dictionary_is_not_the_dictionary(model: HookedTransformer, sae: SAE) -> None:
+    trained: Any = SimpleNamespace(sae=sae)
+    with pytest.raises(TypeError, match=r"a SimpleNamespace has no encode; give its \.sae"):
+        max_activating_examples(model, TEXTS, sae=trained, feature=3)
+    with pytest.raises(TypeError, match=r"give its \.sae"):
+        site_read(trained, SITE)
+    assert site_read(sae, None) == SITE
 
 
 FEATURE_FIELDS = {
