@@ -218,12 +218,16 @@ class Cache(Mapping[str, Tensor]):
             report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
         return dict(sorted(report.items(), key=lambda item: -item[1]))
 
+    def model_facts(self) -> dict[str, Any]:
+        """What tells the model of this cache from others; `save` writes it, and `load` compares it."""
+        return {}
+
     def save(self, path: str | Path) -> None:
         """Writes the cache to a safetensors file."""
         from safetensors.torch import save_file
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
-        about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims}
+        about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims, "model": self.model_facts()}
         metadata = {"format": "hooked_lm.Cache", **{key: json.dumps(value) for key, value in about.items()}}
         with replacing(path) as unfinished:
             save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
@@ -232,7 +236,8 @@ class Cache(Mapping[str, Tensor]):
     def load(cls, path: str | Path, *args: Any) -> "Cache":
         """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model).
 
-        Raises FileNotFoundError if there is no such file, ValueError for any other file.
+        Warns if the file was saved from another model than this one, whose weights decompositions would read. Raises
+        FileNotFoundError if there is no such file, ValueError for any other file.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -254,6 +259,12 @@ class Cache(Mapping[str, Tensor]):
             raise ValueError(f"{path} is not a cache that Cache.save wrote: {error}") from None
         cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
         cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
+        saved, given = json.loads(about.get("model", "{}")), cache.model_facts()
+        other = [
+            f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
+        ]
+        if other:
+            warnings.warn(f"{path} was saved from another model: {'; '.join(other)}", stacklevel=2)
         return cache
 
 

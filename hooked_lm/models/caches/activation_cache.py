@@ -49,6 +49,11 @@ class NamedCache(Cache):
             self.model.to(device)
         return self
 
+    def model_facts(self) -> dict[str, Any]:
+        cfg = getattr(self.model, "cfg", None)
+        facts = {name: getattr(cfg, name, None) for name in ("model_name", "n_layers", "d_model")}
+        return {**facts, "processed": list(getattr(cfg, "processed", ()))}
+
     def dims_of(self, site: str) -> tuple[str, ...]:
         """The axis names of a site, including batch; empty if the model has no such site."""
         points = self.model.hook_dict

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -522,3 +523,12 @@ def test_values_of_chosen_heads_of_a_single_prompt() -> None:
     model = flat_model()
     _, cache = model.run_with_cache(random_tokens(1, 5), remove_batch_dim=True)
     assert torch.equal(cache.stack_heads("pattern", "L1H2")[0], cache["pattern", 1][2])
+
+
+def test_a_cache_of_another_model_warns(tmp_path: Path) -> None:
+    demo, raw = HookedTransformer.from_pretrained("demo"), HookedTransformer.from_pretrained_no_processing("demo")
+    _, cache = demo.run_with_cache("Mary and John", names_filter="*.hook_resid_post")
+    cache.save(tmp_path / "cache.safetensors")
+    assert list(ActivationCache.load(tmp_path / "cache.safetensors", demo)) == list(cache)
+    with pytest.warns(UserWarning, match=r"saved from another model: processed \['fold_ln.*not \[\]"):
+        ActivationCache.load(tmp_path / "cache.safetensors", raw)
