@@ -50,6 +50,7 @@ class NamedCache(Cache):
         return self
 
     def model_facts(self) -> dict[str, Any]:
+        """The name, sizes and processing of the model."""
         cfg = getattr(self.model, "cfg", None)
         facts = {name: getattr(cfg, name, None) for name in ("model_name", "n_layers", "d_model")}
         return {**facts, "processed": list(getattr(cfg, "processed", ()))}
