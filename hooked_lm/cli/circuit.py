@@ -1,6 +1,5 @@
 """`circuit`: the edges that a task needs."""
 
-import warnings
 from pathlib import Path
 from typing import Annotated
 
@@ -46,22 +45,19 @@ def circuit(
     The circuit is evaluated against the whole model; the report is an HTML page.
     """
     check_writable(output, save)
-    from hooked_lm.engine.study import SwapWarning
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SwapWarning)  # `check_answers` says it
-        study = report.find(
-            decoder(model, "circuit"),
-            task,
-            method=method,
-            by=by,
-            n_edges=n_edges,
-            threshold=threshold,
-            ablation=ablation,
-            check=check,
-        )
+    study = report.find(
+        decoder(model, "circuit"),
+        task,
+        method=method,
+        by=by,
+        n_edges=n_edges,
+        threshold=threshold,
+        ablation=ablation,
+        check=check,
+    )
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")

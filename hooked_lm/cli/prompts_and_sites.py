@@ -64,7 +64,9 @@ def prompt_of(
     For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, for
     anything but ids there, and for a model that reads no texts.
     """
-    if not hasattr(model, "to_tokens"):
+    from hooked_lm.models.text.methods import TextMethods
+
+    if not isinstance(model, TextMethods):
         raise ValueError(
             f"{name} is a text, which a {type(model).__name__} does not read: pass images to it from Python"
         )

@@ -25,6 +25,7 @@ from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.engine.experiment import stacklevel_outside
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
+from hooked_lm.engine.study import SwapWarning
 from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
@@ -244,14 +245,16 @@ def find(
     prompts = {"corrupted": corrupted, "clean": clean}
     ahead = check_answers(model, task)
     common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "ablation": ablation}
-    effects = _effects(model, prompts, difference, method, ablation, check)
-    how = method if effects is None else effects
-    circuit = circuits.discover(model, method=how, n_edges=n_edges, threshold=threshold, **common)
-    chosen = circuits.evaluate(model, {"found": circuit}, **common)
-    by_size = effects if effects is not None else circuit if method in RANKS else None
-    evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
-    nodes = _nodes(model, circuit, common)
-    drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SwapWarning)  # `check_answers` said it
+        effects = _effects(model, prompts, difference, method, ablation, check)
+        how = method if effects is None else effects
+        circuit = circuits.discover(model, method=how, n_edges=n_edges, threshold=threshold, **common)
+        chosen = circuits.evaluate(model, {"found": circuit}, **common)
+        by_size = effects if effects is not None else circuit if method in RANKS else None
+        evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
+        nodes = _nodes(model, circuit, common)
+        drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})
     return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, time.perf_counter() - started)
 
 
