@@ -78,10 +78,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     everything = sum(worker["all"] for worker in seconds_of_workers)
     terminalreporter.section(f"CPU seconds: {everything:.0f}; every number in {OUT}")
     for part in ("imports", "collection"):
-        write(f"{sum(worker[part] for worker in seconds_of_workers):8.1f}  {part}, of {len(seconds_of_workers)} workers")
+        write(
+            f"{sum(worker[part] for worker in seconds_of_workers):8.1f}  {part}, of {len(seconds_of_workers)} workers"
+        )
     for phase in PHASES:
-        write(f"{sum(phases.get(phase, 0) for phases in seconds_of_tests.values()):8.1f}  {phase} of {len(tests)} tests")
-    for title, key in (("folder", folder_of), ("module", module_of), ("test function", function_of), ("family", family_of)):
+        write(
+            f"{sum(phases.get(phase, 0) for phases in seconds_of_tests.values()):8.1f}  {phase} of {len(tests)} tests"
+        )
+    for title, key in (
+        ("folder", folder_of),
+        ("module", module_of),
+        ("test function", function_of),
+        ("family", family_of),
+    ):
         write(f"\nby {title}: CPU seconds, tests")
         for line in table(tests, key):
             write(line)

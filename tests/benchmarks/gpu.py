@@ -1,6 +1,6 @@
 """`make bench-gpu`: random models of real shapes on a GPU, in turn with Hugging Face's, each figure beside its error.
 
-python -m tests.benchmarks.gpu [--tiny] [gpt2 qwen3 llama]     (--tiny: small shapes on the CPU, to see that the script works)
+python -m tests.benchmarks.gpu [--tiny] [--pairs N] [--dtypes ...] [gpt2 qwen3 llama]     (--tiny: small shapes on the CPU)
 
 Needs torch and transformers alone. TransformerLens is a column of the sweeps where its wheel is installed. Errors are the largest
 difference of results to those of the same weights in fp64, relative to the largest of them, in a model of two layers.
@@ -77,9 +77,11 @@ class Bench:
     dtype: torch.dtype
     device: str
     tiny: bool
+    pairs: int | None = None
 
     def __post_init__(self) -> None:
         self.sizes = TINY if self.tiny else Sizes()
+        self.pairs = self.sizes.pairs if self.pairs is None else self.pairs
         self.ours, self.theirs = self.models(self.dtype)
         reference, _ = self.models(torch.float64, 2)
         self.exact, (self.slice, self.their_slice) = reference, self.models(self.dtype, 2)
@@ -127,7 +129,7 @@ class Bench:
         errors: str,
         goal: float = math.inf,
     ) -> Figure:
-        f = compare(what, self.synchronous(ours), against, self.synchronous(theirs), goal, self.sizes.pairs)
+        f = compare(what, self.synchronous(ours), against, self.synchronous(theirs), goal, self.pairs)
         return Figure(f.what, f.against, f.ratio, f.bound, f"{f.detail}; error {errors}")
 
     # ---- parts -------------------------------------------------------------------------------------------------------
@@ -284,6 +286,8 @@ def _last_step(model: HookedTransformer, prompt: Tensor) -> Tensor:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu")
     parser.add_argument("--tiny", action="store_true", help="small shapes on the CPU")
+    parser.add_argument("--pairs", type=int, help="how many times the two sides of a row run in turn")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], metavar="DTYPE")
     parser.add_argument("shapes", nargs="*", help=", ".join(SHAPES))
     given = parser.parse_args(arguments)
     if not given.tiny and not torch.cuda.is_available():
@@ -296,10 +300,10 @@ def main(arguments: list[str]) -> int:
         f"torch {torch.__version__}, {device if given.tiny else torch.cuda.get_device_name()}; medians of ratios, ours / theirs"
     )
     for shape in given.shapes or SHAPES:
-        for dtype in (torch.float32, torch.bfloat16):
-            bench = Bench(shape, dtype, device, given.tiny)
+        for dtype in given.dtypes:
+            bench = Bench(shape, getattr(torch, dtype), device, given.tiny, given.pairs)
             parts = (bench.forwards, bench.decoding, bench.sweeps, bench.attribution, bench.harvests)
-            show(f"{shape}, {str(dtype).removeprefix('torch.')}", [figure for part in parts for figure in part()])
+            show(f"{shape}, {dtype}", [figure for part in parts for figure in part()])
             del bench, parts
             gc.collect()
     return 0

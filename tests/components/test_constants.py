@@ -1,10 +1,10 @@
 """Constants are made once for a device, not in each run, and have the same values on all."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hooked_lm.components.constants import constant
+from hooked_lm.components.constants import constant, numbers
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.embeddings.rotary_scaling import Backward, DynamicScaling, LongRopeScaling, YarnScaling
 
@@ -26,8 +26,8 @@ def test_a_constant_is_made_once_for_each_device():
 
     here, there = torch.zeros(1), torch.zeros(1, device="meta")
     for like in (here, there, here, there):
-        numbers, n = constant(like, make, 3)
-        assert (numbers.shape, numbers.device, n) == ((3,), like.device, 3)
+        made_of, n = constant(like, make, 3)
+        assert (made_of.shape, made_of.device, n) == ((3,), like.device, 3)
     assert made == [3, 3]
 
 
@@ -59,3 +59,16 @@ def test_frequencies_of_all_lengths_with_one_number_are_equal():
             assert same == temperature
         assert scaling.length(SHORT) == scaling.length(SHORT + 1)
     assert all(s.length(LONG) == s.length(LONG + 1) for s in SCALINGS if not isinstance(s, DynamicScaling))
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * constant(x, numbers, (2.0, 3.0))
+
+
+def test_an_exported_graph_holds_constants() -> None:
+    """They are not made anew, nor copied from the host, where a CUDA graph could not be captured."""
+    program = torch.export.export(Doubled(), (torch.ones(2),), strict=False)
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert calls == ["aten.mul.Tensor"]
+    assert torch.equal(program.module()(torch.ones(2)), torch.tensor([2.0, 3.0]))

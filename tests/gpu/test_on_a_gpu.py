@@ -39,7 +39,7 @@ DECODERS = [name for name in CORE if name not in ("bert", "t5")]
 def pair(family: str) -> tuple[Case, Any, Any]:
     """The first line of a family, its model on the CPU, and a copy on the device."""
     case = FIRST[family]
-    return case, hooked(case), copy.deepcopy(hooked(case)).to(DEVICE)
+    return case, *(copy.deepcopy(hooked(case)).to(device) for device in ("cpu", DEVICE))
 
 
 def inputs(model: Any, n_pos: int, batch: int = 3) -> tuple[Tensor, ...]:
@@ -68,7 +68,9 @@ def no_waiting() -> Iterator[None]:
         yield
         return
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
@@ -207,7 +209,7 @@ def test_graphs_with_taps_and_edits(family: str) -> None:
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="a CUDA graph")
 def test_the_replay_of_a_graph_waits_for_nothing() -> None:
     model = pair("llama")[2]
-    run, (tokens,) = model.compiled("resid_post"), moved(inputs(model, 8))
+    run, (tokens,) = model.compiled("resid_post1"), moved(inputs(model, 8))
     run(tokens)
     with no_waiting():
         run(tokens)
@@ -226,7 +228,9 @@ def test_sweeps_and_attribution() -> None:
     clean, corrupted = [pair.clean for pair in pairs], [pair.corrupted for pair in pairs]
     results = []
     for model in (host, device):
-        answers, wrong = ([model.to_single_token(getattr(p, name)) for p in pairs] for name in ("answer", "wrong_answer"))
+        answers, wrong = (
+            [model.to_single_token(getattr(p, name)) for p in pairs] for name in ("answer", "wrong_answer")
+        )
         metric = metrics.logit_difference(torch.tensor(answers), torch.tensor(wrong))
         results.append(
             {
@@ -268,8 +272,8 @@ def test_a_harvest_is_that_of_the_cpu(tmp_path: Path) -> None:
 def test_offloaded_blocks_compute_the_same() -> None:
     """Also where blocks rest in a file; their weights never stay on the device."""
     place = {"": str(DEVICE), "blocks.1": "cpu", "blocks.2": "disk"}
-    resident = HookedTransformer.from_pretrained("demo", device=DEVICE)
-    model = HookedTransformer.from_pretrained("demo", device_map=place)
+    resident = HookedTransformer.from_pretrained_no_processing("demo", device=DEVICE)
+    model = HookedTransformer.from_pretrained_no_processing("demo", device_map=place)
     tokens = resident.to_tokens("When Mary and John went to the store, John gave a drink to")
     assert_equal(model(tokens), resident(tokens))
     _, cache = model.run_with_cache(tokens)
