@@ -42,6 +42,9 @@ test-browser: $(READY)  ## open the pages in chromium; screenshots in build/scre
 		echo "$$program not found: sudo apt-get install -y chromium chromium-driver"; exit 2; }; done
 	$(PY) -m pytest -m browser tests/browser
 
+test-gpu: $(READY)  ## the core on a GPU
+	TEST_DEVICE=cuda $(PY) -m pytest tests/gpu
+
 PROCESSORS := native avx2 default
 native :=
 avx2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
@@ -99,4 +102,4 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all test-browser test-processors clients check format bench bench-gpu dist docs demo-model clean
+.PHONY: help venv demo test test-all test-browser test-gpu test-processors clients check format bench bench-gpu dist docs demo-model clean

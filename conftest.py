@@ -7,6 +7,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+if (device := os.environ.get("TEST_DEVICE")) != "cuda":  # models would load on a GPU, and one failure there ends the process
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 import numpy as np
 import pytest
 import torch
@@ -85,5 +88,7 @@ collect_ignore = [
     "tests/benchmarks/peer_sweeps.py",  # it runs with another project's Python
     "hooked_lm/compat/shim",  # a package under another name
 ]
+if device is None:
+    collect_ignore += ["tests/gpu"]  # `make test-gpu`
 if find_spec("sae_lens") is None:  # in the clients' environment alone: `make clients`
     collect_ignore += ["tests/clients", "tests/compat/against"]

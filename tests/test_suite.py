@@ -77,7 +77,7 @@ def test_folders_mirror_the_package() -> None:
     """A test is in the folder of what it tests; at the top are tests of top-level modules and of the whole repository."""
     package = TESTS.parent / "hooked_lm"
     folders = {str(file.parent.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")} - {"."}
-    others = {"browser", "clients", "compat/against", "benchmarks"}
+    others = {"browser", "clients", "gpu", "compat/against", "benchmarks"}
     assert [folder for folder in sorted(folders - others) if not (package / folder).is_dir()] == []
     modules = {file.stem for file in package.glob("*.py")}
     about_the_repository = {

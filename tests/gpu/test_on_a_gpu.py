@@ -1,6 +1,6 @@
 """The core on a GPU gives what it gives on the CPU, waits for no value, and runs as CUDA graphs: `make test-gpu`.
 
-Left out where there is no GPU. `TEST_DEVICE=cpu` runs the tests on the CPU, to see that they work.
+All other tests run on the CPU. `TEST_DEVICE=cpu python -m pytest tests/gpu` runs these there, too, to see that they work.
 """
 
 import copy
@@ -28,7 +28,7 @@ from tests.families import CASES, Case
 from tests.families._models import hooked
 from tests.unchecked import unchecked
 
-DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cuda"))
+DEVICE = torch.device(os.environ["TEST_DEVICE"])
 FIRST = {case.family: case for case in reversed(CASES)}
 MIXTURES = ("mixtral", "deepseek_v3")  # the host reads how many tokens each expert has
 DENSE = [name for name in CORE if name not in MIXTURES]
