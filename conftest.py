@@ -6,8 +6,11 @@ import random
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
+from zlib import crc32
 
-if (device := os.environ.get("TEST_DEVICE")) != "cuda":  # models would load on a GPU, and one failure there ends the process
+if (
+    device := os.environ.get("TEST_DEVICE")
+) != "cuda":  # models would load on a GPU, and one failure there ends the process
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
@@ -42,17 +45,24 @@ def same_seeds_in_every_test() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
+    parser.addoption(
+        "--part", metavar="I/N", help="of the slow tests run those whose names fall into part I of N, from 0 on"
+    )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     return (
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}"
+        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}, "
+        f"part {config.option.part}"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thins the table of architectures for the fast suite: the first config of the families that stand for all, or of every
-    family. Then shuffles, if asked to; tests of one model stay together, which is built once."""
+    """Thins the fast suite. Then shuffles, if asked to; tests of one model stay together, which is built once.
+
+    Of the table of architectures the first config of the families that stand for all runs, or of every family; of any other
+    test the first parameters, unless it is marked `every_parameter`.
+    """
     from tests.core import (
         CORE,
         IMAGES,
@@ -60,11 +70,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     seen: dict[tuple[str, str], object] = {}
     for item in items:
-        case = case_of(item)
+        case, function = case_of(item), item.nodeid.split("[")[0]
         if case is not None:
-            first = seen.setdefault((item.nodeid.split("[")[0], case.family), case) is case
-            if not first or not (case.family in (*CORE, *IMAGES) or item.get_closest_marker("every_family")):
-                item.add_marker("slow")
+            first = seen.setdefault((function, case.family), case) is case
+            stands = case.family in (*CORE, *IMAGES) or item.get_closest_marker("every_family")
+        elif item.get_closest_marker("slow") is None:
+            first, stands = seen.setdefault((function, ""), item) is item, True
+            first = first or item.get_closest_marker("every_parameter") is not None
+        else:
+            continue
+        if not (first and stands):
+            item.add_marker("slow")
+    if (part := config.option.part) is not None:
+        index, n = map(int, part.split("/"))
+        assert index in range(n), f"--part {part}: the first number must be from 0 to {n - 1}"
+        others = [item for item in items if item.get_closest_marker("slow") and crc32(unit_of(item)) % n != index]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     items.sort(key=lambda item: case_of(item) is not None)  # short ones last: no worker waits for the other
     if (seed := config.option.shuffle) is not None:
         place = cache(lambda *names: random.Random(f"{seed} {names}").random())
@@ -76,6 +98,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def unit_of(item: pytest.Item) -> bytes:
+    """The name of what a test shares its models with: of a line of the table of architectures all tests are in one part."""
+    case = case_of(item)
+    return (item.nodeid if case is None else str(case)).encode()
 
 
 def case_of(item: pytest.Item) -> Any:

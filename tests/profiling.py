@@ -1,8 +1,9 @@
-"""Where the CPU seconds of a run of the tests go: `make test-profile`, or `python -m pytest -p tests.profiling ...`.
+"""What a run of the tests costs: the targets of the Makefile load it, `make test-profile` prints all of it.
 
-Counts the process itself and the processes that it started, so other load on the machine hardly shows. Each test is charged with
-its fixtures, its call and its teardown; what a worker spends besides, on imports, collection and messages, is charged to the
-worker. Prints tables by folder, by module, by test function and by family, and writes every number to `build/test-profile.json`.
+CPU seconds of the process and of those that it started, so that other load on the machine hardly shows; and their ratio to a
+yardstick, so that machines can be compared. Each test is charged with its fixtures, its call and its teardown; what a worker
+spends besides, on imports, collection and messages, is charged to the worker. `--profile` prints tables by folder, by module, by
+test function and by family, and writes every number to `build/test-profile.json`.
 """
 
 import json
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.benchmarks.yardstick import yardstick
 
 OUT = Path("build/test-profile.json")
 PHASES = ("setup", "call", "teardown")
@@ -25,6 +28,10 @@ marks = {"configured": 0.0, "collected": 0.0}
 def cpu_seconds() -> float:
     """The CPU seconds of this process and of those of its children that have ended."""
     return sum(os.times()[:4])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--profile", action="store_true", help="print where the CPU seconds go")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -70,30 +77,30 @@ def pytest_testnodedown(node: Any) -> None:
     seconds_of_workers.append(node.workeroutput["cpu_seconds"])
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    tests = {name: sum(phases.values()) for name, phases in seconds_of_tests.items()}
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps({"workers": seconds_of_workers, "tests": seconds_of_tests}))
-    write = terminalreporter.write_line
-    everything = sum(worker["all"] for worker in seconds_of_workers)
-    terminalreporter.section(f"CPU seconds: {everything:.0f}; every number in {OUT}")
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    everything, unit = sum(worker["all"] for worker in seconds_of_workers), yardstick()
+    terminalreporter.write_line(
+        f"{everything:.0f} CPU seconds, {everything / unit:.0f} times the yardstick ({unit:.2f} s)"
+    )
+    if config.option.profile:
+        for line in tables():
+            terminalreporter.write_line(line)
+        OUT.parent.mkdir(exist_ok=True)
+        OUT.write_text(json.dumps({"workers": seconds_of_workers, "tests": seconds_of_tests, "yardstick": unit}))
+
+
+def tables() -> Iterable[str]:
+    """Where the seconds went."""
     for part in ("imports", "collection"):
-        write(
-            f"{sum(worker[part] for worker in seconds_of_workers):8.1f}  {part}, of {len(seconds_of_workers)} workers"
-        )
+        yield f"{sum(worker[part] for worker in seconds_of_workers):8.1f}  {part}, of {len(seconds_of_workers)} workers"
     for phase in PHASES:
-        write(
-            f"{sum(phases.get(phase, 0) for phases in seconds_of_tests.values()):8.1f}  {phase} of {len(tests)} tests"
-        )
-    for title, key in (
-        ("folder", folder_of),
-        ("module", module_of),
-        ("test function", function_of),
-        ("family", family_of),
-    ):
-        write(f"\nby {title}: CPU seconds, tests")
-        for line in table(tests, key):
-            write(line)
+        seconds = sum(phases.get(phase, 0) for phases in seconds_of_tests.values())
+        yield f"{seconds:8.1f}  {phase} of {len(seconds_of_tests)} tests"
+    tests = {name: sum(phases.values()) for name, phases in seconds_of_tests.items()}
+    groups = {"folder": folder_of, "module": module_of, "test function": function_of, "family": family_of}
+    for title, key in groups.items():
+        yield f"\nby {title}: CPU seconds, tests"
+        yield from table(tests, key)
 
 
 def table(tests: dict[str, float], key: Callable[[str], str | None]) -> Iterable[str]:
