@@ -45,15 +45,11 @@ def checked(*, typechecker: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def in_a_table_of_sizes(made: Any) -> Any:
     """The function, whose calls are checked: the name of an axis has one size in all arguments and in what is returned."""
-    table, config, make = with_shapes("context"), jaxtyping.config, strict
-    checks: Any = None  # made by the first call: most functions are called in few runs
+    checks, table, config = strict(made), with_shapes("context"), jaxtyping.config
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal checks
         if config.jaxtyping_disable:
             return made(*args, **kwargs)
-        if checks is None:
-            checks = make(made)
         with table:
             return checks(*args, **kwargs)
 

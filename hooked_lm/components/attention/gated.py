@@ -31,10 +31,10 @@ class OutputGate(SelfAttention):
         gate_per_head: bool = False
         gate_bias: bool = False
 
-    cfg: "GatedAttention.Config | GatedLatentAttention.Config | GatedSparseLatentAttention.Config"
+    cfg: "GatedConfig"
     axis = QUERY[-1]  # of the mixed values
 
-    def make_mixing(self, cfg: "GatedAttention.Config | GatedLatentAttention.Config", d_value: int) -> None:  # type: ignore[override]
+    def make_mixing(self, cfg: "GatedConfig", d_value: int) -> None:  # type: ignore[override]
         width = 1 if cfg.gate_per_head else d_value
         self.gate_act = activation(cfg.gate_act_fn)
         self.W_gate = projection(cfg.n_heads, cfg.d_model, width)
@@ -107,7 +107,7 @@ class GatedSharedIndexAttention(OutputGate, SharedIndexAttention):  # type: igno
         def build(self) -> "GatedSharedIndexAttention":
             return GatedSharedIndexAttention(self)
 
-    cfg: Config  # type: ignore[assignment]
+    cfg: Config
 
 
 class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
@@ -146,3 +146,11 @@ class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
     def gate_of(self, inputs: LatentInputs) -> Gate:
         """What the mixed values are multiplied by."""
         return self.gate(inputs.q_latent)
+
+
+GatedConfig = (
+    GatedAttention.Config
+    | GatedLatentAttention.Config
+    | GatedSparseLatentAttention.Config
+    | GatedSharedIndexAttention.Config
+)
