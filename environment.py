@@ -1,0 +1,90 @@
+"""Makes the environments of the Makefile: `python3 environment.py FOLDER WHAT...`, with what pip would be told to install.
+
+The folder is made if it is missing, and made anew if an earlier run did not finish: nothing half-installed is kept. The packages
+have the versions of constraints.txt. They come from uv where it is installed and works, else from pip.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 10):  # noqa: UP036 (whatever Python there is runs this file)
+    found = ".".join(map(str, sys.version_info[:3]))
+    sys.exit(f"error: Python 3.10 or newer is needed, and {sys.executable} is {found}: make ... PYTHON=python3.12")
+
+OLDEST_PIP = (21, 3)  # the first that installs this project with -e
+OWN_SOURCES = re.compile(r"\.(index-url|extra-index-url|find-links|no-index)=")
+
+
+def main(folder: Path, what: list[str]) -> None:
+    python, unfinished = folder / "bin" / "python", folder / ".unfinished"
+    try:
+        make(folder, python, unfinished)
+    except OSError as error:
+        sys.exit(f"error: {folder} cannot be written ({error.strerror}): work in a clone that is your own")
+    if not install_by_uv(python, what):
+        install_by_pip(python, what)
+    unfinished.unlink()
+
+
+def make(folder: Path, python: Path, unfinished: Path) -> None:
+    """Makes the environment unless there is one, and says in it that it is not ready until everything is installed."""
+    is_new = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_new and (unfinished.exists() or pip_version(python) is None):
+        print(f"{folder} is incomplete, as a run leaves it that was interrupted: it is made anew", flush=True)
+        is_new = True
+    if is_new and subprocess.run([sys.executable, "-m", "venv", "--clear", folder]).returncode:
+        sys.exit(f"error: {sys.executable} -m venv failed: install what it names above, and run make again")
+    unfinished.touch()
+    for stamp in folder.glob(".ready*"):
+        stamp.unlink()
+
+
+def pip_version(python: Path) -> tuple[int, ...] | None:
+    """The version of an environment's pip; None if either does not run."""
+    try:
+        done = subprocess.run([python, "-m", "pip", "--version"], capture_output=True, text=True)
+    except OSError:
+        return None
+    found = re.match(r"pip (\d+)\.(\d+)", done.stdout)
+    return None if found is None or done.returncode else (int(found[1]), int(found[2]))
+
+
+def install_by_uv(python: Path, what: list[str]) -> bool:
+    """Whether uv has installed it. Where there is no GPU it takes the build of PyTorch that has no CUDA.
+
+    It ignores the settings of pip, so where these name packages of one's own, pip is the one to ask.
+    """
+    uv = shutil.which("uv")
+    if uv is None:
+        return False
+    settings = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    if OWN_SOURCES.search(settings):
+        return False
+    print(f"uv installs {' '.join(what)}: minutes, the first time", flush=True)
+    backend = os.environ.get("UV_TORCH_BACKEND", "auto")
+    options = ["--quiet", "--python", python, "--torch-backend", backend, "-c", "constraints.txt"]
+    if subprocess.run([uv, "pip", "install", *options, *what]).returncode == 0:
+        return True
+    print("uv failed, as it says above: pip installs instead", flush=True)
+    return False
+
+
+def install_by_pip(python: Path, what: list[str]) -> None:
+    """Leaves modules to be compiled when they are first imported: most of them never are."""
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands = [[*install, "--no-compile", "-c", "constraints.txt", *what]]
+    if (pip_version(python) or OLDEST_PIP) < OLDEST_PIP:
+        print("this pip is too old for the project: it is upgraded first", flush=True)
+        commands.insert(0, [*install, "--upgrade", "pip"])
+    print(f"pip installs {' '.join(what)}: minutes, the first time (quicker where uv is installed)", flush=True)
+    if any(subprocess.run(command).returncode for command in commands):
+        sys.exit("error: pip failed, as it says above: run make again when that is settled")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
