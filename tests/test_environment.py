@@ -100,18 +100,25 @@ def test_an_environment_for_development_is_one_for_the_demo(clone: Clone) -> Non
     assert asked(clone.make("demo")[2]) == []
 
 
-@pytest.mark.parametrize("ending", ["false", "kill -9 0"])
-def test_an_interrupted_run_is_not_ready_and_leaves_nothing(clone: Clone, ending: str) -> None:
+@pytest.mark.parametrize("target", ["demo", "venv"])
+def test_after_an_interruption_nothing_is_ready_and_nothing_is_kept(clone: Clone, target: str) -> None:
     assert clone.make("demo")[0] == 0
     (clone.folder / ".venv" / "half a package").touch()
-    code, said, _ = clone.make("venv", PIP_DOES=ending)
-    assert code
-    assert not clone.has(".ready")
-    assert not clone.has(".ready-demo")  # nor is what was there before
-    code, said, log = clone.make("demo")
-    assert (code, asked(log)) == (0, ["venv", f"pip {CLI}"])
-    assert ".venv is incomplete" in said
+    assert clone.make("venv", PIP_DOES="kill -9 0")[0]
+    code, said, log = clone.make(target)
+    assert (code, asked(log)[:2]) == (0, ["venv", f"pip {CLI if target == 'demo' else DEV}"])
+    assert ".venv is incomplete, as an interrupted run leaves it: it is made anew" in said
     assert not clone.has("half a package")
+    assert asked(clone.make(target)[2]) == []
+
+
+def test_after_a_failure_what_was_ready_is_kept(clone: Clone) -> None:
+    clone.make("demo")
+    code, said, _ = clone.make("venv", PIP_DOES="false")
+    assert (bool(code), "error: pip failed" in said) == (True, True)
+    assert not clone.has(".ready")
+    assert asked(clone.make("demo")[2]) == []
+    assert asked(clone.make("venv")[2]) == [f"pip {DEV}", f"pip {DATA}"]
 
 
 def test_an_environment_without_pip_is_made_anew(clone: Clone) -> None:
