@@ -77,12 +77,14 @@ def install_by_uv(python: Path, what: list[str]) -> bool:
 def install_by_pip(python: Path, what: list[str]) -> int:
     """The exit code. Modules are compiled when they are first imported: most of them never are."""
     install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    commands = [[*install, "--no-compile", "-c", "constraints.txt", *what]]
     if (pip_version(python) or OLDEST_PIP) < OLDEST_PIP:
         print("this pip is too old for the project: it is upgraded first", flush=True)
-        if code := subprocess.run([*install, "--upgrade", "pip"]).returncode:
-            return code
-    print(f"pip installs {' '.join(what)}; the first time takes minutes (uv is quicker, if you install it)", flush=True)
-    return subprocess.run([*install, "--no-compile", "-c", "constraints.txt", *what]).returncode
+        commands.insert(0, [*install, "--upgrade", "pip"])
+    hint = "" if shutil.which("uv") else " (uv is quicker, if you install it)"
+    print(f"pip installs {' '.join(what)}; the first time takes minutes{hint}", flush=True)
+    codes = (subprocess.run(command).returncode for command in commands)
+    return next(filter(None, codes), 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The environments of the Makefile, with scripts in place of Python and uv: nothing is installed here."""
 
+import ast
 import errno
 import os
 import shutil
@@ -166,6 +167,10 @@ def test_an_old_python_is_refused(clone: Clone) -> None:
     assert (bool(code), log) == (True, [])
     assert f"Python 3.10 or newer is needed, and {clone.programs}/python3 is 3.9.18: make ... PYTHON=" in said
     assert not (clone.folder / ".venv").exists()
+
+
+def test_an_old_python_can_read_the_program_that_refuses_it() -> None:
+    ast.parse((ROOT / "environment.py").read_text(), feature_version=(3, 7))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
