@@ -15,7 +15,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 (whatever Python there is runs thi
     found = ".".join(map(str, sys.version_info[:3]))
     sys.exit(f"error: Python 3.10 or newer is needed, and {sys.executable} is {found}: make ... PYTHON=python3.12")
 
-OLDEST_PIP = (21, 3)  # the first that installs this project with -e
+RECENT_PIP = (25, 0)  # older ones choose versions slowly, and before 21.3 none can install a project with -e
 OWN_SOURCES = re.compile(r"\.(index-url|extra-index-url|find-links|no-index)=")
 
 
@@ -76,15 +76,13 @@ def install_by_uv(python: Path, what: list[str]) -> bool:
 
 def install_by_pip(python: Path, what: list[str]) -> int:
     """The exit code. Modules are compiled when they are first imported: most of them never are."""
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    commands = [[*install, "--no-compile", "-c", "constraints.txt", *what]]
-    if (pip_version(python) or OLDEST_PIP) < OLDEST_PIP:
-        print("this pip is too old for the project: it is upgraded first", flush=True)
-        commands.insert(0, [*install, "--upgrade", "pip"])
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", "constraints.txt"]
     hint = "" if shutil.which("uv") else " (uv is quicker, if you install it)"
     print(f"pip installs {' '.join(what)}; the first time takes minutes{hint}", flush=True)
-    codes = (subprocess.run(command).returncode for command in commands)
-    return next(filter(None, codes), 0)
+    if (pip_version(python) or RECENT_PIP) < RECENT_PIP:
+        print("this pip is old and slow: it is upgraded first", flush=True)
+        subprocess.run([*install, "--upgrade", "pip"])  # where that fails, the old one may still do
+    return subprocess.run([*install, "--no-compile", *what]).returncode
 
 
 if __name__ == "__main__":

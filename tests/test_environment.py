@@ -155,11 +155,12 @@ def test_pip_installs_where_its_settings_name_packages(clone: Clone, setting: st
     assert asked(clone.make("demo", SETTINGS=setting)[2]) == ["venv", f"pip {CLI}"]
 
 
-def test_an_old_pip_is_upgraded(clone: Clone) -> None:
-    code, said, log = clone.make("demo", PIP="21.2.4")
-    assert (code, asked(log)) == (0, ["venv", "pip --upgrade pip", f"pip {CLI}"])
-    assert "too old" in said
-    assert "too old" not in clone.make("venv", PIP="21.3")[1]
+@pytest.mark.parametrize("pip_does", ["true", "false"])
+def test_an_old_pip_is_upgraded_first_if_that_can_be(clone: Clone, pip_does: str) -> None:
+    code, said, log = clone.make("demo", PIP="21.2.4", PIP_DOES=pip_does)
+    assert "this pip is old and slow: it is upgraded first" in said
+    assert (not code, asked(log)) == (pip_does == "true", ["venv", "pip --upgrade pip", f"pip {CLI}"])
+    assert asked(clone.make("venv", PIP="25.0")[2]) == [f"pip {DEV}", f"pip {DATA}"]
 
 
 def test_an_old_python_is_refused(clone: Clone) -> None:
