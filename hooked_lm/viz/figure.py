@@ -22,9 +22,10 @@ FROM_TO = "<br>%{customdata[0]:.3f} to %{customdata[1]:.3f}"
 
 
 def style(figure: "go.Figure", title: str, height: int, margin: dict[str, int], subtitle: str = "") -> None:
-    """Gives a figure its title, fonts and size."""
+    """Gives a figure its title, fonts and size, in place of those that it has: plotly takes long to merge settings."""
     below = {"text": html.escape(subtitle, quote=False), "font": {"size": 12, "color": FAINT}}
     figure.update_layout(
+        overwrite=True,
         title={
             "text": html.escape(title, quote=False),
             "subtitle": below if subtitle else None,
@@ -46,7 +47,7 @@ def style(figure: "go.Figure", title: str, height: int, margin: dict[str, int], 
 def widen(figure: "go.Figure", width: int) -> None:
     """Makes a page give the figure at least this width in pixels, up to a limit; on a narrow screen it is moved sideways."""
     least = (figure.layout.meta or {}).get("min_width", 0)
-    figure.update_layout(meta={"min_width": min(WIDEST, max(least, width))})
+    figure.update_layout(meta={"min_width": min(WIDEST, max(least, width))}, overwrite=True)
 
 
 def room_above(title: str, subtitle: str) -> int:

@@ -109,16 +109,10 @@ def heatmap(
     figure, drawn = panel_grid(n, across, _panel_height(n, n_rows))
     traces = _traces(matrices, ends_of(table, interval), titles, x_axis, y_axis, show_values, note)
     for i, (cells, holes) in enumerate(traces):
-        place = {"row": i // across + 1, "col": i % across + 1}
         cells.update({**scales[i % len(scales)].settings(), "showscale": i == 0 or len(scales) > 1})
-        for part in (cells, *holes):
-            figure.add_trace(part, **place)
-        lowest, first = i + across >= n, i % across == 0
-        figure.update_xaxes(x_axis.settings(True, lowest), showticklabels=lowest, **place)
-        figure.update_yaxes(y_axis.settings(False, first), showticklabels=first, **place)
+        figure.add_traces([cells, *holes], i // across + 1, i % across + 1)
     figure.update_traces(xgap=int(n_columns <= 128), ygap=int(n_rows <= 64), selector={"type": "heatmap"})
-    figure.update_xaxes(range=[-0.5, n_columns - 0.5])
-    figure.update_yaxes(range=[-0.5, n_rows - 0.5] if upwards else [n_rows - 0.5, -0.5])
+    _set_axes(figure, n, across, x_axis, y_axis, upwards)
     below = and_missing(subtitle, matrices, marks if isinstance(marks, Mapping) else None)
     top, bottom = room_above(title, below) + 24 * bool(titles), x_axis.height
     style(figure, title, drawn + top + bottom, {"t": top, "b": bottom, "l": x_axis.left}, below)
@@ -162,8 +156,8 @@ def feature_maps(
             hovertemplate=f"{hover}<br><b>%{{z:.3f}}</b><extra></extra>",
             showscale=i == 0,
         )
-        for part in (cells.update(scale.settings()), *missing(matrix, None, hover)):
-            figure.add_trace(part, row=i // across + 1, col=i % across + 1)
+        cells.update(scale.settings())
+        figure.add_traces([cells, *missing(matrix, None, hover)], i // across + 1, i % across + 1)
     figure.update_xaxes(visible=False, constrain="domain", range=[-0.5, n_columns - 0.5])
     figure.update_yaxes(visible=False, constrain="domain", range=[n_rows - 0.5, -0.5])
     for axis in figure.select_yaxes():
@@ -294,6 +288,21 @@ def panel_grid(n: int, across: int, height: int) -> "tuple[go.Figure, int]":
     return subplots.make_subplots(down, across, subplot_titles=[" "] * n if n > 1 else None, **spacing), drawn
 
 
+def _set_axes(figure: "go.Figure", n: int, across: int, x_axis: Axis, y_axis: Axis, upwards: bool) -> None:
+    """The axes of all panels, in one change of the figure: plotly takes long over each. Only the outer ones have labels."""
+    x_range, y_range = [-0.5, len(x_axis.names) - 0.5], [-0.5, len(y_axis.names) - 0.5]
+    axes = {}
+    for i in range(-(-n // across) * across):
+        lowest, first, number = i + across >= n, i % across == 0, i + 1 if i else ""
+        x, y = (figure.layout[f"{letter}axis{number}"].to_plotly_json() for letter in "xy")
+        if i < n:
+            x |= {**x_axis.settings(True, lowest), "showticklabels": lowest}
+            y |= {**y_axis.settings(False, first), "showticklabels": first}
+        axes[f"xaxis{number}"] = {**x, "range": x_range}
+        axes[f"yaxis{number}"] = {**y, "range": y_range if upwards else y_range[::-1]}
+    figure.update_layout(axes, overwrite=True)
+
+
 def name_panels(figure: "go.Figure", titles: Sequence[str], across: int, width: int) -> None:
     """Writes the titles above their panels, and gives the figure the least width: a larger one for long titles, up to a limit
     beyond which they are cut."""
@@ -302,10 +311,12 @@ def name_panels(figure: "go.Figure", titles: Sequence[str], across: int, width: 
     longest = max(map(len, titles), default=0)
     widen(figure, max(width, BESIDE + round(across * (TITLE_LETTER * longest + 12))))
     room = max(8, int(((WIDEST - BESIDE) / across - 12) / TITLE_LETTER))
-    for title, annotation in zip(titles, figure.layout.annotations, strict=False):
-        annotation.text = html.escape(cut(title, room), quote=False)
-        annotation.hovertext = html.escape(title, quote=False) if len(title) > room else None
-        annotation.font = {"size": 13, "color": INK}
+    named = [annotation.to_plotly_json() for annotation in figure.layout.annotations]
+    for title, annotation in zip(titles, named, strict=False):
+        annotation["text"] = html.escape(cut(title, room), quote=False)
+        annotation["hovertext"] = html.escape(title, quote=False) if len(title) > room else None
+        annotation["font"] = {"size": 13, "color": INK}
+    figure.update_layout(annotations=named, overwrite=True)
 
 
 def _check_axes(values: Tensor) -> None:

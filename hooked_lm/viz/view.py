@@ -179,7 +179,8 @@ def packed(data: bytes | str) -> str:
     b'text'
     """
     data = data.encode() if isinstance(data, str) else data
-    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode("ascii")
+    compressed = gzip.compress(data, 5, mtime=0)  # in half the time of 9, to 1% more bytes
+    return base64.b64encode(compressed).decode("ascii")
 
 
 def _in_notebook() -> bool:

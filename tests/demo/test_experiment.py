@@ -57,6 +57,19 @@ def test_demo_writes_the_report(tmp_path: Path):
     assert "Intervals hold 95%" in page
 
 
+def test_the_table_is_shown_before_the_report_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: experiment.Result
+):
+    def refuse(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(experiment, "run", lambda model, pairs: result)
+    monkeypatch.setattr(experiment, "write_report", refuse)
+    shown = call("demo", "--output", tmp_path / "report.html")
+    assert shown.exit_code == 2
+    assert 0 < shown.output.index("restored") < shown.output.index("the disk is full")
+
+
 def test_positions_of_heads_are_numbers_in_the_json(
     tmp_path: Path, result: experiment.Result, monkeypatch: pytest.MonkeyPatch
 ):

@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.components.verification import identities as component_identities
+from hooked_lm.components import verification
 from hooked_lm.components.verification.registry import Identity, Sites, within
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.verification.identities import stack_identities, stack_output, tower_identities
@@ -51,7 +51,7 @@ def text_identities(tower: Any, at: Sites, tokens: Int[Tensor, "text pos"]) -> I
     def pooled() -> Tensor:
         return at("pooler.hook_pooler_out")
 
-    for name, pair in component_identities(tower.pooler, within(at, "pooler"), stream, tokens):
+    for name, pair in verification.identities(tower.pooler, within(at, "pooler"), stream, tokens):
         yield f"pooler: {name}", pair
-    for name, pair in component_identities(tower.projection, within(at, "projection"), pooled):
+    for name, pair in verification.identities(tower.projection, within(at, "projection"), pooled):
         yield f"projection: {name}", pair

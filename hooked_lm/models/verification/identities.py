@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hooked_lm.components import verification
 from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.streams import StreamsBlock
@@ -15,8 +16,6 @@ from hooked_lm.components.embeddings.transformed_unembed import TransformedUnemb
 from hooked_lm.components.heads import Classifier, MLMHead, NSPHead, Pooler, TokenClassifier
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.streams import MergedRMSNorm
-from hooked_lm.components.verification import identities as component_identities
-from hooked_lm.components.verification import is_known, output_from_sites
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.stack import Stack
@@ -32,7 +31,7 @@ def stack_identities(model: nn.Module, stack: Stack, at: Sites, *given: LazyTens
     stacks: Sequence[Stack] = model.stacks  # type: ignore[assignment]  # models and towers have some
     blocks, prefix = stack.blocks_of(model), f"{stack.blocks}: " if len(stacks) > 1 else ""
     for layer, block in enumerate(blocks):
-        for name, pair in component_identities(block, within(at, f"{stack.blocks}.{layer}"), *given):
+        for name, pair in verification.identities(block, within(at, f"{stack.blocks}.{layer}"), *given):
             yield prefix + name, pair
         if layer + 1 < len(blocks):
 
@@ -81,7 +80,7 @@ def decoder_identities(
         model, model.stack, at, (lambda: at("hook_pos_embed")) if model.tree.shortformer else None
     )
     if model.tree.per_layer is not None:
-        yield from component_identities(model.per_layer, within(at, "per_layer"), lambda: at("hook_embed"), tokens)
+        yield from verification.identities(model.per_layer, within(at, "per_layer"), lambda: at("hook_embed"), tokens)
         for layer in (i for i, block in enumerate(model.blocks) if "hook_per_layer_in" in block._modules):
 
             def given(layer: int = layer) -> tuple[Tensor, Tensor]:
@@ -103,7 +102,7 @@ def decoder_identities(
 
     if isinstance(model.unembed, TransformedUnembed):
         within_head = within(at, "unembed.transform")
-        for name, pair in component_identities(model.unembed.transform, within_head, normalized):
+        for name, pair in verification.identities(model.unembed.transform, within_head, normalized):
             yield f"unembed.transform: {name}", pair
     yield "unembed(ln_final(resid_post)) == logits", predicted
 
@@ -159,8 +158,8 @@ def embed_identities(model: HookedRootModule, at: Sites) -> Iterator[Identity]:
         normalized = norm_output(model.embed, "ln", within(at, "embed"), total)
         return model.embed.into_stream(normalized), at("hook_full_embed")
 
-    if is_known(model.embed.embed):
-        yield from component_identities(model.embed.embed, within(at, "embed.embed"), lambda: at("embed.hook_embed"))
+    if verification.is_known(model.embed.embed):
+        yield from verification.identities(model.embed.embed, within(at, "embed.embed"), lambda: at("embed.hook_embed"))
     yield from norm_identity(model.embed, "ln", within(at, "embed"), total, label="embed.ln")
     yield "sum of embeddings, normed == full_embed", full
 
@@ -178,7 +177,7 @@ def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, outp
         if isinstance(head, kind):
             yield from (
                 (f"{name}: {identity}", pair)
-                for identity, pair in component_identities(head, within(at, name), get_input)
+                for identity, pair in verification.identities(head, within(at, name), get_input)
             )
     if isinstance(model.unembed, Unembed):
 
@@ -189,7 +188,7 @@ def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, outp
             if model.mlm_head is None:
                 return unembedded(stream()), output
             if isinstance(model.mlm_head, MLMHead):
-                return unembedded(output_from_sites(model.mlm_head, within(at, "mlm_head"))), output
+                return unembedded(verification.output_from_sites(model.mlm_head, within(at, "mlm_head"))), output
             return unembedded(model.mlm_head(stream())), output
 
         yield "unembed(mlm_head) == logits", logits
@@ -220,7 +219,7 @@ def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
     inputs: dict[str, LazyTensor] = {"pooler": stream, "projection": lambda: at("pooler.hook_pooler_out")}
     for name, get_input in {**inputs, "classifier": inputs["projection"], "merger": stream}.items():
         if getattr(tower, name) is not None:
-            for identity, pair in component_identities(getattr(tower, name), within(at, name), get_input):
+            for identity, pair in verification.identities(getattr(tower, name), within(at, name), get_input):
                 yield f"{name}: {identity}", pair
 
 
@@ -240,7 +239,9 @@ def vision_language_identities(
     """Identities of a vision-language model: of the tower, of the images' tokens and of the decoder."""
     for name, pair in tower_identities(model.vision, within(at, "vision")):
         yield f"vision: {name}", pair
-    for name, pair in component_identities(model.projector, within(at, "projector"), lambda: at("projector.hook_in")):
+    for name, pair in verification.identities(
+        model.projector, within(at, "projector"), lambda: at("projector.hook_in")
+    ):
         yield f"projector: {name}", pair
     is_image = (tokens == model.tree.image_token)[..., None]
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components import verification
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.embeddings.embed import Unembed
@@ -23,7 +24,6 @@ from hooked_lm.components.embeddings.transformed_unembed import TransformedUnemb
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
-from hooked_lm.components.verification import is_known, output_weights, weights_after_norms
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.weights.quantize import refuse_quantized
@@ -65,7 +65,7 @@ def fold_ln(model: HookedRootModule) -> bool:
     """
     done = False
     for block in model.blocks:
-        for name, readers in weights_after_norms(block):
+        for name, readers in verification.weights_after_norms(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
                 done |= _fold_norm(getattr(block, name), readers)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
@@ -92,7 +92,7 @@ def center_writing_weights(model: HookedRootModule) -> bool:
     after it are unchanged, because its output is not added to the stream directly.
     """
     blocks = list(model.blocks)
-    norms = [[getattr(block, name) for name, _ in weights_after_norms(block)] for block in blocks]
+    norms = [[getattr(block, name) for name, _ in verification.weights_after_norms(block)] for block in blocks]
     readers = [norm_of(model, "ln_final"), *(norm for of_block in norms for norm in of_block)]
     if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):
         logger.info("center_writing_weights: skipped, because not every reader of the stream is a LayerNorm")
@@ -103,9 +103,9 @@ def center_writing_weights(model: HookedRootModule) -> bool:
         )
         return False
     model.untie()
-    _center(*output_weights(model.embed))
+    _center(*verification.output_weights(model.embed))
     if model.cfg.tree.pos_embed is not None and not model.cfg.tree.shortformer:
-        _center(*output_weights(model.pos_embed))
+        _center(*verification.output_weights(model.pos_embed))
     for block in blocks:
         if isinstance(norm_of(block, "ln1_post"), nn.Identity):
             for part in ("attn", "mixer"):
@@ -303,7 +303,7 @@ def _replaced_points(model: nn.Module) -> list[str]:
 
 
 def _output_weights(module: nn.Module) -> list[Tensor]:
-    return output_weights(module) if is_known(module) else []
+    return verification.output_weights(module) if verification.is_known(module) else []
 
 
 def _center(*weights: Tensor | None) -> None:
