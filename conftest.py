@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from datetime import date
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -39,12 +40,17 @@ def same_seeds_in_every_test() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
+    today = int(date.today().strftime("%Y%m%d"))
+    parser.addoption(
+        "--seed", type=int, default=today, help="of the random configs of each family, by default of today"
+    )
+    parser.addoption("--draws", type=int, default=1, help="how many configs to draw of each family, from this seed on")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return (
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}"
-    )
+    machine = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    seed = config.option.seed
+    return f"{machine}, shuffle {config.option.shuffle}, seed {seed}: pytest --seed {seed} repeats the random configs"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
