@@ -32,14 +32,18 @@ VALUES: dict[str, tuple[Any, ...]] = {
     r".*vocab_size": (43, 61, 64, 97),
     r"max_.*position_embeddings|n_positions|max_seq_len|model_max_length|max_sequence_length": (30, 40, 48, 64),
     r".*(eps|epsilon)|moe_norm_min": (0.01, 0.05, 0.2),
-    r".*(hidden_act|activation_function|ffn_activation|dense_act_fn|hidden_activation|_act)|afn|activation|.*activation": ACTIVATIONS,
+    r".*(_act|_act_fn|activation|activation_function)|afn|name": ACTIVATIONS,
     "feed_forward_proj": (*ACTIVATIONS, *(f"gated-{act}" for act in ACTIVATIONS)),
     r".*theta|rotary_emb_base": (10.0, 100.0, 500.0, 10000.0),
     r".*soft_?cap(ping)?": (0.7, 2.0, 9.0),
     r".*(window|window_size|chunk_size)|local_attention": (1, 3, 4, 6, 9),
+    "conv_kernel_size": (3, 5, 7),
     r".*groups?": (1, 2, 3, 4, 8),
     r".*rank": (2, 3, 7, 12),
     "pad_token_id": (0, 1),
+    "norm_type": ("layer_norm", "rms_norm", "layernorm", "low_precision_layernorm"),
+    "vision_feature_layer": (-1, -2, 1, [-2, 1]),
+    "vision_feature_select_strategy": ("default", "full"),
     "pos_att_type": (["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", []),
     "norm_rel_ebd": ("none", "layer_norm"),
     "position_buckets": (-1, 3, 6),
@@ -52,7 +56,15 @@ VALUES: dict[str, tuple[Any, ...]] = {
     r".*shared_expert.*size": (0, 12, 20, 28),
     r".*(num|n)_shared_expert.*|num_dense_layers|first_k_dense_replace|num_kv_shared_layers": (0, 1, 2, 3),
 }
+MLPS = ("dense", "sparse", "moe")  # types of layers by their MLP
 BY_LAYER = r".*(_layers|layer_indices|layer_ids|_indexes)"  # lists of the numbers of layers
+EQUAL = (
+    ("num_attention_heads", "num_key_value_heads"),
+    ("n_heads", "kv_n_heads"),
+    ("qk_rope_head_dim", "head_dim"),
+)
+RATIOS = (("hidden_size", "num_heads"),)
+FACTORS = (("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim"))
 NEVER_NONE = ("time_step_limit",)  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
@@ -98,6 +110,27 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
         words = [word for word in spelled(place.of, name) if word != now]
         return generator.choice(words) if words else now
     return near(now, generator)
+
+
+def together(name: str, value: Any, beside: Fields) -> Fields:
+    """The values of fields that have to fit a new value: an equal number, one in the same ratio, or another
+    factor of the same product."""
+    found, before = {}, beside.get(name)
+    if not isinstance(value, int) or not isinstance(before, int):
+        return found
+    for one, other in EQUAL:
+        if name == one and beside.get(other) == before:
+            found[other] = value
+    for one, other in RATIOS:
+        if name == one and isinstance(count := beside.get(other), int):
+            found[other] = count * value // before
+    for pair in FACTORS:
+        if name in pair:
+            (other,) = {*pair} - {name}
+            count = beside.get(other)
+            if isinstance(count, int) and value and count * before % value == 0:
+                found[other] = count * before // value
+    return found
 
 
 def start(options: tuple[type, ...]) -> Any:
@@ -146,7 +179,7 @@ def rope(now: dict[str, Any], place: Place, generator: random.Random) -> dict[st
     if "partial_rotary_factor" in found:
         found["partial_rotary_factor"] = generator.choice((0.25, 0.5, 1.0, found["partial_rotary_factor"]))
     n_pairs = int(place.n_pairs * found.get("partial_rotary_factor", 1.0))
-    if "mrope_section" in found:
+    if "mrope_section" in found and (sum(found["mrope_section"]) != n_pairs or generator.random() < 0.5):
         cuts = sorted(generator.choices(range(n_pairs + 1), k=2))
         found["mrope_section"] = [cuts[0], cuts[1] - cuts[0], n_pairs - cuts[1]]
     if "llama_4_scaling_beta" in found:
@@ -214,7 +247,7 @@ def annotations(of: type) -> dict[str, tuple[Any, ...]]:
     """The types that a field may have, by the annotations of its config class."""
     kinds: dict[str, Any] = {}
     for each in reversed(of.__mro__):
-        kinds |= each.__dict__.get("__annotations__", {})
+        kinds |= inspect.get_annotations(each)
     return {name: get_args(kind) or (kind,) for name, kind in kinds.items()}
 
 
@@ -239,5 +272,7 @@ def spelled(of: type, name: str) -> tuple[str, ...]:
     literals += [word for word in annotations(of).get(name, ()) if isinstance(word, str)]
     text = source(of)
     compared = re.findall(rf"\b{name}\b\s*(?:==|!=|in)\s*[\[({{]?\"([\w-]+)\"", text)
-    layers = [word for word in ALLOWED_LAYER_TYPES if f'"{word}"' in text] if "type" in name else []
+    is_mlp = name.startswith("mlp")
+    layers = [word for word in ALLOWED_LAYER_TYPES if f'"{word}"' in text and (word in MLPS) == is_mlp]
+    layers = layers if "type" in name else []
     return tuple(sorted({word for word in (*literals, *compared, *layers) if isinstance(word, str)}))

@@ -8,7 +8,7 @@ same numbers.
 
 import copy
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -23,9 +23,9 @@ from hooked_lm.families._shared.reader import NO_EFFECT, HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from tests.close import tolerance
 from tests.families import CASES, VISION_CASES
-from tests.families._answers import Answers, in_dtype, inputs, kind, of_transformers, ours
+from tests.families._answers import Answers, in_dtype, inputs, kind, of_ours, of_transformers, ours
 from tests.families._case import Case, config_of, reference
-from tests.families._field_values import LAYERS, Place, another
+from tests.families._field_values import LAYERS, Place, another, is_read, together
 from tests.families._models import MODERATE, default_dtype, distance
 
 Path = tuple[str, ...]  # the name of a field, after those of the configs that it is in
@@ -34,14 +34,30 @@ NO_FIELDS = {"architectures", "model_type", "id2label", "quantization_config", "
 SIZES_FIRST = (*LAYERS, "hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "head_dim")
 HEADS = ("MaskedLM", "PreTraining", "NextSentencePrediction", "SequenceClassification", "TokenClassification")
 CLASSES = ("AutoModel", *(f"AutoModelFor{head}" for head in (*HEADS, "QuestionAnswering")))
+# Fields that keep their values, by family and path, and why.
+FIXED = {
+    "*.add_cross_attention": "for decoders: transformers refuses it without is_decoder, which we refuse",
+    "*.image_token_*": "prompts have this token where an image is",
+    "dbrx.attn_config.rope_theta": "transformers does not read it; the model was trained with it",
+    "dbrx.ffn_config.hidden_size": "repeats d_model",
+    "dbrx.ffn_config.moe_jitter_eps": "for training",
+    "dbrx.ffn_config.moe_loss_weight": "for training",
+    "bamba.mamba_d_head": "follows from mamba_n_heads",
+    "bitnet.head_dim": "follows from the number of heads",
+}
+
+
+def reason(line: Case, path: Path) -> str | None:
+    """Why a field of a line's config keeps its value; None if it gets others."""
+    names, of = f"{line.family}.{'.'.join(path)}", class_at(whole_config(line), path)
+    for glob, why in FIXED.items():
+        if fnmatchcase(names, glob):
+            return why
+    return None if path[-1] == "num_labels" or is_read(of, path[-1]) else "transformers does not read it"
+
+
+NOT_BY_LAYER = ("moe_intermediate_size",)  # a list that may be as long as there are layers
 ABSENT = object()
-# Why a field never gets another value in a config that both sides run; by its name, or by family and path.
-FIXED: dict[str, str] = {}
-
-
-def reason(model_type: str, path: Path) -> str | None:
-    """Why a field never changes; None if it does."""
-    return FIXED.get(f"{model_type}.{'.'.join(path)}") or FIXED.get(path[-1])
 
 
 @dataclass
@@ -53,20 +69,21 @@ class Draw:
     changes: dict[Path, Any] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
 
-    def add(self, changes: Mapping[Path, Any]) -> None:
-        """Makes the changes, or those that are legal."""
-        if not changes:
+    def add(self, units: Sequence[dict[Path, Any]]) -> None:
+        """Makes the changes, or those that are legal; those of a unit belong together."""
+        if not units:
             return
+        changes = {path: value for unit in units for path, value in unit.items()}
         found = changed(self.case, changes)
         is_legal, error = judged(found)
         if is_legal and error is None:
             self.case, self.changes = found, {**self.changes, **changes}
-        elif len(changes) == 1:
+        elif len(units) == 1:
             self.refused |= dict.fromkeys(changes, error) if is_legal and error else {}
         else:
-            items, half = list(changes.items()), len(changes) // 2
-            self.add(dict(items[:half]))
-            self.add(dict(items[half:]))
+            half = len(units) // 2
+            self.add(units[:half])
+            self.add(units[half:])
 
     def effective(self) -> set[Path]:
         """The changes without which our model would be another one."""
@@ -87,7 +104,8 @@ def drawn(model_type: str, seed: int) -> Case:
 
 
 def draw(model_type: str, seed: int, among: Collection[Path] | None = None) -> Draw:
-    """The config of this seed, and how it came about; `among` are the fields to change, by default half of all."""
+    """The config of this seed, and how it came about; `among` are the fields to change, by default half of
+    all, to which some of the others come."""
     generator = random.Random(f"{model_type} {seed}")
     line = replace(generator.choice(lines(model_type)), name=f"drawn-{seed}")
     if is_of_text(line):
@@ -96,8 +114,10 @@ def draw(model_type: str, seed: int, among: Collection[Path] | None = None) -> D
             other = replace(other, auto=generator.choice(CLASSES))
         line = other if judged(other) == (True, None) else line
     found = Draw(line, line)
-    known = sorted(sorted(fields_read(line)), key=lambda path: (path[-1] not in SIZES_FIRST, generator.random()))
-    chosen = [path for path in known if (generator.random() < SHARE if among is None else path in among)]
+    free = [path for path in fields_read(line) if not reason(line, path)]
+    known = sorted(sorted(free), key=lambda path: (path[-1] not in SIZES_FIRST, generator.random()))
+    shares = [SHARE if among is None else 1.0 if path in among else SHARE / 2 for path in known]
+    chosen = [path for path, share in zip(known, shares, strict=True) if generator.random() < share]
     found.add(values(line, chosen, generator))
     return found
 
@@ -121,15 +141,17 @@ def is_of_text(case: Case) -> bool:
     return kind(case) in OF_TEXT.values()
 
 
-def values(line: Case, paths: Collection[Path], generator: random.Random) -> dict[Path, Any]:
-    """Another value for each of these fields of a line's config."""
+def values(line: Case, paths: Collection[Path], generator: random.Random) -> list[dict[Path, Any]]:
+    """Another value for each of these fields of a line's config, together with what has to fit."""
     config = whole_config(line)
-    now, found = config.to_dict() | {"num_labels": config.num_labels}, dict[Path, Any]()
+    now, found = config.to_dict() | {"num_labels": config.num_labels}, list[dict[Path, Any]]()
     for path in paths:
-        beside = at(now, path[:-1])
-        value = another(path[-1], beside.get(path[-1]), Place(class_at(config, path), beside), generator)
-        if value != beside.get(path[-1]):
-            found[path] = beside[path[-1]] = value
+        beside, name = at(now, path[:-1]), path[-1]
+        value = another(name, beside.get(name), Place(class_at(config, path), beside), generator)
+        if value != beside.get(name):
+            fitting = together(name, value, beside) if generator.random() < SHARE else {}
+            found.append({path: value} | {(*path[:-1], other): fit for other, fit in fitting.items()})
+            beside |= {name: value} | fitting
     return found
 
 
@@ -145,7 +167,7 @@ def changed(case: Case, changes: Mapping[Path, Any]) -> Case:
             beside[name] = copy.deepcopy(value)
         if name in LAYERS and isinstance(before, int) and isinstance(value, int):
             for other, values in beside.items():
-                if isinstance(values, list) and len(values) == before > 1:
+                if isinstance(values, list) and len(values) == before > 1 and other not in NOT_BY_LAYER:
                     beside[other] = (values * value)[:value]
     return replace(case, fields=fields)
 
@@ -232,6 +254,12 @@ def judged(case: Case) -> tuple[bool, str | None]:
         answers = of_transformers(case, copy.deepcopy(reference(case)), given)
     except Exception:
         return False, None
+    try:
+        of_ours(case, model, given, answers)
+    except ValueError as error:
+        return True, str(error)
+    except Exception:  # an error of ours, which the comparison shows
+        return True, None
     deviation = next(answers[name] for name in ("logits", "embeddings") if name in answers).std()
     has_place = "input_ids" not in given or given["input_ids"].shape[1] <= model.cfg.n_ctx
     if not (has_place and MODERATE[0] < deviation < MODERATE[1]):

@@ -49,7 +49,7 @@ def _rotary(hf: HFConfig) -> Rotary:
     short, long = given.pop("short_mscale", None), given.pop("long_mscale", None)
     if short is not None:
         given["attention_factor"] = short
-    found = rotary(hf.changed(rope_parameters=given), hf.hidden_size // hf.num_attention_heads)
+    found = rotary(hf.changed(rope_parameters=given), llama_like.head_dim(hf))
     if isinstance(found.scaling, LongRopeScaling) and long != short:
         return replace(found, scaling=replace(found.scaling, long_attention_factor=long))
     return found
