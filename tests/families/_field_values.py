@@ -41,6 +41,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     r".*groups?": (1, 2, 3, 4, 8),
     r".*rank": (2, 3, 7, 12),
     "pad_token_id": (0, 1),
+    "embedding_size": (12, 24, 40),
+    "normalization_type": ("layer_norm", "no_norm"),
     "norm_type": ("layer_norm", "rms_norm", "layernorm", "low_precision_layernorm"),
     "vision_feature_layer": (-1, -2, 1, [-2, 1]),
     "vision_feature_select_strategy": ("default", "full"),

@@ -36,14 +36,24 @@ HEADS = ("MaskedLM", "PreTraining", "NextSentencePrediction", "SequenceClassific
 CLASSES = ("AutoModel", *(f"AutoModelFor{head}" for head in (*HEADS, "QuestionAnswering")))
 # Fields that keep their values, by family and path, and why.
 FIXED = {
-    "*.add_cross_attention": "for decoders: transformers refuses it without is_decoder, which we refuse",
+    "*.is_decoder": "a decoder made of an encoder is refused",
+    "*.add_cross_attention": "for decoders made of encoders",
+    "*.per_layer_config*": "sizes of single layers, which have to fit each other",
     "*.image_token_*": "prompts have this token where an image is",
+    "*.image_grid_pinpoints": "prompts have as many tokens as there are tiles of this size",
+    "*.scale_factor": "prompts have as many tokens as there are patches after merging",
+    "*.spatial_merge_size": "prompts have as many tokens as there are patches after merging",
+    "*.vision_aspect_ratio": "prompts have as many tokens as there are tiles",
+    "bloom.seq_length": "of checkpoints of old versions",
     "dbrx.attn_config.rope_theta": "transformers does not read it; the model was trained with it",
-    "dbrx.ffn_config.hidden_size": "repeats d_model",
-    "dbrx.ffn_config.moe_jitter_eps": "for training",
-    "dbrx.ffn_config.moe_loss_weight": "for training",
-    "bamba.mamba_d_head": "follows from mamba_n_heads",
-    "bitnet.head_dim": "follows from the number of heads",
+    "dbrx.tie_word_embeddings": "transformers refuses it",
+    "flaubert.is_encoder": "it is an encoder",
+    "flaubert.pre_norm": "refused",
+    "fnet.use_tpu_fourier_optimizations": "for other sizes",
+    "gpt_neo.num_layers": "follows from attention_layers",
+    "longcat_flash.mla_scale_*": "not fields of transformers",
+    "mpnet.relative_attention_num_buckets": "transformers looks up as many as there are by default",
+    "mpt.attn_config.attn_impl": "names a kernel",
 }
 
 

@@ -21,7 +21,7 @@ from tests.families._vision import VisionCase
 from tests.families.random_configs import Path, draw, drawn, families, fields_read, lines, reason
 
 MANY = 24  # seeds within which every field gets another value
-MOST_REFUSED = 0.25  # of the fields of a family
+MOST_LEFT = 0.35  # of the fields of a family are refused or without effect
 FAMILIES = [pytest.param(name, marks=marks(name)) for name in families()]
 
 
@@ -48,23 +48,25 @@ def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", families())
 def test_every_field_that_is_read_gets_another_value(name: str):
-    """One with an effect on our model, in a config that transformers runs; if not, `FIXED` says why or we refuse it by name.
+    """In a config that transformers runs and that we accept; if not, `FIXED` says why or we refuse it by name.
 
-    Of models of images and text only the fields outside of their parts, which are families of their own.
+    With an effect on our model, or with none in several configs, as a window has none where no layer has one. Of models of images
+    and text only the fields outside of their parts, which are families of their own.
     """
     read = {path: line for line in lines(name) for path in fields_read(line)}
     if isinstance(lines(name)[0], VisionCase):
         read = {path: line for path, line in read.items() if len(path) == 1}
-    left, refused = {path for path, line in read.items() if not reason(line, path)}, set[Path]()
+    left, refused, idle = {path for path, line in read.items() if not reason(line, path)}, set[Path](), set[Path]()
     for seed in range(MANY):
         found = draw(name, seed, among=left)
         left -= found.effective()
         refused |= found.refused.keys()
+        idle |= found.changes.keys()
         if not left:
             break
-    never = sorted(".".join(path) for path in left - refused)
+    never = sorted(".".join(path) for path in left - refused - idle)
     assert not never, f"of {len(read)} fields of {name} these never change: {', '.join(never)}"
-    assert len(left) <= MOST_REFUSED * len(read), f"refused: {sorted(left)}"
+    assert len(left) <= MOST_LEFT * len(read), f"of {len(read)} fields these are refused or idle: {sorted(left)}"
 
 
 @pytest.mark.parametrize("name", ["llama", "deberta-v2", "t5"])
@@ -89,7 +91,8 @@ def test_every_class_of_a_family_is_drawn():
         ("distilbert", {"embedding_size": 12}, "embedding_size"),
         ("deepseek_v2", {"n_group": 3, "topk_method": "group_limited_greedy"}, "8 experts cannot form 3 groups"),
         ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
-        ("llama", {"num_attention_heads": 32}, "their number must be even, got 1"),
+        ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
+        ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
     ],
 )
 def test_what_draws_have_found_is_refused_by_name(name: str, fields: dict[str, Any], message: str):

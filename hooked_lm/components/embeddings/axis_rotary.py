@@ -47,7 +47,6 @@ class MultimodalRotary(AxisRotary):
     interleaved: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         half = self.dim // 2
         if not self.interleaved and sum(self.sections) != half:
             raise ValueError(
@@ -74,7 +73,6 @@ class AxialRotary(AxisRotary):
     alternating: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.dim % 4:
             raise ValueError(f"pairs of features for rows and columns need a multiple of 4 features, got {self.dim}")
 

@@ -26,6 +26,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "input_jitter_noise", "original_max_position_embedd
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.ignored_by_transformers(num_experts_per_tok=2)  # its sparse mixer always chooses two
     norm = LayerNorm.Config(hf.hidden_size, hf.rms_norm_eps)
     attn = llama_like.attention(
         hf,
