@@ -87,6 +87,7 @@ def test_every_class_of_a_family_is_drawn():
     ("name", "fields", "message"),
     [
         ("deberta-v2", {"relative_attention": False, "norm_rel_ebd": "layer_norm"}, "norm_rel_ebd"),
+        ("deberta", {"pos_att_type": ["c2p", "c2p"]}, "names a kind twice"),
         ("bert", {"embedding_size": 12}, "embedding_size"),
         ("distilbert", {"embedding_size": 12}, "embedding_size"),
         ("deepseek_v2", {"n_group": 3, "topk_method": "group_limited_greedy"}, "8 experts cannot form 3 groups"),
