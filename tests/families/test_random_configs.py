@@ -91,6 +91,7 @@ def test_every_class_of_a_family_is_drawn():
         ("bert", {"embedding_size": 12}, "embedding_size"),
         ("distilbert", {"embedding_size": 12}, "embedding_size"),
         ("deepseek_v2", {"n_group": 3, "topk_method": "group_limited_greedy"}, "8 experts cannot form 3 groups"),
+        ("deepseek_v4", {"hc_sinkhorn_iters": 0}, "n_iterations=0"),
         ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
