@@ -186,7 +186,7 @@ def rope(now: dict[str, Any], place: Place, generator: random.Random) -> dict[st
         found["mrope_section"] = [cuts[0], cuts[1] - cuts[0], n_pairs - cuts[1]]
     if "llama_4_scaling_beta" in found:
         found |= {"llama_4_scaling_beta": generator.choice((0.3, 0.9)), **trained(generator)}
-    kind = generator.choice(ROPE)
+    kind = "default" if "mrope_section" in now and generator.random() < 0.5 else generator.choice(ROPE)
     return {**found, "rope_type": kind, **STRETCHED[kind](n_pairs, generator)}
 
 

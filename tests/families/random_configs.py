@@ -66,7 +66,11 @@ def reason(line: Case, path: Path) -> str | None:
     return None if path[-1] == "num_labels" or is_read(of, path[-1]) else "transformers does not read it"
 
 
-NOT_BY_LAYER = ("moe_intermediate_size", "pos_att_type")  # lists that may be as long as there are layers
+NOT_BY_LAYER = (
+    "moe_intermediate_size",
+    "mlp_multipliers",
+    "pos_att_type",
+)  # lists that may be as long as there are layers
 ABSENT = object()
 
 
