@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from datetime import date
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -45,16 +46,20 @@ def same_seeds_in_every_test() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
+    parser.addoption("--part", metavar="I/N", help="of the slow tests run those whose names fall into part I of N")
+    today = int(date.today().strftime("%Y%m%d"))
     parser.addoption(
-        "--part", metavar="I/N", help="of the slow tests run those whose names fall into part I of N, from 0 on"
+        "--seed", type=int, default=today, help="of the random configs of each family; the day's, if not given"
     )
+    parser.addoption("--draws", type=int, default=1, help="how many configs to draw of each family, from this seed on")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return (
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}, "
-        f"part {config.option.part}"
-    )
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    options = config.option
+    return [
+        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {options.shuffle}",
+        f"part {options.part} of the slow tests, seed {options.seed} (pytest --seed {options.seed} repeats the random configs)",
+    ]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -79,6 +79,8 @@ class StreamMixer(StreamGate):
         n_iterations: int = 20
 
         def build(self) -> "StreamMixer":
+            if self.n_iterations < 1:
+                raise ValueError(f"n_iterations={self.n_iterations} must be at least 1")
             return StreamMixer(self)
 
     cfg: Config

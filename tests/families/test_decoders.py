@@ -52,7 +52,7 @@ EACH_CASE = DECODER_CASES
 
 
 def test_the_table_covers_every_family():
-    """At least one line each; `test_random_decoders.py` and `test_random_encoders.py` draw more configs of every family."""
+    """At least one line each; `test_random_configs.py` draws more of every family."""
     assert {case.family for case in CASES} == set(supported())
     assert len({str(case) for case in CASES}) == len(CASES), "two cases of one name"
 

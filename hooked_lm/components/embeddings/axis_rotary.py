@@ -46,17 +46,19 @@ class MultimodalRotary(AxisRotary):
     sections: tuple[int, ...] = ()
     interleaved: bool = False
 
-    def axes(self) -> Int[Tensor, " half"]:
+    def __post_init__(self) -> None:
         half = self.dim // 2
-        if self.interleaved:
-            axes = torch.zeros(half, dtype=torch.long)
-            for axis in (1, 2):
-                axes[axis : 3 * self.sections[axis] : 3] = axis
-            return axes
-        if sum(self.sections) != half:
+        if not self.interleaved and sum(self.sections) != half:
             raise ValueError(
                 f"the sections {self.sections} have {sum(self.sections)} pairs, but {self.dim} features are {half}"
             )
+
+    def axes(self) -> Int[Tensor, " half"]:
+        if self.interleaved:
+            axes = torch.zeros(self.dim // 2, dtype=torch.long)
+            for axis in (1, 2):
+                axes[axis : 3 * self.sections[axis] : 3] = axis
+            return axes
         return torch.cat([torch.full((n,), i % 3) for i, n in enumerate(self.sections)])
 
 
@@ -70,9 +72,11 @@ class AxialRotary(AxisRotary):
 
     alternating: bool = False
 
-    def base_frequencies(self, theta: float | None = None) -> Frequencies:
+    def __post_init__(self) -> None:
         if self.dim % 4:
             raise ValueError(f"pairs of features for rows and columns need a multiple of 4 features, got {self.dim}")
+
+    def base_frequencies(self, theta: float | None = None) -> Frequencies:
         if self.alternating:
             return Rotary(self.dim, self.theta).base_frequencies(theta).unflatten(0, (-1, 2)).T.flatten()
         return Rotary(self.dim // 2, self.theta).base_frequencies(theta).repeat(2)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.experts.router import Router
+from hooked_lm.components.experts.router import GroupedSigmoidRouter, GroupedSoftmaxRouter, Router
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
 from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.hooks import Hook, HookPoint, is_listening
@@ -154,6 +154,8 @@ class MoE(nn.Module):
         n_choices = cfg.n_choices
         if not 1 <= cfg.top_k <= n_choices:
             raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={n_choices}")
+        if isinstance(cfg.router, GroupedSoftmaxRouter | GroupedSigmoidRouter) and n_choices % cfg.router.n_groups:
+            raise ValueError(f"{n_choices} experts cannot form {cfg.router.n_groups} groups of one size")
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg

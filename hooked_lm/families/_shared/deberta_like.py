@@ -79,11 +79,13 @@ def attention(hf: HFConfig, d_head: int, **options: bool) -> DisentangledAttenti
     kinds, is_relative = hf.pos_att_type or [], hf.relative_attention
     if unknown := set(kinds) - {"c2p", "p2c"}:
         raise ValueError(f"pos_att_type names {sorted(unknown)}; 'c2p' and 'p2c' are supported")
+    if len(set(kinds)) < len(kinds):  # they would be in the scale twice, in the first version alone
+        raise ValueError(f"pos_att_type={kinds} names a kind twice")
     return DisentangledAttention.Config(
         hf.hidden_size,
         hf.num_attention_heads,
         d_head,
-        scale=(d_head * (1 + len(set(kinds)))) ** -0.5,
+        scale=(d_head * (1 + len(kinds))) ** -0.5,
         c2p=is_relative and "c2p" in kinds,
         p2c=is_relative and "p2c" in kinds,
         **options,

@@ -34,7 +34,9 @@ def experts(
     """A mixture of gated MLPs; each token uses `num_experts_per_tok` of them, and `n_shared` shared ones, which are one MLP."""
     expert = GatedMLP.Config(hf.hidden_size, d_mlp or hf.intermediate_size, hf.hidden_act)
     shared = replace(expert, d_mlp=expert.d_mlp * n_shared, bias=shared_bias) if n_shared else None
-    return MoE.Config(expert, n_experts, hf.num_experts_per_tok or 1, router, shared=shared)
+    return MoE.Config(
+        expert, n_experts, 1 if hf.num_experts_per_tok is None else hf.num_experts_per_tok, router, shared=shared
+    )
 
 
 def deepseek_experts(hf: HFConfig, n_experts: int, n_shared: int | None) -> MoE.Config:

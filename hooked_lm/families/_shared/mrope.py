@@ -36,7 +36,6 @@ def with_axes(
         if attn is None or attn.rotary is None:
             return block
         turned = MultimodalRotary(**vars(attn.rotary), sections=sections, interleaved=interleaved)
-        turned.axes()  # refuses sections that do not fit
         return replace(block, attn=replace(attn, rotary=turned))
 
     return tuple(changed(block) for block in blocks)

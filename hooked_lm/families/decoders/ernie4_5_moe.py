@@ -34,7 +34,7 @@ def decoder(hf: HFConfig, is_sparse: Callable[[int], bool], bias: bool) -> Decod
     )
     expert = GatedMLP.Config(hf.hidden_size, hf.moe_intermediate_size, hf.hidden_act)
     n_shared = hf.moe_num_shared_experts
-    shared = replace(expert, d_mlp=hf.moe_intermediate_size * n_shared, bias=hf.use_bias) if n_shared > 0 else None
+    shared = replace(expert, d_mlp=hf.moe_intermediate_size * n_shared, bias=hf.use_bias) if n_shared else None
     router = CorrectedSoftmaxRouter(hf.moe_norm_min)
     experts = MoE.Config(expert, hf.moe_num_experts, hf.moe_k, router, shared=shared)
     return moe.decoder(hf, attn, moe.some_sparse(hf, experts, is_sparse, hf.use_bias), bias=bias)

@@ -14,4 +14,5 @@ NO_EFFECT = glm4.NO_EFFECT
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.require(head_dim=hf.hidden_size // hf.num_attention_heads)  # only the rotary embedding of transformers reads it
     return glm4.config(mrope.on_text(hf, attention_bias=True, head_dim=None))

@@ -26,6 +26,7 @@ NO_EFFECT = (*moe.NO_EFFECT, "input_jitter_noise", "original_max_position_embedd
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.ignored_by_transformers(num_experts_per_tok=2)  # its sparse mixer always chooses two
     norm = LayerNorm.Config(hf.hidden_size, hf.rms_norm_eps)
     attn = llama_like.attention(
         hf,
@@ -49,7 +50,7 @@ def _rotary(hf: HFConfig) -> Rotary:
     short, long = given.pop("short_mscale", None), given.pop("long_mscale", None)
     if short is not None:
         given["attention_factor"] = short
-    found = rotary(hf.changed(rope_parameters=given), hf.hidden_size // hf.num_attention_heads)
+    found = rotary(hf.changed(rope_parameters=given), llama_like.head_dim(hf))
     if isinstance(found.scaling, LongRopeScaling) and long != short:
         return replace(found, scaling=replace(found.scaling, long_attention_factor=long))
     return found

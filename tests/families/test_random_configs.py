@@ -1,0 +1,175 @@
+"""Configs that nobody thought of: drawn at random, accepted by transformers, compared in answers and gradients.
+
+Each day has another seed, which pytest prints. `pytest --seed 7 --draws 50 tests/families/test_random_configs.py` draws fifty
+configs of each family, of the seeds 7 to 56.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hooked_lm.components.norms.norm import RMSNorm
+from hooked_lm.families import family
+from hooked_lm.families._shared.reader import HFConfig
+from tests.core import marks, thinned
+from tests.families import Case
+from tests.families._answers import assert_same_answers
+from tests.families._models import hooked
+from tests.families._vision import VisionCase
+from tests.families.random_configs import Path, draw, drawn, families, fields_read, lines, reason
+
+MANY = 24  # seeds within which every field gets another value
+MOST_LEFT = 0.35  # of the fields of a family are refused or without effect
+FAMILIES = [pytest.param(name, marks=marks(name)) for name in families()]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "nth" in metafunc.fixturenames:
+        metafunc.parametrize("nth", range(metafunc.config.option.draws))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRequest):
+    seed = request.config.option.seed + nth
+    case = drawn(name, seed)
+    try:
+        assert_same_answers(case)
+    except Exception as error:
+        again = f"pytest --seed {seed} 'tests/families/test_random_configs.py' -k 'drawn_at_random and {name}'"
+        text = f"{case.auto}, a prompt of {case.n_prompt}, {case.fields}: {error}\nagain: {again}"
+        raise AssertionError(text) from error
+
+
+# ---- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", families())
+def test_every_field_that_is_read_gets_another_value(name: str):
+    """In a config that transformers runs and that we accept; if not, `FIXED` says why or we refuse it by name.
+
+    With an effect on our model, or with none in several configs, as a window has none where no layer has one. Of models of images
+    and text only the fields outside of their parts, which are families of their own.
+    """
+    read = {path: line for line in lines(name) for path in fields_read(line)}
+    if isinstance(lines(name)[0], VisionCase):
+        read = {path: line for path, line in read.items() if len(path) == 1}
+    left, refused, idle = {path for path, line in read.items() if not reason(line, path)}, set[Path](), set[Path]()
+    for seed in range(MANY):
+        found = draw(name, seed, among=left)
+        left -= found.effective()
+        refused |= found.refused.keys()
+        idle |= found.changes.keys()
+        if not left:
+            break
+    never = sorted(".".join(path) for path in left - refused - idle)
+    assert not never, f"of {len(read)} fields of {name} these never change: {', '.join(never)}"
+    assert len(left) <= MOST_LEFT * len(read), f"of {len(read)} fields these are refused or idle: {sorted(left)}"
+
+
+@pytest.mark.parametrize("name", ["llama", "deberta-v2", "t5"])
+def test_draws_are_new_and_repeat(name: str):
+    configs = [drawn(name, seed).fields for seed in range(4)]
+    assert configs == [drawn(name, seed).fields for seed in range(4)]
+    known = [case.fields for case in lines(name)]
+    assert all(config not in known and configs.count(config) == 1 for config in configs)
+
+
+@pytest.mark.slow
+def test_every_class_of_a_family_is_drawn():
+    ends = ("MaskedLM", "PreTraining", "NextSentencePrediction", "SequenceClassification", "TokenClassification")
+    assert {drawn("bert", seed).auto for seed in range(60)} >= {"AutoModel", *(f"AutoModelFor{end}" for end in ends)}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("deberta-v2", {"relative_attention": False, "norm_rel_ebd": "layer_norm"}, "norm_rel_ebd"),
+        ("deberta", {"pos_att_type": ["c2p", "c2p"]}, "names a kind twice"),
+        ("bert", {"embedding_size": 12}, "embedding_size"),
+        ("distilbert", {"embedding_size": 12}, "embedding_size"),
+        ("deepseek_v2", {"n_group": 3, "topk_method": "group_limited_greedy"}, "8 experts cannot form 3 groups"),
+        ("deepseek_v4", {"hc_sinkhorn_iters": 0}, "n_iterations=0"),
+        ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
+        ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
+        ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
+    ],
+)
+def test_what_draws_have_found_is_refused_by_name(name: str, fields: dict[str, Any], message: str):
+    """A norm that nothing passes, a width that transformers overlooks, groups that it mixes, ..."""
+    line = lines(name)[0]
+    with pytest.raises(ValueError, match=message):
+        hooked(replace(line, name="refused", fields={**line.fields, **fields}))
+
+
+# ---- the comparison can fail -------------------------------------------------------------------------------------------
+
+
+def silu(tree: Any) -> Any:
+    """What overlooks LLaMA's `hidden_act`."""
+    return replace(tree, blocks=tuple(replace(b, mlp=replace(b.mlp, act_fn="silu")) for b in tree.blocks))
+
+
+def one_activation_of_heads(tree: Any) -> Any:
+    """What overlooks ModernBERT's `classifier_activation`."""
+    heads = {
+        "mlm_head": tree.mlm_head and replace(tree.mlm_head, act_fn="gelu"),
+        "pooler": tree.pooler and replace(tree.pooler, act_fn="gelu"),
+    }
+    if tree.token_classifier is not None:
+        transform = replace(tree.token_classifier.transform, act_fn="gelu")
+        heads["token_classifier"] = replace(tree.token_classifier, transform=transform)
+    return replace(tree, **heads)
+
+
+def one_eps(tree: Any) -> Any:
+    """What overlooks T5's `layer_norm_epsilon`."""
+    norm = RMSNorm.Config(tree.embed.d_model, 0.05)
+    sides = {
+        side: replace(
+            stack,
+            ln_final=norm,
+            blocks=tuple(
+                replace(block, **{name: norm for name in ("ln1", "ln2", "ln3") if hasattr(block, name)})
+                for block in stack.blocks
+            ),
+        )
+        for side, stack in (("encoder", tree.encoder), ("decoder", tree.decoder))
+    }
+    return replace(tree, **sides)
+
+
+MISREAD = [
+    ("llama", "hidden_act", silu),
+    ("modernbert", "classifier_activation", one_activation_of_heads),
+    ("t5", "layer_norm_epsilon", one_eps),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "misread"), thinned(MISREAD, keep=MISREAD[:1]))
+def test_a_family_that_misreads_a_field_is_noticed(
+    name: str, field: str, misread: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+):
+    """The draws notice it, and only by that field; the lines of the table, all of which have the same value, do not."""
+    assert len({case.fields.get(field) for case in lines(name)}) == 1
+    draws = [draw(name, seed) for seed in range(8)]
+    right = family(name).config
+
+    def wrong(hf: HFConfig) -> Any:
+        return misread(right(hf))
+
+    def is_noticed(case: Case) -> bool:
+        try:
+            assert_same_answers(case)
+        except AssertionError as error:
+            return "are not close" in str(error) or "logits differ" in str(error)  # the numbers, and nothing else
+        return False
+
+    hooked.cache_clear()
+    monkeypatch.setattr(family(name), "config", wrong)
+    noticed = [found.changes for found in draws if is_noticed(found.case)]
+    hooked.cache_clear()
+    assert noticed
+    assert all((field,) in changes for changes in noticed)
