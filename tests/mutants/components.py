@@ -5,7 +5,7 @@ from tests.mutants.mutant import mutants
 # fmt: off
 COMPONENTS = mutants({
     "components/attention/multihead.py": [
-        ("scores are divided by the wrong power of d_head", "families/test_decoders.py::test_logits[gpt2",
+        ("scores are divided by the wrong power of d_head", "families/test_decoders.py::test_logits[llama",
          "cfg.d_head**-0.5 if cfg.scale is None", "cfg.d_head**-1 if cfg.scale is None"),
         ("queries are projected by the key's weight in grouped heads", "components/attention/test_public_attributes.py components/attention/test_attend.py models/test_decoder.py::group",
          "W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)",
@@ -22,13 +22,13 @@ COMPONENTS = mutants({
         ("an edit of rotated keys is ignored", "families/test_decoders.py::test_every_site_is_alive[llama",
          "k = self.hook_rot_k(self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary)))",
          "k = self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary))\n            self.hook_rot_k(k.clone())"),
-        ("the soft cap of scores is ignored by the fused kernel", "models/test_soft_cap.py",
+        ("the soft cap of scores is ignored by the fused kernel", "families/test_decoders.py::test_logits[gemma2",
          "in_steps = self.soft_cap is not None or self.sinks", "in_steps = self.sinks"),
         ("an edit of the pattern is ignored", "families/test_decoders.py::test_every_site_is_alive[gpt2",
          "is_listening(self.hook_attn_scores, self.hook_pattern)", "is_listening(self.hook_attn_scores)"),
     ],
     "components/context.py": [
-        ("a query does not attend to itself", "models/test_masks.py components/test_context.py",
+        ("a query does not attend to itself", "families/test_decoders.py::gemma2",
          "allowed = key <= query if causal", "allowed = key < query if causal"),
         ("a window is one position too wide", "models/test_masks.py components/test_context.py families/test_decoders.py::test_logits[gemma2",
          "distance.abs()) < window)", "distance.abs()) <= window)"),
@@ -93,7 +93,7 @@ COMPONENTS = mutants({
     "components/embeddings/rotary_scaling.py": [
         ("the temperature of yarn is missing", "components/test_rotary_scaling.py models/config/test_config_fields.py",
          "else 0.1 * weight * math.log(self.factor) + 1.0", "else 1.0"),
-        ("llama's scaling divides the wrong end of the frequencies", "components/test_rotary_scaling.py families/test_decoders.py::test_logits[llama",
+        ("llama's scaling divides the wrong end of the frequencies", "components/test_rotary_scaling.py",
          "return base * (kept + (1 - kept) / self.factor), 1.0", "return base * ((1 - kept) + kept / self.factor), 1.0"),
     ],
     "components/embeddings/embed.py": [
@@ -101,7 +101,7 @@ COMPONENTS = mutants({
          "return self._embed[0].W_E.T", "return self._embed[0].W_E.T.detach().clone()"),
         ("the scale of embeddings is not rounded as in training", "components/test_embed.py models/test_precision.py families/test_decoders.py::test_bf16",
          "rows * torch.tensor(self.cfg.scale).to(rows.dtype)", "rows * self.cfg.scale"),
-        ("the bias of the unembedding is dropped for some tokens", "components/test_embed.py",
+        ("the bias of the unembedding is dropped for some tokens", "engine/test_metric_trace.py",
          "None if b is None else b[tokens])", "None)"),
     ],
     "components/embeddings/pos_embed.py": [
@@ -121,7 +121,8 @@ COMPONENTS = mutants({
     ],
     "components/blocks/block.py": [
         ("the MLP reads the stream before attention", "families/test_decoders.py::test_logits[gpt2",
-         "return self.hook_resid_post(resid + self.mlp_out(resid))\n\n\ndef _plus", "return self.hook_resid_post(resid + self.mlp_out(self.hook_resid_pre(resid)))\n\n\ndef _plus"),
+         "resid = self.hook_resid_mid(resid + self.attn_out(resid, context))\n        return self.hook_resid_post(resid + self.mlp_out(resid))",
+         "mid = self.hook_resid_mid(resid + self.attn_out(resid, context))\n        return self.hook_resid_post(mid + self.mlp_out(resid))"),
         ("positions are added to values, too", "models/test_decoder.py::short components/test_context.py",
          "_plus(key, context.pos_embed), value\n", "_plus(key, context.pos_embed), _plus(value, context.pos_embed)\n"),
         ("the norm after a sublayer comes after its site", "families/test_decoders.py::test_identities[gemma2 models/verification",
@@ -129,8 +130,8 @@ COMPONENTS = mutants({
     ],
     "components/blocks/parallel.py": [
         ("the MLP of a parallel block reads the output of attention", "families/test_decoders.py::test_logits[gptj",
-         "return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))",
-         "resid = resid + self.attn_out(resid, context)\n        return self.hook_resid_post(resid + self.mlp_out(resid))"),
+         "return self.hook_resid_post(resid + attn_out + self.apply_mlp(shared))",
+         "return self.hook_resid_post(resid + attn_out + self.apply_mlp(self.ln1(resid + attn_out)))"),
     ],
     "components/ssm/mamba2.py": [
         ("padding changes the state", "components/ssm/test_mamba2.py models/test_mixers.py",
@@ -155,7 +156,7 @@ COMPONENTS = mutants({
     "components/vision/patches.py": [
         ("an image has a patch too many", "components/vision models/vision/test_images_of_several_sizes.py",
          "torch.arange(length, device=device) < on_device", "torch.arange(length, device=device) <= on_device"),
-        ("hidden patches are seen", "components/vision/test_tiles.py",
+        ("hidden patches are seen", "components/vision/test_image_masks.py families/test_idefics.py",
          "return self.real if self.hidden is None else self.real & ~self.hidden", "return self.real"),
     ],
 })

@@ -9,7 +9,7 @@ ENGINE = mutants({
          "rows: Any = slice(None) if self.rows is None else self.rows", "rows: Any = slice(None)"),
         ("positions of an edit are shifted within a part", "engine/test_properties.py::plain_loop",
          "source[(rows, slice(first, stop), *self.rest)]", "source[(rows, slice(first - start, stop - start), *self.rest)]"),
-        ("an edit of one head covers the whole site", "engine/test_properties.py::plain_loop",
+        ("an edit of one head covers the whole site", "engine/test_partial_blocks.py",
          "return self.rest == () and (self.positions is None", "return (self.positions is None"),
         ("cells that are repeated change their order", "engine/test_properties.py::plain_loop",
          "return value.repeat(n, *[1] * (value.ndim - 1))", "return value.repeat_interleave(n, 0)"),
@@ -88,8 +88,6 @@ ENGINE = mutants({
          'later > layer or (later == layer and between == "mlp_out" and not is_mlp)', "later > layer"),
         ("grouped heads receive at the wrong key", "patching/test_paths.py",
          "return head * self.n_kv(site) // self.n_heads", "return head % self.n_kv(site)"),
-        ("a path ends at a head of the same layer", "patching/test_paths.py",
-         "later = range(layer + 1, self.n_layers)", "later = range(layer + 2, self.n_layers)"),
     ],
     "interventions/controllers.py": [
         ("noise is the same at each position", "interventions/test_controllers.py",

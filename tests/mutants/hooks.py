@@ -27,7 +27,8 @@ HOOKS = mutants({
          "(hook.is_permanent and not including_permanent)", "(hook.is_permanent and including_permanent)"),
         ("copies of a model keep the hooks of open scopes", "hooks/test_scope.py hooks/test_point.py",
          '"_hooks": {None: by_hand} if by_hand else {}}', '"_hooks": self._hooks}'),
-        ("hooks that listen compute on a tensor that the model still uses", "hooks/test_replaced_points.py hooks/test_own_forward.py",
+        ("hooks that listen compute on a tensor that the model still uses",
+         "hooks/test_replaced_points.py hooks/test_own_forward.py",
          "return point(x.clone()) if is_listening(point)", "return point(x) if is_listening(point)"),
     ],
     "hooks/values.py": [
@@ -40,7 +41,8 @@ HOOKS = mutants({
         ("a hook that is prepended runs last", "hooks/test_point.py",
          "-self.id if prepend else self.id", "self.id"),
         ("a hook may return another dtype", "hooks/test_point.py",
-         "if expected is not None and spec_of(value) != expected", "if expected is not None and value.shape != expected[0]"),
+         "if expected is not None and spec_of(value) != expected",
+         "if expected is not None and value.shape != expected[0]"),
     ],
     "hooks/module.py": [
         ("a bare cache has the sites on demand", "hooks/test_cache.py hooks/test_module.py",
@@ -82,7 +84,8 @@ HOOKS = mutants({
     "hooks/generation_step.py": [
         ("padding counts in the positions of a step", "models/generation/test_generate_positions.py::padding",
          "self.real.long().cumsum(1) - 1", "torch.ones_like(self.real.long()).cumsum(1) - 1"),
-        ("gradients stay off after a generation", "models/generation/test_generate.py::stream models/generation/test_generate_positions.py::unfinished",
+        ("gradients stay off after a generation",
+         "models/generation/test_generate.py::stream models/generation/test_generate_positions.py::unfinished",
          "        torch.set_grad_enabled(grad_mode)\n", "        pass\n"),
     ],
     "hooks/checkpoint.py": [

@@ -6,7 +6,7 @@ import os
 import pkgutil
 from importlib import import_module
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 with contextlib.redirect_stderr(io.StringIO()):  # torchao reports kernels that it cannot load
     from annotation_checks import check_annotations_of

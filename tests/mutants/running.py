@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
+from pytest import ExitCode
 
 from tests.mutants.mutant import ROOT, Mutant, install
 
@@ -64,8 +65,6 @@ def outcomes(
     mutants: Iterable[Mutant | None], tests: Sequence[str], select: str, jobs: int
 ) -> Iterator[tuple[Mutant | None, Outcome]]:
     """What the tests that are named, or else those of each mutant, say of it; None is the package without a fault."""
-    os.environ["CI"] = "true"  # the examples that property-based tests draw are the same in every run
-    os.environ["OMP_NUM_THREADS"] = "1"
     context = get_context("forkserver")
     context.set_forkserver_preload(["tests.mutants.preload"])
     waiting, running = list(mutants), {}
@@ -89,16 +88,20 @@ def outcomes(
 def run(mutant: Mutant | None, tests: Sequence[str], select: str, pipe: Any) -> None:
     """Runs the tests in this process, and sends the outcome."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_SECONDS, MAX_SECONDS))
+    os.environ |= {"CI": "true", "TEST_THREADS": "1"}  # property-based tests draw the same examples in every run
     outcome, output = Outcome(), io.StringIO()
     chosen = Chosen(tests, outcome)
-    options = ["-q", "-p", "no:cacheprovider", "-n", "0", "-W", "ignore::pytest.PytestAssertRewriteWarning", *(["-x"] if mutant else [])]
+    options = "-q -n 0 -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
+    options += ["-x"] if mutant else []
     options += ["-m", "not slow"] if select == "fast" else []
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        if mutant is not None:
-            install(mutant)
-        code = pytest.main([*options, *chosen.paths()], plugins=[chosen])
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        outcome.trouble = f"pytest ended with {code!r}"
+        try:
+            if mutant is not None:
+                install(mutant)
+            code = pytest.main([*options, *chosen.paths()], plugins=[chosen])
+            outcome.trouble = "" if code in (ExitCode.OK, ExitCode.TESTS_FAILED) else f"pytest ended with {code!r}"
+        except ValueError as error:
+            outcome.trouble = str(error)
     outcome.output = output.getvalue()
     outcome.seconds = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     pipe.send(outcome)
