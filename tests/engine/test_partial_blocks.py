@@ -141,6 +141,21 @@ def test_keys_of_the_same_layer_are_changed_too(kind: str, metric: Callable) -> 
     assert [joins(experiment, cell) for cell in cells[:4]] == [""] * 4
 
 
+@pytest.mark.parametrize("metric", [everything, last])
+def test_a_part_of_an_output_does_not_hide_changed_keys(metric: Callable) -> None:
+    model = model_of("pre-norm")
+    values = cached(model, ids(2, N_POS, seed=1))
+    key, output = Edit("blocks.1.attn.hook_k", halved, (2,)), values["blocks.1.hook_attn_out"]
+    cells = [[key, Edit("blocks.1.hook_attn_out", output, None, rest)] for rest in ((slice(0, 2),), ())]
+    check(model, cells, [], metric)
+
+
+def test_an_edit_without_positions_leaves_those_of_later_layers() -> None:
+    model = model_of("pre-norm")
+    nothing = Edit("blocks.0.hook_resid_pre", halved, ())
+    check(model, [[nothing, Edit("blocks.1.hook_resid_pre", halved, (2,))]], [], everything)
+
+
 @pytest.mark.parametrize("kind", thinned(BLOCKS, keep=CORE_BLOCKS))
 @pytest.mark.parametrize("site", ["attn.hook_z", "attn.hook_q", "hook_attn_out", "hook_mixer_out", "hook_resid_post"])
 def test_changes_of_the_base_run_are_made_once(kind: str, site: str) -> None:
