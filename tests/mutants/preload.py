@@ -1,4 +1,4 @@
-"""Imports all that tests import, in the process from which those of mutants are forked: that takes ten times as long as most tests."""
+"""Imports all that tests import, in the process from which those of mutants are forked: it takes longer than most tests."""
 
 import contextlib
 import io

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
-from pytest import ExitCode
 
 from tests.mutants.mutant import ROOT, Mutant, install
 
@@ -91,7 +90,7 @@ def run(mutant: Mutant | None, tests: Sequence[str], select: str, pipe: Any) -> 
     os.environ |= {"CI": "true", "TEST_THREADS": "1"}  # property-based tests draw the same examples in every run
     outcome, output = Outcome(), io.StringIO()
     chosen = Chosen(tests, outcome)
-    options = "-q -n 0 -p no:cacheprovider -W ignore::pytest.PytestAssertRewriteWarning".split()
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     options += ["-x"] if mutant else []
     options += ["-m", "not slow"] if select == "fast" else []
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
@@ -99,7 +98,8 @@ def run(mutant: Mutant | None, tests: Sequence[str], select: str, pipe: Any) -> 
             if mutant is not None:
                 install(mutant)
             code = pytest.main([*options, *chosen.paths()], plugins=[chosen])
-            outcome.trouble = "" if code in (ExitCode.OK, ExitCode.TESTS_FAILED) else f"pytest ended with {code!r}"
+            if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                outcome.trouble = f"pytest ended with {code!r}"
         except ValueError as error:
             outcome.trouble = str(error)
     outcome.output = output.getvalue()
