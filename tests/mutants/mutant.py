@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2]
 class Mutant:
     """A fault in words, where it is, and the tests that should notice it.
 
-    `original` occurs once in `file`, a file of `hooked_lm`, in the body of a function, and becomes `replacement`. `tests` are names of
-    files and folders of `tests`, with spaces between them; `hooks/test_scope.py::closed` are the tests of a file whose names contain
-    a word.
+    `original` occurs once in `file`, a file of `hooked_lm`, in the body of a function, and becomes `replacement`. `tests` are
+    names of files and folders of `tests`, with spaces between them; `hooks/test_scope.py::closed` are the tests of a file whose
+    names contain a word.
     """
 
     name: str
