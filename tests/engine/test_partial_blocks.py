@@ -141,19 +141,20 @@ def test_keys_of_the_same_layer_are_changed_too(kind: str, metric: Callable) -> 
     assert [joins(experiment, cell) for cell in cells[:4]] == [""] * 4
 
 
-@pytest.mark.parametrize("metric", [everything, last])
-def test_a_part_of_an_output_does_not_hide_changed_keys(metric: Callable) -> None:
+def test_rows_of_the_batch_are_changed_alone() -> None:
     model = model_of("pre-norm")
     values = cached(model, ids(2, N_POS, seed=1))
-    key, output = Edit("blocks.1.attn.hook_k", halved, (2,)), values["blocks.1.hook_attn_out"]
-    cells = [[key, Edit("blocks.1.hook_attn_out", output, None, rest)] for rest in ((slice(0, 2),), ())]
-    check(model, cells, [], metric)
+    site = "blocks.1.hook_resid_pre"
+    cells = [[Edit(site, value, (2,), rows=rows)] for value in (halved, values[site]) for rows in ([1], slice(0, 1))]
+    tokens, experiment = ids(2, N_POS), Experiment(model, ids(2, N_POS), [everything])
+    for index, scores in experiment.run(cells, progress=False):
+        assert_close(scores[0], everything(naive(model, tokens, cells[index], [])), dtype=torch.float32)
 
 
-def test_an_edit_without_positions_leaves_those_of_later_layers() -> None:
+def test_an_edit_that_nobody_reads_leaves_a_later_one() -> None:
     model = model_of("pre-norm")
-    nothing = Edit("blocks.0.hook_resid_pre", halved, ())
-    check(model, [[nothing, Edit("blocks.1.hook_resid_pre", halved, (2,))]], [], everything)
+    unread = Edit("blocks.2.hook_mlp_out", halved, (2,))
+    check(model, [[unread, Edit("ln_final.hook_normalized", halved, (N_POS - 1,))]], [], last)
 
 
 @pytest.mark.parametrize("kind", thinned(BLOCKS, keep=CORE_BLOCKS))

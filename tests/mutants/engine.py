@@ -5,12 +5,10 @@ from tests.mutants.mutant import mutants
 # fmt: off
 ENGINE = mutants({
     "engine/edit.py": [
-        ("an edit of some rows changes all", "patching/test_run_each.py engine/test_capture.py engine/test_full_forward.py",
+        ("an edit of some rows changes all", "engine/test_partial_blocks.py::rows_of_the_batch",
          "rows: Any = slice(None) if self.rows is None else self.rows", "rows: Any = slice(None)"),
         ("positions of an edit are shifted within a part", "engine/test_properties.py::a_sweep_is_the_plain_loop",
          "source[(rows, slice(first, stop), *self.rest)]", "source[(rows, slice(first - start, stop - start), *self.rest)]"),
-        ("an edit of a part of a site hides what is behind it", "engine/test_partial_blocks.py::part_of_an_output",
-         "return self.rest == () and (self.positions is None", "return (self.positions is None"),
         ("cells that are repeated change their order", "engine/test_properties.py::a_sweep_is_the_plain_loop",
          "return value.repeat(n, *[1] * (value.ndim - 1))", "return value.repeat_interleave(n, 0)"),
     ],
@@ -19,7 +17,7 @@ ENGINE = mutants({
          "if changed_keys != NONE and not is_replaced:", "if changed_keys != NONE and is_replaced:"),
         ("the last layer computes one position too few", "engine/test_properties.py::a_sweep_is_the_plain_loop",
          "key_rows[1] - spans.key_rows[0]] for part", "key_rows[1] - spans.key_rows[0] - 1] for part"),
-        ("an edit in the layer after one without effect is lost", "engine/test_partial_blocks.py::later_layers",
+        ("an edit after one that nobody reads is lost", "engine/test_partial_blocks.py::nobody_reads",
          "later = [edit for edit in edits if self.site_infos[edit.site].layer > layer]",
          "later = [edit for edit in edits if self.site_infos[edit.site].layer > layer + 1]"),
         ("an edit of the base run is not made in cells", "engine/test_partial_blocks.py::changes_of_the_base_run_are_made_once",
@@ -45,7 +43,7 @@ ENGINE = mutants({
          "(1024 if is_binary else 1000)", "1024"),
     ],
     "engine/cost.py": [
-        ("all experts count in the cost of a token", "engine/test_cost.py",
+        ("all experts count in the cost of a token", "engine/test_cost.py::only_the_experts_of_a_token_count",
          "moe.cfg.top_k / moe.cfg.n_experts for moe", "1.0 for moe"),
     ],
     "engine/result.py": [
