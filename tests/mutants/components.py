@@ -150,9 +150,9 @@ COMPONENTS = mutants({
          "return self.hook_resid_post(resid + attn_out + self.apply_mlp(self.ln1(resid + attn_out)))"),
     ],
     "components/ssm/mamba2.py": [
-        ("padding changes the state", "components/ssm/test_mamba2.py::TestMamba2::test_padding_does_not_change_real_tokens",
+        ("padding changes the state", "components/ssm/test_mamba2.py::padding_does_not_change_real_tokens",
          "masked_dt = dt if real is None else dt.masked_fill(~real[..., None], 0.0)", "masked_dt = dt"),
-        ("the gate comes after the norm", "components/ssm/test_mamba2.py::TestMamba2::test_gradients",
+        ("the gate comes after the norm", "components/ssm/test_mamba2.py::gradients",
          "y = y.flatten(2) if self.cfg.norm_before_gate else", "y = y.flatten(2) if not self.cfg.norm_before_gate else"),
     ],
     "components/ssm/convolution.py": [
@@ -161,11 +161,10 @@ COMPONENTS = mutants({
          "out = torch.addcmul(out, inputs[:, tap : tap + n_pos], weight[-tap])"),
     ],
     "components/ssm/scan.py": [
-        ("an edited state is added to what was left of the state before",
-         "components/ssm/test_mamba.py::TestMamba::test_states_can_be_edited",
+        ("an edited state is added to what was left of the state before", "components/ssm/test_mamba.py::states_can_be_edited",
          "decay = torch.where(edits.unchanged, decay, 0.0)", "decay = decay + 0"),
         ("the gradient at a state does not reach later states",
-         "components/ssm/test_mamba.py::TestMamba::test_the_gradient_of_a_state_includes_later_positions",
+         "components/ssm/test_mamba.py::the_gradient_of_a_state_includes_later_positions",
          "update = torch.where(edits.unchanged, update + edits.difference, edits.states)",
          "update = torch.where(edits.unchanged, update, edits.states)"),
     ],
