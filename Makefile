@@ -72,6 +72,9 @@ test-on-%: $(READY)
 	TEST_THREADS=1 $($*) $(PYTEST) --shuffle 1
 	TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE $($*) $(PYTEST) --shuffle 2
 
+test-mutants: $(READY)  ## put faults into the package, one at a time: the tests notice every one of them (minutes)
+	$(PY) -m tests.mutants --jobs 2
+
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/compat/against
@@ -116,4 +119,4 @@ clean:  ## remove what the other targets made, except the environments
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
 .NOTPARALLEL:  # two targets would make the same environment
-.PHONY: help venv demo test test-all test-part test-profile test-browser test-gpu test-processors clients check format bench bench-gpu dist docs demo-model clean
+.PHONY: help venv demo test test-all test-part test-profile test-browser test-gpu test-processors test-mutants clients check format bench bench-gpu dist docs demo-model clean

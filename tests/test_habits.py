@@ -140,7 +140,7 @@ def test_the_citation_has_the_version_of_the_project() -> None:
     assert re.findall(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.M) == version
 
 
-@pytest.mark.parametrize("name", ["tests.yml", "docs.yml"])
+@pytest.mark.parametrize("name", ["tests.yml", "docs.yml", "nightly.yml"])
 def test_workflows_run_targets_of_the_makefile_with_pinned_actions(name: str) -> None:
     workflow = (ROOT / ".github" / "workflows" / name).read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))

@@ -87,6 +87,7 @@ def test_folders_mirror_the_package() -> None:
         "docs",
         "floors",
         "habits",
+        "mutants",
         "readme",
         "suite",
         "verbs",

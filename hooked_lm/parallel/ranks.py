@@ -4,7 +4,7 @@ A value is *replicated* if every rank has the same tensor, and then every rank h
 each other's transpose, and so are `gather` and `own_part`; so gradients of gradients are right, too.
 """
 
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -87,56 +87,58 @@ class Ranks:
         )
 
 
-class _Context(FunctionCtx):
-    """What the forward pass of an operation keeps for its gradient."""
+if TYPE_CHECKING:  # autograd passes an object of another class, with these attributes
 
-    ranks: Ranks
-    axis: int
-    saved_tensors: tuple[Tensor, ...]
+    class _Context(FunctionCtx):
+        """What the forward pass of an operation keeps for its gradient."""
+
+        ranks: Ranks
+        axis: int
+        saved_tensors: tuple[Tensor, ...]
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: "_Context", x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: "_Context", *gradients: Tensor) -> tuple[Tensor, None]:
         return _AddUp.apply(gradients[0], ctx.ranks), None
 
 
 class _AddUp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: "_Context", x: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return ranks.summed(x)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: "_Context", *gradients: Tensor) -> tuple[Tensor, None]:
         return _Enter.apply(gradients[0], ctx.ranks), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, axis: int, ranks: Ranks) -> Tensor:
+    def forward(ctx: "_Context", x: Tensor, axis: int, ranks: Ranks) -> Tensor:
         ctx.axis, ctx.ranks = axis, ranks
         return ranks.gathered(x, axis)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: "_Context", *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _OwnPart.apply(gradients[0], ctx.axis, ctx.ranks), None, None
 
 
 class _OwnPart(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, axis: int, ranks: Ranks) -> Tensor:
+    def forward(ctx: "_Context", x: Tensor, axis: int, ranks: Ranks) -> Tensor:
         ctx.axis, ctx.ranks = axis, ranks
         part = ranks.slice_of(x.shape[axis])
         return x.narrow(axis, part.start, part.stop - part.start).clone(memory_format=torch.contiguous_format)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: "_Context", *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _Gather.apply(gradients[0], ctx.axis, ctx.ranks), None, None
 
 
@@ -144,12 +146,12 @@ class _Joined(torch.autograd.Function):
     """The first value, in a graph that reaches the others also where it does not depend on them."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, *others: Tensor) -> Tensor:
+    def forward(ctx: "_Context", x: Tensor, *others: Tensor) -> Tensor:
         ctx.save_for_backward(*others)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: "_Context", *gradients: Tensor) -> tuple[Tensor, ...]:
         return gradients[0], *(torch.zeros_like(other) for other in ctx.saved_tensors)
 
 

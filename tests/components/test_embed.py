@@ -32,6 +32,13 @@ def test_a_normalised_embedding():
     assert output_weights(embed) == []
 
 
+def test_the_scale_has_the_precision_of_the_weights():
+    embed, tokens = drawn(Embed.Config(7, 4, scale=math.sqrt(3072)).build()).bfloat16(), torch.tensor([[0, 6, 2]])
+    expected = embed.W_E[tokens] * torch.tensor(math.sqrt(3072), dtype=torch.bfloat16)
+    assert torch.equal(embed(tokens), expected)
+    assert not torch.equal(embed(tokens), embed.W_E[tokens] * math.sqrt(3072))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_factored_embedding(bias: bool):
     embed = drawn(FactoredEmbed.Config(D_VOCAB, D_MODEL, scale=3.0, d_embed=D_EMBED, bias=bias).build())

@@ -196,3 +196,14 @@ def test_a_tool_may_hook_the_input_of_an_mlp(kind: Any) -> None:
     assert torch.equal(mlp(2 * x), expected)
     mlp.hook_in.add_hook(lambda value, hook: 2 * value)
     assert torch.equal(mlp(x), expected), "twice"
+
+
+@torch.no_grad()
+def test_a_gate_that_a_hook_keeps_is_not_overwritten_by_the_product() -> None:
+    mlp = GatedMLP.Config(4, 8, act_fn="linear").build()
+    for weight in mlp.parameters():
+        weight.normal_()
+    x, kept = torch.randn(1, 2, 4), []
+    mlp.hook_pre.add_hook(lambda value, hook: kept.append(value))
+    mlp(x)
+    assert_close(kept[0], x @ mlp.W_gate)

@@ -52,4 +52,7 @@ def exchanged(value: Tensor, dims: Sequence[str], edit: Edit) -> Tensor:
             new[tuple(where)] = torch.broadcast_to(edit.value, value.shape)[tuple(where)].to(new)
         else:
             new[tuple(where)] = edit.value(new[tuple(where)].unsqueeze(1)).squeeze(1)
+    if edit.rows is not None:
+        new, changed = value.clone(), new
+        new[edit.rows] = changed[edit.rows]
     return new

@@ -3,6 +3,7 @@
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.engine.cost import token_cost
 from hooked_lm.patching import Edit, Experiment
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -36,3 +37,10 @@ def test_the_rows_of_mixers_with_a_state() -> None:
     each = 2 * sum(weight.numel() for weight in mixer.parameters() if weight.ndim >= 2)
     n_layers = model.cfg.n_layers
     assert flops(model, 6, "blocks.0.hook_resid_pre", 2) == (4 * n_layers, 4 * n_layers * each + 2 * model.cfg.d_model)
+
+
+def test_only_the_experts_of_a_token_count() -> None:
+    sizes = {"n_layers": 1, "d_model": 8, "n_heads": 2, "d_head": 4, "d_mlp": 16, "n_ctx": 8, "d_vocab": 20}
+    experts = {"num_experts": 4, "experts_per_token": 2, "gated_mlp": True, "act_fn": "silu"}
+    model = HookedTransformer(HookedTransformerConfig(**sizes, **experts, seed=0))
+    assert token_cost(model.blocks[0]).rest == 2 * (8 * 4 + 2 * (3 * 8 * 16))

@@ -141,6 +141,22 @@ def test_keys_of_the_same_layer_are_changed_too(kind: str, metric: Callable) -> 
     assert [joins(experiment, cell) for cell in cells[:4]] == [""] * 4
 
 
+def test_rows_of_the_batch_are_changed_alone() -> None:
+    model = model_of("pre-norm")
+    values = cached(model, ids(2, N_POS, seed=1))
+    site = "blocks.1.hook_resid_pre"
+    cells = [[Edit(site, value, (2,), rows=rows)] for value in (halved, values[site]) for rows in ([1], slice(0, 1))]
+    tokens, experiment = ids(2, N_POS), Experiment(model, ids(2, N_POS), [everything])
+    for index, scores in experiment.run(cells, progress=False):
+        assert_close(scores[0], everything(naive(model, tokens, cells[index], [])), dtype=torch.float32)
+
+
+def test_an_edit_that_nobody_reads_leaves_a_later_one() -> None:
+    model = model_of("pre-norm")
+    unread = Edit("blocks.2.hook_mlp_out", halved, (2,))
+    check(model, [[unread, Edit("ln_final.hook_normalized", halved, (N_POS - 1,))]], [], last)
+
+
 @pytest.mark.parametrize("kind", thinned(BLOCKS, keep=CORE_BLOCKS))
 @pytest.mark.parametrize("site", ["attn.hook_z", "attn.hook_q", "hook_attn_out", "hook_mixer_out", "hook_resid_post"])
 def test_changes_of_the_base_run_are_made_once(kind: str, site: str) -> None:

@@ -1,6 +1,7 @@
 """Corpora from files, from data sets of Hugging Face, and streams."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -30,6 +31,16 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> 
     path = written(tmp_path, ending)
     for source in (path, str(path), str(tmp_path / f"*.{ending}")):
         assert documents_of(source).between(0, 100) == list(enumerate(TEXTS))
+
+
+def test_an_iterable_is_read_from_any_place() -> None:
+    class Again:
+        def __iter__(self) -> Iterator[str]:
+            return iter(TEXTS)
+
+    documents, expected = documents_of(Again()), list(enumerate(TEXTS))
+    for start, end in ((3, 5), (5, 6), (1, 3), (6, 9)):
+        assert documents.between(start, end) == expected[start:end]
 
 
 @pytest.mark.slow

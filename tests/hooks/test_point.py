@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.hooks.point import hook_if_listening
 from tests.close import GRADIENT, assert_close
 from tests.hooks.nets import BARE, DIMS, SITES, assert_no_hook_left, net, some_input
 
@@ -605,3 +606,28 @@ def test_a_net_compiled_for_one_graph_refuses_hooks_rather_than_forget_them(fres
         compiled(x)
     assert_no_hook_left(model)
     assert_close(compiled(x), plain)
+
+
+def test_an_edit_in_place_by_a_hook_of_torch_stays_behind_the_point() -> None:
+    point, x = HookPoint(), torch.ones(2)
+    assert hook_if_listening(point, x) is x
+    point.register_forward_hook(lambda module, args, value: value.mul_(3))
+    assert hook_if_listening(point, x).tolist() == [3.0, 3.0]
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_recorders_of_values_are_listeners_and_no_edits() -> None:
+    def record(value: Tensor, hook: HookPoint) -> None:
+        """Keeps nothing."""
+
+    record.records = True
+    point = HookPoint()
+    assert (point.is_listening, point.is_edited) == (False, False)
+    handle = point.add_hook(record)
+    assert (point.is_listening, point.is_edited) == (True, False)
+    point.add_hook(record, dir="bwd")
+    assert point.is_edited
+    handle.remove()
+    point.remove_hooks()
+    point.add_hook(lambda value, hook: None)
+    assert point.is_edited

@@ -8,6 +8,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hooked_lm import HookedTransformer, pretrained
+from hooked_lm.hub.names import checkpoint_step
+from hooked_lm.hub.options import Options
 from tests.families import CASES, reference
 
 GPT2 = next(case for case in CASES if str(case) == "gpt2-tied")
@@ -97,3 +99,31 @@ def test_a_short_name_in_the_cache_goes_before_its_organisations(here: Path) -> 
     assert load("openai-community/gpt2", **options).cfg.d_model == 8
     (here / "cache" / "models--gpt2" / "snapshots" / "abc" / "model.safetensors").unlink()
     assert load("gpt2", **options).cfg.d_model == 8  # of the other there is only a config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (None, None)),
+        ({"checkpoint_index": 0}, (0, "step0")),
+        ({"checkpoint_index": 1}, (1, "step1")),
+        ({"checkpoint_index": -1}, (143000, "step143000")),
+        ({"checkpoint_value": 512}, (512, "step512")),
+        ({"revision": "step8"}, (None, "step8")),
+    ],
+)
+def test_a_checkpoint_of_a_training_run(given: dict[str, Any], expected: tuple[int | None, str | None]) -> None:
+    assert checkpoint_step("pythia-70m", Options(**given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"checkpoint_index": 9999}, IndexError, "checkpoint_index 9999 is out of range"),
+        ({"checkpoint_value": 500}, ValueError, r"no checkpoint at step 500; the nearest are \[512, 256\]"),
+        ({"checkpoint_index": 1, "revision": "step8"}, ValueError, "give one of checkpoint_index"),
+    ],
+)
+def test_a_checkpoint_that_there_is_not(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        checkpoint_step("pythia-70m", Options(**given))

@@ -43,6 +43,12 @@ def test_runs_come_back(tmp_path: Path) -> None:
     assert repr(again) == f"Run({run.id!r}, 3 batches of 2 sites)"
 
 
+def test_runs_are_listed_in_the_order_of_their_starts(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    started = [store.start().id for _ in range(8)]  # in one second, which their names begin with
+    assert [run.id for run in store] == started
+
+
 def test_unknown_things_are_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     run = store.start()

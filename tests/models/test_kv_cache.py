@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hooked_lm
-from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
+from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry, StateCacheEntry
 
 
 def some(n: int, batch: int = 2) -> torch.Tensor:
@@ -139,3 +139,11 @@ def test_a_run_that_fails_restores_entries_of_both_kinds() -> None:
 
 def test_the_cache_has_its_name_of_the_interface():
     assert hooked_lm.HookedTransformerKeyValueCache is KeyValueCache
+
+
+def test_a_state_does_not_keep_the_values_of_all_positions() -> None:
+    entry, run = StateCacheEntry(), some(50)
+    entry.keep(run[:, -3:].flatten(2), run[:, -1], n_new=50)
+    for kept in (entry.window, entry.state):
+        assert kept is not None
+        assert kept.untyped_storage().nbytes() == kept.nbytes

@@ -11,6 +11,7 @@ from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis import attribute
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.harvest import harvest
+from hooked_lm.models.loss import lm_cross_entropy_loss
 from tests.close import GRADIENT, MODEL, assert_apart, assert_close
 from tests.models.toys import ids, toy
 
@@ -76,6 +77,11 @@ def test_generation_follows_the_logits_of_the_model(pair: Pair) -> None:
     logits = full(out)[:, 9:-1]
     chosen = logits.gather(2, out[:, 10:, None])[..., 0]
     assert_close(chosen, logits.amax(-1), dtype=low.cfg.dtype)
+
+
+def test_a_loss_is_computed_in_fp32() -> None:
+    logits = (4 * torch.randn(2, 5, 50)).bfloat16()
+    assert torch.equal(lm_cross_entropy_loss(logits, ids(2, 5)), lm_cross_entropy_loss(logits.float(), ids(2, 5)))
 
 
 @torch.no_grad()

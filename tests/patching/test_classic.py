@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, patching
+from hooked_lm.engine.edit import Edit
+from hooked_lm.patching.setters import PATCH_SETTERS, PatchSetter, change
 from tests.close import assert_close
 from tests.core import thinned
 
@@ -113,6 +115,19 @@ def test_a_sweep_is_the_loop_written_by_hand(kind: str, name: str):
     assert result.shape == expected.shape
     assert_close(result, expected)
     assert result.std() > 1e-3, "nothing was patched"
+
+
+@pytest.mark.parametrize("setter", PATCH_SETTERS, ids=lambda setter: setter.__name__)
+def test_a_setter_called_by_itself_does_what_sweeps_do(setter: PatchSetter) -> None:
+    axes = PATCH_SETTERS[setter].axes
+    by_head = "head_index" in axes
+    dims = ("batch", "head", "query_pos", "key_pos") if by_head else ("batch", "pos", "head", "d_head")
+    index, value, clean = range(len(axes)), torch.zeros(2, 4, 4, 4), torch.randn(2, 4, 4, 4)
+    edit, expected = change(setter, "site", index, clean, n_pos=4), value.clone()
+    assert isinstance(edit, Edit)
+    edit.write(expected, dims, 0, 4)
+    assert expected.any()
+    assert torch.equal(setter(value, index, clean), expected)
 
 
 def test_every_public_sweep_is_compared():

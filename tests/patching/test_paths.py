@@ -106,6 +106,7 @@ def test_paths_from_heads_are_the_runs_by_hand(kind: str, freeze: str):
     if freeze == "attention":
         held = patching.path_patch(model, corrupted, clean, RECEIVERS, metric=metric, freeze="all")
         assert_apart(held.values, result.values, msg="MLPs pass something on")
+        assert_close(held.values[1, 2], by_hand(model, (1, 2), RECEIVERS, "all"))
 
 
 @pytest.mark.slow

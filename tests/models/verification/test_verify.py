@@ -144,6 +144,11 @@ def fires_twice(model: HookedTransformer) -> None:
     model.blocks[1].attn.output = lambda z, right=model.blocks[1].attn.output: right(point(z))
 
 
+def never_fires(model: HookedTransformer) -> None:
+    block = model.blocks[1]
+    block.apply_mlp = lambda normalized: block.mlp(normalized)
+
+
 def wrong_side_of_the_post_norm(model: HookedTransformer) -> None:
     """What is shown as attn_out is taken before the norm that follows (a mistake seen elsewhere)."""
     block = model.blocks[0]
@@ -173,6 +178,8 @@ DAMAGES = [
     ("gated grouped rotary RMS", shifts("blocks.1.mlp", "hook_pre_linear"), "act(pre) * pre_linear == post"),
     ("plain", shifts("ln_final", "hook_normalized"), "unembed(ln_final(resid_post)) == logits"),
     ("plain", fires_twice, "sites that do not fire once"),
+    ("plain", never_fires, "sites that do not fire once"),
+    ("plain", never_fires, "resid_mid + mlp_out == resid_post"),
     (
         "post-norms and soft caps",
         wrong_side_of_the_post_norm,
