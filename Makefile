@@ -40,14 +40,14 @@ demo: $(READY_FOR_DEMO)  ## patch the bundled model and write an HTML report
 	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
 test: $(READY)  ## the fast tests: the installation and the core
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" $(OPTIONS)
 
 test-all: $(READY)  ## the whole test suite
 	$(PYTEST)
 
 PART := 0/3
-test-part: $(READY)  ## the fast tests and one part of the slow ones: make test-part PART=0/3 (or 1/3, 2/3)
-	$(PYTEST) --part $(PART) $(OPTIONS)
+test-part: $(READY)  ## a part of the slow tests: make test-part PART=0/3 (or 1/3, 2/3)
+	$(PYTEST) -m slow --part $(PART)
 
 test-profile: $(READY)  ## where the CPU seconds of the whole test suite go
 	$(PYTEST) --profile
