@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -39,12 +40,22 @@ def same_seeds_in_every_test() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
+    parser.addoption("--rounding", type=int, metavar="SEED", help="round as no processor does: see tests/rounding.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before modules are imported, which compute too."""
+    if (seed := config.option.rounding) is not None:
+        from tests.rounding import rounding
+
+        stack = ExitStack()
+        stack.enter_context(rounding(seed))
+        config.add_cleanup(stack.close)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return (
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {config.option.shuffle}"
-    )
+    processor, options = torch.backends.cpu.get_cpu_capability(), config.option
+    return f"{processor}, {torch.get_num_threads()} threads, shuffle {options.shuffle}, rounding {options.rounding}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,6 +88,7 @@ def test_folders_mirror_the_package() -> None:
         "floors",
         "habits",
         "readme",
+        "rounding",
         "suite",
         "verbs",
     }
