@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookedRootModule
-from tests.close import assert_apart, assert_close, assert_near
+from tests.close import GRADIENT, assert_apart, assert_close, assert_near
 
 
 class Rooted(HookedRootModule):
@@ -155,4 +155,4 @@ class MixerTests:
         ours = torch.autograd.grad((model(stream) ** 2).sum(), list(weights.values()))
         theirs = torch.autograd.grad((self.naive(model.mixer, stream) ** 2).sum(), list(weights.values()))
         for name, a, b in zip(weights, ours, theirs, strict=True):
-            assert_close(a, b, msg=name)
+            assert_close(a, b, GRADIENT, msg=name)
