@@ -13,6 +13,7 @@ from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.analysis import feature_report
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions.dictionaries import Settings, TopK, evaluate_dictionary, train_dictionary, train_on
+from tests.close import assert_close
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"]
 TEXTS = [
