@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+from contextlib import ExitStack
 from datetime import date
 from functools import cache
 from importlib.util import find_spec
@@ -47,17 +48,28 @@ def same_seeds_in_every_test() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shuffle", type=int, metavar="SEED", help="run files, and tests in a file, in a random order")
     parser.addoption("--part", metavar="I/N", help="of the slow tests run those whose names fall into part I of N")
+    parser.addoption("--rounding", type=int, metavar="SEED", help="round as no processor does: see tests/rounding.py")
     today = int(date.today().strftime("%Y%m%d"))
     parser.addoption(
-        "--seed", type=int, default=today, help="of the random configs of each family; the day's, if not given"
+        "--seed", type=int, default=today, help="of the random configs of families; the day's, if not given"
     )
     parser.addoption("--draws", type=int, default=1, help="how many configs to draw of each family, from this seed on")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Before modules are imported, which compute too."""
+    if (seed := config.option.rounding) is not None:
+        from tests.rounding import rounding
+
+        stack = ExitStack()
+        stack.enter_context(rounding(seed))
+        config.add_cleanup(stack.close)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    options = config.option
+    processor, options = torch.backends.cpu.get_cpu_capability(), config.option
     return [
-        f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, shuffle {options.shuffle}",
+        f"{processor}, {torch.get_num_threads()} threads, shuffle {options.shuffle}, rounding {options.rounding}",
         f"part {options.part} of the slow tests, seed {options.seed} (pytest --seed {options.seed} repeats the random configs)",
     ]
 

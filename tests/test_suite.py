@@ -89,6 +89,7 @@ def test_folders_mirror_the_package() -> None:
         "habits",
         "mutants",
         "readme",
+        "rounding",
         "suite",
         "verbs",
     }

@@ -129,7 +129,7 @@ def test_an_evaluation_is_the_metric_of_a_forward_pass():
     assert found.values[0].tolist() == [1, 1, 0]
     assert_close(found.values[1], difference(model(prompts)))
     single = evaluate(model, prompts, difference)
-    assert torch.equal(single.values, found.values[1])
+    assert_close(single.values, found.values[1])  # of other columns of the logits
     assert single.axes == {}
     low, high = single.interval()
     assert low < single.mean < high

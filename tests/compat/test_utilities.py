@@ -111,7 +111,7 @@ def test_logits_as_a_table(model: HookedTransformer) -> None:
     assert_close(found.log(), torch.tensor(table["log_prob"].to_numpy(copy=True)).float())
     short = tensors.logits_to_df(logits, top_k=3)
     assert list(short.columns) == ["token_index", "logit", "log_prob", "probability"]
-    assert short["probability"].tolist() == table["probability"].tolist()[:3]  # of the whole vocabulary
+    assert_close(short["probability"].tolist(), table["probability"].tolist()[:3])  # of the whole vocabulary
 
 
 # ---- attributes ----------------------------------------------------------------------------------------------------

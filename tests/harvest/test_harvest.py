@@ -13,6 +13,7 @@ from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.analysis import feature_report
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions.dictionaries import Settings, TopK, evaluate_dictionary, train_dictionary, train_on
+from tests.close import assert_close
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"]
 TEXTS = [
@@ -244,5 +245,5 @@ def test_data_sets(model: HookedTransformer, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="2 of 4 rows are shorter than 6 tokens"):
         whole = rows.to_datasets(schema="sae_lens").with_format("torch")
     assert whole[SITES[0]][:].shape == (2, 6, 128)
-    assert torch.equal(whole[1][SITES[1]], by_hand(model, TEXTS[3:4], SITES[1], context=6).flatten(1))
+    assert_close(whole[1][SITES[1]], by_hand(model, TEXTS[3:4], SITES[1], context=6).flatten(1))
     assert whole[1]["token_ids"].tolist() == model.to_tokens(TEXTS[3])[0, :6].tolist()

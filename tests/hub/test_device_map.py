@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer
@@ -23,6 +25,11 @@ def load(**options: Any) -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo", **options)
 
 
+def comparison(processed: bool) -> Callable[[Tensor, Tensor], None]:
+    """Of weights: they are moved, or folded, which rounds by their strides."""
+    return assert_close if processed else assert_equal
+
+
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("processed", [True, False])
 def test_each_tensor_goes_straight_to_its_device(processed: bool, pair: tuple[str, str]):
@@ -37,12 +44,10 @@ def test_each_tensor_goes_straight_to_its_device(processed: bool, pair: tuple[st
         assert_close(values(two(TOKENS)), one(TOKENS))
         assert two.cfg.device == str(first)
         assert set(moves) == {(first, second), (second, first)}
-        state = one.state_dict()
-        assert all(
-            torch.equal(values(weight), state[name])
-            for name, weight in two.state_dict().items()
-            if "IGNORE" not in name
-        )
+        state, compare = one.state_dict(), comparison(processed)
+        for name, weight in two.state_dict().items():
+            if "IGNORE" not in name:
+                compare(values(weight), state[name])
 
 
 @pytest.mark.parametrize("processed", [True, False])
@@ -52,10 +57,11 @@ def test_blocks_on_disk(processed: bool, options: dict[str, Any]):
     one = load("demo", device="cpu", **options)
     for device_map in ("disk", {"": "cpu", "blocks.1": "disk"}):
         two = load("demo", device_map=device_map, **options)
-        assert_equal(two(TOKENS), one(TOKENS))
+        assert_close(two(TOKENS), one(TOKENS))
         assert set(two.offloaded or ()) == ({"blocks.1"} if device_map != "disk" else {f"blocks.{i}" for i in range(4)})
         assert two.device_map is None
-        assert all(torch.equal(weight, other) for weight, other in zip(two.parameters(), one.parameters(), strict=True))
+        for weight, other in zip(two.parameters(), one.parameters(), strict=True):
+            comparison(processed)(values(weight), other)
         with pytest.raises(ValueError, match="spread over cpu, disk"):
             two.to("cuda")
         if not processed and "dtype" not in options:
@@ -73,7 +79,7 @@ def test_blocks_offloaded_from_a_device(processed: bool, main: str):
         assert two.offloaded == {"blocks.1": "cpu", "blocks.2": "disk"}
         offloaded = [name for name, weight in two.named_parameters() if isinstance(weight, Offloaded)]
         assert {name[:9] for name in offloaded} == {"blocks.1.", "blocks.2."}
-        assert_equal(values(two(TOKENS)), values(one(TOKENS)))
+        assert_close(values(two(TOKENS)), values(one(TOKENS)))
         assert not moves  # no value leaves the device
 
 

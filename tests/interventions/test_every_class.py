@@ -203,7 +203,7 @@ BY_ROW: list[HookObject] = [
     ZeroAblate(SITE, features=range(9)),
     SetValue(SITE, value=VECTOR, positions=[0, 2]),
     Scale(SITE, factor=-2, positions=1),
-    Clamp(SITE, min=-0.1, max=0.2),
+    Clamp(SITE, min=-5, max=9),
     AddDirection(SITE, vector=VECTOR, schedule=[1, 3, 2, 5]),
     ProjectOut(SITE, vectors=numbers(2, D)),
     Patch(SITE, source=numbers(4, D), positions=[3, 1]),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.attention.gated import GatedAttention
@@ -24,7 +25,7 @@ from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.models.caches.decompose import head_results
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.weights.fold import process_weights, refactor_factored_attn_matrices
-from tests.close import GRADIENT, assert_close
+from tests.close import GRADIENT, MODEL, assert_close
 from tests.core import thinned
 from tests.models.toys import padded
 
@@ -54,7 +55,7 @@ BLOCKS: dict[str, tuple[Any, ...]] = {
 
 
 def built(kind: str) -> HookedTransformer:
-    """A model in which every weight matters."""
+    """A model in which every weight matters; in float64, as decays near 1 leave little of `1 - decay` in float32."""
     tree = DecoderConfig(30, Embed.Config(20, 12), BLOCKS[kind], Unembed.Config(12, 20), ln_final=NORM)
     model = HookedTransformer(HookedTransformerConfig.from_tree(tree, device="cpu", seed=1, initializer_range=0.5))
     generator = torch.Generator().manual_seed(0)
@@ -62,7 +63,12 @@ def built(kind: str) -> HookedTransformer:
         for name, weight in model.named_parameters():
             if ".W_" not in name:
                 weight.add_(0.2 * torch.randn(weight.shape, generator=generator))
-    return model.requires_grad_(False)
+    return model.double().requires_grad_(False)
+
+
+def assert_same(found: Tensor, expected: Tensor, depth: float = MODEL) -> None:
+    """Up to the rounding of the angles of rotary positions, which are in float32 in every model."""
+    assert_close(found, expected, depth, dtype=torch.float32)
 
 
 @pytest.fixture(params=BLOCKS)
@@ -273,8 +279,7 @@ def test_a_wide_stream_is_kept_in_fp32() -> None:
     assert logits.dtype == torch.bfloat16
     assert cache["resid_post", -1].dtype == torch.float32
     assert cache["mixer_out", 0].dtype == torch.bfloat16
-    failed = model.verify(ids()).failed  # two ways to the logits round differently, a way and its sites do not
-    assert set(failed) <= {"output == output with sites on demand"}
+    assert model.verify(ids()).ok
     resid = cache["resid_post", 0]
     assert_close(model(resid, start_at_layer=1), logits)
 
@@ -283,7 +288,7 @@ def test_a_run_can_begin_and_end_anywhere(hybrid: HookedTransformer) -> None:
     logits = hybrid(ids())
     for layer in range(5):
         resid = hybrid(ids(), stop_at_layer=layer)
-        assert_close(hybrid(resid, start_at_layer=layer), logits)
+        assert_same(hybrid(resid, start_at_layer=layer), logits)
 
 
 # ---- caches and generation -------------------------------------------------------------------------------------------
@@ -292,7 +297,7 @@ def test_a_run_can_begin_and_end_anywhere(hybrid: HookedTransformer) -> None:
 def test_cached_pieces_are_the_whole(model: HookedTransformer) -> None:
     tokens, cache = ids(2, 20), KeyValueCache.init_cache(model.cfg)
     pieces = [model(piece, past_kv_cache=cache) for piece in tokens.split([7, 1, 1, 11], 1)]
-    assert_close(torch.cat(pieces, 1), model(tokens))
+    assert_same(torch.cat(pieces, 1), model(tokens))
     assert cache.length == 20
 
 
@@ -302,10 +307,10 @@ def test_a_frozen_cache_stays_as_it_is(model: HookedTransformer) -> None:
     cache.freeze()
     for _ in range(2):
         found = model(tokens[:, 5:], past_kv_cache=cache)
-        assert_close(found, model(tokens)[:, 5:])
+        assert_same(found, model(tokens)[:, 5:])
         assert cache.length == 5
     resid = model(tokens[:, 5:], past_kv_cache=cache, stop_at_layer=1)
-    assert_close(resid, model(tokens, stop_at_layer=1)[:, 5:])
+    assert_same(resid, model(tokens, stop_at_layer=1)[:, 5:])
 
 
 @pytest.mark.parametrize("filled", [False, True])
@@ -323,7 +328,7 @@ def test_a_run_that_fails_leaves_the_cache_as_it_was(model: HookedTransformer, f
         model.run_with_hooks(tokens[:, start:9], past_kv_cache=cache, fwd_hooks=[(last, fail)])
     assert cache.length == start
     rest = model(tokens[:, start:], past_kv_cache=cache)
-    assert_close(rest, model(tokens)[:, start:])
+    assert_same(rest, model(tokens)[:, start:])
 
 
 def test_rows_must_agree(model: HookedTransformer) -> None:
@@ -365,7 +370,7 @@ def test_what_is_seen_while_generating(model: HookedTransformer) -> None:
     _, expected = model.run_with_cache(tokens, names_filter="*.mixer.hook_*")
     assert set(cache) == set(expected)
     for name in expected:
-        assert_close(cache[name], expected[name])
+        assert_same(cache[name], expected[name])
 
 
 def test_padding_that_comes_later(model: HookedTransformer) -> None:
@@ -377,7 +382,7 @@ def test_padding_that_comes_later(model: HookedTransformer) -> None:
     found = model(more, past_kv_cache=cache)
     for i, row in enumerate(rows):
         alone = model(torch.cat([row, more[i]])[None])[0, -3:]
-        assert_close(found[i], alone)
+        assert_same(found[i], alone)
 
 
 def test_gradients_flow_through_a_cache(model: HookedTransformer) -> None:
@@ -390,4 +395,4 @@ def test_gradients_flow_through_a_cache(model: HookedTransformer) -> None:
     model(tokens[:, :6], past_kv_cache=cache)
     model(tokens[:, 6:], past_kv_cache=cache)[:, -1].square().sum().backward()
     for name, weight in model.named_parameters():
-        assert_close(weight.grad, expected[name], depth=GRADIENT)
+        assert_same(weight.grad, expected[name], GRADIENT)

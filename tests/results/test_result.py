@@ -13,7 +13,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Scores
 from hooked_lm.results import bootstrap as module
 from hooked_lm.results.bootstrap import bootstrap
-from tests.close import assert_close, assert_near
+from tests.close import LAYER, assert_close, assert_near
 
 METRICS, LAYERS, POSITIONS, PROMPTS = (
     ["difference", "probability"],
@@ -387,7 +387,7 @@ def test_a_heat_map_has_positions_from_left_to_right():
     assert figure.layout.xaxis.ticktext == ("&lt;bos&gt;", "When (1)", "Mary", "When (3)")
     assert figure.layout.yaxis.range == (-0.5, 2.5)  # layer 0 is at the bottom
     turned = SweepResult(plain.values[0].transpose(0, 1), {"position": POSITIONS, "layer": LAYERS}, plain.corrupted[0])
-    assert torch.equal(torch.from_numpy(turned.plot().data[0].z), plain.mean[0])
+    assert_close(torch.from_numpy(turned.plot().data[0].z), plain.mean[0], LAYER)
     low, high = plain.interval()
     assert_close(torch.from_numpy(turned.plot().data[0].customdata), torch.stack([low[0], high[0]], -1))
     assert turned.plot(title="T").layout.title.text == "T"

@@ -476,7 +476,7 @@ def test_random_circuits_are_a_baseline() -> None:
     assert_same(torch.tensor(table["random_high"].to_numpy()), expected.amax(0))
     part = found.select(circuit=[-1])
     assert part.random is not None
-    assert part.random_faithfulness.equal(found.random_faithfulness[:, [1]])
+    assert_same(part.random_faithfulness, found.random_faithfulness[:, [1]])
     assert evaluate_one(model, circuit, n_random=0).random is None
     assert "(random " in repr(found)
     with pytest.raises(ValueError, match="n_random must not be negative, got -1"):

@@ -113,7 +113,7 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
                     continue
                 score = float(q[i, head] @ k[j, head // 2]) * (cfg.scale or 6**-0.5)
                 if isinstance(attn, PositionScaledAttention):
-                    score *= float(1 + 0.8 * torch.tensor(float((i + 1) // 2)).log1p())  # in fp32
+                    score *= 1 + 0.8 * math.log1p((i + 1) // 2)
                 if cfg.soft_cap is not None:
                     score = cfg.soft_cap * math.tanh(score / cfg.soft_cap)
                 if isinstance(cfg.position_bias, Alibi):
@@ -144,7 +144,8 @@ def test_the_formula(kind: str, listens: bool) -> None:
             if isinstance(part, HookPoint):
                 part.add_hook(lambda value, hook: None)
     expected = torch.stack([by_hand(attn, row) for row in x])
-    assert_close(attn(x), expected)
+    in_fp32 = isinstance(attn, PositionScaledAttention)  # logarithms of positions are, on every processor differently
+    assert_close(attn(x), expected, dtype=torch.float32 if in_fp32 else None)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("plain", "narrow values", "wide values")])

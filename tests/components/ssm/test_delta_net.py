@@ -29,7 +29,7 @@ def model(request: pytest.FixtureRequest) -> mixers.Rooted:
 
 def convolved(conv: torch.nn.Module, x: Tensor) -> Tensor:
     width = len(conv.W_conv)
-    padded = torch.cat([torch.zeros(x.shape[0], width - 1, x.shape[-1]), x], 1)
+    padded = torch.cat([x.new_zeros(x.shape[0], width - 1, x.shape[-1]), x], 1)
     return F.silu(sum(conv.W_conv[tap] * padded[:, tap : tap + x.shape[1]] for tap in range(width)))
 
 
@@ -48,7 +48,7 @@ def naive(mixer: GatedDeltaNet, stream: Tensor) -> Tensor:
     for head in range(cfg.n_heads):
         group = head // (cfg.n_heads // cfg.n_groups)
         shared, own = (slice(i * d, (i + 1) * d) for i, d in ((group, cfg.d_state), (head, cfg.d_head)))
-        state, outputs = torch.zeros(stream.shape[0], cfg.d_head, cfg.d_state), []
+        state, outputs = stream.new_zeros(stream.shape[0], cfg.d_head, cfg.d_state), []
         for pos in range(stream.shape[1]):
             query, key = (
                 x[:, pos, shared] / (x[:, pos, shared].square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)

@@ -40,7 +40,7 @@ def naive(mixer: KimiDeltaAttention, stream: Tensor) -> Tensor:
     for head in range(cfg.n_heads):
         group = head // (cfg.n_heads // cfg.n_groups)
         shared, own = (slice(i * d, (i + 1) * d) for i, d in ((group, cfg.d_state), (head, cfg.d_head)))
-        state, outputs = torch.zeros(stream.shape[0], cfg.d_state, cfg.d_head), []
+        state, outputs = stream.new_zeros(stream.shape[0], cfg.d_state, cfg.d_head), []
         for pos in range(stream.shape[1]):
             query, key = (
                 x[:, pos, shared] / (x[:, pos, shared].square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k)

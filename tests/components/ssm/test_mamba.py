@@ -21,9 +21,9 @@ def naive(mixer: Mamba, stream: Tensor) -> Tensor:
     x, gate = stream @ mixer.W_x, stream @ mixer.W_gate
     if mixer.b_x is not None:
         x, gate = x + mixer.b_x, gate + mixer.b_gate
-    state, outputs, width = torch.zeros(batch, mixer.cfg.d_inner, mixer.cfg.d_state), [], mixer.cfg.conv_width
+    state, outputs, width = stream.new_zeros(batch, mixer.cfg.d_inner, mixer.cfg.d_state), [], mixer.cfg.conv_width
     for pos in range(n_pos):
-        convolved = torch.zeros(batch, mixer.cfg.d_inner)
+        convolved = stream.new_zeros(batch, mixer.cfg.d_inner)
         for tap in range(width):
             before = pos - (width - 1) + tap
             if before >= 0:

@@ -32,7 +32,7 @@ def naive(mixer: Mamba2, stream: Tensor) -> Tensor:
 
     gate, dt = branch("gate"), (F.softplus(branch("dt") + mixer.dt_bias)).clamp(*cfg.dt_limit)
     together = torch.cat([branch("x"), branch("B"), branch("C")], -1)
-    padded = torch.cat([torch.zeros(batch, cfg.conv_width - 1, together.shape[-1]), together], 1)
+    padded = torch.cat([stream.new_zeros(batch, cfg.conv_width - 1, together.shape[-1]), together], 1)
     taps = [mixer.conv.W_conv[k] * padded[:, k : k + stream.shape[1]] for k in range(cfg.conv_width)]
     convolved = sum(taps) if mixer.conv.b_conv is None else sum(taps) + mixer.conv.b_conv
     x, B, C = F.silu(convolved).split([cfg.d_inner, cfg.d_shared, cfg.d_shared], -1)
@@ -41,7 +41,7 @@ def naive(mixer: Mamba2, stream: Tensor) -> Tensor:
         group = head // (cfg.n_heads // cfg.n_groups)
         of_group = slice(group * cfg.d_state, (group + 1) * cfg.d_state)
         own = x[..., head * cfg.d_head : (head + 1) * cfg.d_head]
-        state, outputs = torch.zeros(batch, cfg.d_head, cfg.d_state), []
+        state, outputs = stream.new_zeros(batch, cfg.d_head, cfg.d_state), []
         for pos in range(stream.shape[1]):
             step = dt[:, pos, head, None, None]
             state = torch.exp(-step * mixer.A_log[head].exp()) * state
@@ -66,16 +66,16 @@ def test_it_is_the_recurrence(model: mixers.Rooted, n_pos: int) -> None:
 
 
 def test_chunks_equal_the_recurrence(model: mixers.Rooted) -> None:
-    mixer, (batch, n_pos) = model.mixer.double(), (2, 150)
+    mixer, (batch, n_pos) = model.mixer, (2, 150)
     cfg = mixer.cfg
     u, state = mixers.some(batch, n_pos, cfg.n_heads, cfg.d_head), mixers.some(batch, cfg.n_heads, cfg.d_head, 5)
     B, C = (mixers.some(batch, n_pos, cfg.n_groups, cfg.d_state, seed=seed) for seed in (2, 3))
     dt = mixers.some(batch, n_pos, cfg.n_heads, seed=4).exp()
-    for first in (None, state.double()):
-        inputs = mixer.inputs(u.double(), dt.double(), B.double())
-        y, last = in_chunks(C.double(), *inputs, first)
+    for first in (None, state):
+        inputs = mixer.inputs(u, dt, B)
+        y, last = in_chunks(C, *inputs, first)
         states = step_by_step(*decayed_updates(*inputs), first)
-        assert_close(y, read_by_queries(states, C.double()))
+        assert_close(y, read_by_queries(states, C))
         assert_close(last, states[:, -1])
 
 

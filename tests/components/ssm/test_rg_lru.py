@@ -19,8 +19,8 @@ def naive(mixer: RGLRU, stream: Tensor) -> Tensor:
     cfg, (batch, n_pos, _) = mixer.cfg, stream.shape
     d_group = cfg.d_inner // cfg.n_channel_groups
     x, gate = stream @ mixer.W_x + mixer.b_x, stream @ mixer.W_gate + mixer.b_gate
-    padded = torch.cat([torch.zeros(batch, cfg.conv_width - 1, cfg.d_inner), x], 1)
-    state, outputs = torch.zeros(batch, cfg.d_inner), []
+    padded = torch.cat([stream.new_zeros(batch, cfg.conv_width - 1, cfg.d_inner), x], 1)
+    state, outputs = stream.new_zeros(batch, cfg.d_inner), []
     for pos in range(n_pos):
         u = sum(mixer.conv.W_conv[k] * padded[:, pos + k] for k in range(cfg.conv_width)) + mixer.conv.b_conv
         parts = u.split(d_group, -1)

@@ -24,7 +24,7 @@ def naive(mixer: ShortConv, stream: Tensor) -> Tensor:
         return F.linear(stream, getattr(mixer, f"W_{name}").T, getattr(mixer, f"b_{name}"))
 
     product, gate = projected("B") * projected("x"), projected("gate")
-    window, outputs = torch.zeros(mixer.cfg.conv_width, stream.shape[0], mixer.cfg.d_inner), []
+    window, outputs = stream.new_zeros(mixer.cfg.conv_width, stream.shape[0], mixer.cfg.d_inner), []
     for pos in range(stream.shape[1]):
         window = torch.cat([window[1:], product[None, :, pos]])
         y = torch.einsum("tbi,ti->bi", window, mixer.conv.W_conv)

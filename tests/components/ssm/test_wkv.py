@@ -71,11 +71,11 @@ class TestWKV(mixers.MixerTests):
 
 def test_weights_of_any_size_stay_finite() -> None:
     """Keys of a few hundred, of both signs, whose exponentials are no numbers; the states say the same as the scan."""
-    model = mixers.filled(WKV.Config(6, 8).build()).double()
+    model = mixers.filled(WKV.Config(6, 8).build())
     with torch.no_grad():
         model.mixer.W_K.mul_(300)
         model.mixer.decay.copy_(torch.linspace(-8.0, 4.0, 8))
-    stream = mixers.some(2, 400, 6).double()
+    stream = mixers.some(2, 400, 6)
     found = model(stream)
     assert found.isfinite().all()
     listened, cache = model.run_with_cache(stream, names_filter=["mixer.hook_state"])
@@ -86,8 +86,8 @@ def test_weights_of_any_size_stay_finite() -> None:
 
 def test_a_sum_decays_as_the_state_says() -> None:
     """Mean times weight is a decayed sum of weighted values."""
-    mixer = mixers.filled(WKV.Config(6, 4).build()).double().mixer
-    k, v = mixers.some(2, 12, 4).double(), mixers.some(2, 12, 4, seed=3).double()
+    mixer = mixers.filled(WKV.Config(6, 4).build()).mixer
+    k, v = mixers.some(2, 12, 4), mixers.some(2, 12, 4, seed=3)
     start = torch.stack([torch.zeros(2, 4), torch.full((2, 4), -1e30)], -1).double()
     mean, weight = mixer.states(k, v, start).unbind(-1)
     decay = (-mixer.decay.exp()).exp().expand(2, 12, 4)

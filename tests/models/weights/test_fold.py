@@ -378,7 +378,7 @@ def test_zero_biases_are_passed_over_and_others_made() -> None:
     with torch.no_grad():
         source.blocks[0].attn.b_O.zero_()
     target.load_and_process_state_dict(source.state_dict(), False, False, False, False)
-    assert torch.equal(logits(target), logits(source))
+    assert_close(logits(target), logits(source))  # a product with a bias is another kernel than one without
     assert target.blocks[0].attn.b_O is None
     assert target.cfg.tree.blocks[0].attn.qkv_bias
 
