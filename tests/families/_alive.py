@@ -6,6 +6,7 @@ A run edits one site of each component at most, so that a component sees one lis
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,17 +19,30 @@ from tests.families._sites import sizes
 def dead_sites(model: HookedTransformer, tokens: Tensor) -> list[str]:
     """The sites that are edited without effect, for one prompt of shape [1, pos].
 
-    Experts to whom no token went have nothing to edit, and the positions of an expert's tokens are for information. Sites on
-    demand are edited apart, as what is computed for them takes the place of what is computed otherwise.
+    Sites that a plain run passes are edited together, each in a row of its own. A component computes the others for listeners
+    alone, some in place of what it computes otherwise, so a run edits only one of each component. Experts to whom no token
+    went have nothing to edit, and the positions of an expert's tokens are for information.
     """
     points = {name: x for name, x in model.all_points().items() if not name.endswith("hook_routed_positions")}
-    clean, dead, edited = model(tokens), list[str](), set[str]()
-    for on_demand in (False, True):
-        for names in rounds(name for name, point in points.items() if point.on_demand is on_demand):
-            dead += dead_rows(model, tokens, clean, names, edited)
+    clean, passed = passed_by(model, tokens)
+    dead, edited = list[str](), set[str]()
+    for names in ([*points.keys() & passed], *rounds(name for name in points if name not in passed)):
+        dead += dead_rows(model, tokens, clean, points, sorted(names), edited)
     routed = {name for name, point in points.items() if point.dims[0] == "routed"}
     assert not routed or routed & edited, "no token went to any expert"
-    return [name for name in dead if name in edited or name not in routed]
+    return [name for name in points if name in dead and (name in edited or name not in routed)]
+
+
+def passed_by(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, set[str]]:
+    """The logits of a run to which nobody listens, and the sites that are computed even so."""
+    passed, call = set[str](), HookPoint.__call__
+
+    def recorded(point: HookPoint, value: Any) -> Any:
+        passed.add(point.name or "")
+        return call(point, value)
+
+    with patch.object(HookPoint, "__call__", recorded):
+        return model(tokens), passed
 
 
 def rounds(names: Iterable[str]) -> Iterator[list[str]]:
@@ -43,7 +57,14 @@ def component(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def dead_rows(model: HookedTransformer, tokens: Tensor, clean: Tensor, names: list[str], edited: set[str]) -> list[str]:
+def dead_rows(
+    model: HookedTransformer,
+    tokens: Tensor,
+    clean: Tensor,
+    points: dict[str, HookPoint],
+    names: list[str],
+    edited: set[str],
+) -> list[str]:
     """The sites among these that are edited without effect, in one run with a row for each; adds to `edited` what was there."""
     rows = {name: row for row, name in enumerate(names)}
     rows_of_tokens: dict[str, Tensor] = {}  # of each expert
@@ -60,7 +81,7 @@ def dead_rows(model: HookedTransformer, tokens: Tensor, clean: Tensor, names: li
         value[own] = bent(value[own], n_values(model, hook.name), hook.dims)
         return value
 
-    experts = {component(name) for name in names if model.hook_dict[name].dims[0] == "routed"}
+    experts = {component(name) for name in names if points[name].dims[0] == "routed"}
     hooks = [*((f"{expert}.hook_routed_positions", keep_rows) for expert in experts), *((name, edit) for name in names)]
     changed = (model.run_with_hooks(tokens.expand(len(names), -1), fwd_hooks=hooks) - clean).abs().amax((1, 2))
     return [name for name, change in zip(names, changed.tolist(), strict=True) if change < 1e-3]
