@@ -1,9 +1,10 @@
 """Which sites may be edited without a change of the logits: many in one run, each in a row of the batch.
 
-A run edits one site of each component at most, so that a component sees one listener, as in a run of that site alone.
+Sites that a plain run passes are edited together. A component computes the others for listeners alone, some in place of what it
+computes otherwise, so a run edits only one of each component: the component sees one listener, as in a run of that site alone.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 from unittest.mock import patch
@@ -13,28 +14,27 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint
+from tests.families._models import distance
 from tests.families._sites import sizes
 
 
 def dead_sites(model: HookedTransformer, tokens: Tensor) -> list[str]:
     """The sites that are edited without effect, for one prompt of shape [1, pos].
 
-    Sites that a plain run passes are edited together, each in a row of its own. A component computes the others for listeners
-    alone, some in place of what it computes otherwise, so a run edits only one of each component. Experts to whom no token
-    went have nothing to edit, and the positions of an expert's tokens are for information.
+    Experts to whom no token went have nothing to edit, and the positions of an expert's tokens are for information.
     """
     points = {name: x for name, x in model.all_points().items() if not name.endswith("hook_routed_positions")}
-    clean, passed = passed_by(model, tokens)
+    clean, passed = passed_by(lambda: model(tokens))
     dead, edited = list[str](), set[str]()
-    for names in ([*points.keys() & passed], *rounds(name for name in points if name not in passed)):
-        dead += dead_rows(model, tokens, clean, points, sorted(names), edited)
+    for names in edited_together(points, passed):
+        dead += dead_rows(model, tokens, clean, points, names, edited)
     routed = {name for name, point in points.items() if point.dims[0] == "routed"}
     assert not routed or routed & edited, "no token went to any expert"
     return [name for name in points if name in dead and (name in edited or name not in routed)]
 
 
-def passed_by(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, set[str]]:
-    """The logits of a run to which nobody listens, and the sites that are computed even so."""
+def passed_by(run: Callable[[], Any]) -> tuple[Any, set[str]]:
+    """What a run gives to which nobody listens, and the sites that are computed even so."""
     passed, call = set[str](), HookPoint.__call__
 
     def recorded(point: HookPoint, value: Any) -> Any:
@@ -42,7 +42,52 @@ def passed_by(model: HookedTransformer, tokens: Tensor) -> tuple[Tensor, set[str
         return call(point, value)
 
     with patch.object(HookPoint, "__call__", recorded):
-        return model(tokens), passed
+        return run(), passed
+
+
+def edited_together(names: Iterable[str], passed: set[str]) -> Iterator[list[str]]:
+    """The sites of each run."""
+    names = list(names)
+    yield [name for name in names if name in passed]
+    yield from rounds(name for name in names if name not in passed)
+
+
+Ask = Callable[
+    [int, list[tuple[str, Any]]], Sequence[Tensor]
+]  # what so many copies of the inputs give with these hooks
+
+
+def without_effect(model: Any, ask: Ask, bend: Callable[[Tensor, Any], Tensor], least: float) -> list[str]:
+    """The sites that are edited without a change of at least `least` in any output, of a model of any class.
+
+    Each is edited in its own copy of the inputs, and alone, if that shows no effect or its value is one for all copies.
+    """
+    points = model.all_points()
+    clean, passed = passed_by(lambda: ask(1, []))
+
+    def unchanged(found: Sequence[Tensor]) -> bool:
+        return all(distance(out, expected) < least for out, expected in zip(found, clean, strict=True))
+
+    names = [name for name, point in points.items() if point.dims[0] not in ("routed", "1")]
+    alone = [name for name in points if name not in names]
+    for some in edited_together(names, passed):
+        place = {name: i for i, name in enumerate(some)}
+
+        def edit(value: Tensor, hook: Any, place: dict[str, int] = place) -> Tensor:
+            if len(value) % len(place):
+                return value
+            value, own = value.clone(), share(value, place[hook.name], len(place))
+            value[own] = bend(value[own], hook)
+            return value
+
+        outputs = ask(len(some), [(name, edit) for name in some])
+        alone += [name for name, i in place.items() if unchanged([out[share(out, i, len(some))] for out in outputs])]
+    return [name for name in alone if unchanged(ask(1, [(name, bend)]))]
+
+
+def share(value: Tensor, i: int, n: int) -> slice:
+    """The rows of copy `i` of `n`."""
+    return slice(i * len(value) // n, (i + 1) * len(value) // n)
 
 
 def rounds(names: Iterable[str]) -> Iterator[list[str]]:

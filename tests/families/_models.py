@@ -219,13 +219,19 @@ def gradients_by_name(ours: Any, theirs: Any) -> tuple[dict[str, Tensor], dict[s
     A composite cannot be written back, nor can identity experts (`longcat_flash.py`): gradients are loaded as if they were
     weights.
     """
-    expected = gradients_of(theirs)
+    gradients = gradients_of(theirs)
     if ours.cfg.left_out is None and not any(".shortcut." in name for name in ours.all_points()):
-        written = revert_weight_conversion(theirs, expected)
-        return exported_gradients(ours), dict(in_present_names(written, renamed(theirs.config.model_type)))
-    with in_place_of_weights(theirs, expected):
+        return exported_gradients(ours), under_written_names(theirs, gradients)
+    with in_place_of_weights(theirs, gradients):
         loaded = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs, dtype=ours.cfg.dtype)
     return gradients_of(ours), {name: x.detach() for name, x in loaded.named_parameters() if x.requires_grad}
+
+
+def under_written_names(theirs: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients under the names that files have; of a weight with several names, under the one that is written."""
+    tied = {name: source for name, source in (theirs.all_tied_weights_keys or {}).items() if source not in gradients}
+    first = {tied.get(name, name): gradient for name, gradient in gradients.items()}
+    return dict(in_present_names(revert_weight_conversion(theirs, first), renamed(theirs.config.model_type)))
 
 
 def renamed(model_type: str) -> dict[str, str]:
