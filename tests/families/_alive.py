@@ -48,7 +48,8 @@ def passed_by(run: Callable[[], Any]) -> tuple[Any, set[str]]:
 def edited_together(names: Iterable[str], passed: set[str]) -> Iterator[list[str]]:
     """The sites of each run."""
     names = list(names)
-    yield [name for name in names if name in passed]
+    everywhere = [name for name in names if name in passed]
+    yield from ([everywhere] if everywhere else [])
     yield from rounds(name for name in names if name not in passed)
 
 
@@ -57,10 +58,12 @@ Ask = Callable[
 ]  # what so many copies of the inputs give with these hooks
 
 
-def without_effect(model: Any, ask: Ask, bend: Callable[[Tensor, Any], Tensor], least: float) -> list[str]:
+def without_effect(
+    model: Any, ask: Ask, bend: Callable[[Tensor, Any], Tensor], least: float, together: bool = True
+) -> list[str]:
     """The sites that are edited without a change of at least `least` in any output, of a model of any class.
 
-    Each is edited in its own copy of the inputs, and alone, if that shows no effect or its value is one for all copies.
+    Each is edited in its own copy of the inputs; and alone, if that shows no effect, or if copies may not run `together`.
     """
     points = model.all_points()
     clean, passed = passed_by(lambda: ask(1, []))
@@ -68,7 +71,7 @@ def without_effect(model: Any, ask: Ask, bend: Callable[[Tensor, Any], Tensor], 
     def unchanged(found: Sequence[Tensor]) -> bool:
         return all(distance(out, expected) < least for out, expected in zip(found, clean, strict=True))
 
-    names = [name for name, point in points.items() if point.dims[0] not in ("routed", "1")]
+    names = [name for name, point in points.items() if together and point.dims[0] != "routed"]
     alone = [name for name in points if name not in names]
     for some in edited_together(names, passed):
         place = {name: i for i, name in enumerate(some)}

@@ -79,6 +79,7 @@ def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) ->
 
 
 @lru_cache(maxsize=1)
+@torch.enable_grad()
 def expected(case: Case) -> tuple[Any, Tensor]:
     """A model of transformers, and its logits for the prompt, through which gradients flow."""
     theirs = copy.deepcopy(reference(case))
@@ -86,6 +87,7 @@ def expected(case: Case) -> tuple[Any, Tensor]:
 
 
 @lru_cache(maxsize=1)
+@torch.enable_grad()
 def found(case: Case) -> Tensor:
     """Our logits for the prompt, through which gradients flow; nobody listens."""
     return hooked(case)(prompt(case))

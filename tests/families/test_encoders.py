@@ -49,6 +49,7 @@ def test_the_class_is_the_one_that_is_listed(case: Case):
 
 
 @lru_cache(maxsize=1)
+@torch.enable_grad()
 def expected(case: Case) -> tuple[Any, Outputs]:
     """A model of transformers, and what it gives for the prompt with all inputs, through which gradients flow."""
     model, tokens = theirs(case), prompt(case)
@@ -56,6 +57,7 @@ def expected(case: Case) -> tuple[Any, Outputs]:
 
 
 @lru_cache(maxsize=1)
+@torch.enable_grad()
 def found(case: Case) -> Outputs:
     """What our model gives for the same, through which gradients flow."""
     tokens = prompt(case)
