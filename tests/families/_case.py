@@ -74,11 +74,6 @@ LONGROPE = {
     **rope("longrope", original_max_position_embeddings=40, **LONG_FACTORS),
     "max_position_embeddings": 80,
 }
-LONGROPE_PARTIAL = {
-    **rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.4], long_factor=[2.0, 7.0]),
-    "max_position_embeddings": 80,
-    "original_max_position_embeddings": 40,
-}
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,9 @@
 """Which lines of the table earn their place: `python -m tests.families.cover`.
 
 A line turns on options: a kind of value of a config field of a component, and a field of the HF config that is not at its
-default. What a family makes of fields that other families have too, configs drawn at random show. A line stays if a test names it, if it is the only one of its family, or if it turns on an option that no other line
-turns on that stays. Prints the lines that could go, and what each line of a family with several lines adds to the others.
+default. What a family makes of fields that other families have too, configs drawn at random show. A line stays if a test names
+it, if it is the only one of its family, or if it turns on an option that no other line turns on that stays. Prints the lines
+that could go, and what each line adds to the others.
 """
 
 import ast
@@ -83,7 +84,7 @@ def named_in_tests(cases: Iterable[Case]) -> set[str]:
 
 
 def cover(found: dict[str, set[Option]], named: set[str], family: Callable[[str], str]) -> list[str]:
-    """The lines that stay: those that tests name, then greedily what adds most; of each family at least the one with most options."""
+    """The lines that stay: those that tests name, then greedily what adds most; of each family at least that of most options."""
     chosen = {name for name in found if name in named}
     missing = set[Option]().union(*found.values()).difference(*(found[name] for name in chosen))
     while missing:

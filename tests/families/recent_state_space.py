@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.families._case import GROUPED, LINEAR, LLAMA3, SIZES, Case, rope
+from tests.families._case import GROUPED, LINEAR, LLAMA3, SIZES, Case
 from tests.families.state_space import MAMBA, stir
 
 
@@ -128,151 +128,30 @@ NEMOTRON_H = {
 }
 del NEMOTRON_H["num_hidden_layers"]
 
+# fmt: off
 CASES: list[Case] = [
     Case("falcon_mamba", "tied", FALCON_MAMBA, adjust=stir),
-    Case(
-        "falcon_mamba",
-        "untied-biased-narrow",
-        {**FALCON_MAMBA, "use_bias": True, "tie_word_embeddings": False, "expand": 1, "time_step_rank": 3},
-        n_prompt=40,
-        adjust=stir,
-    ),
-    Case(
-        "falcon_mamba",
-        "no-conv-bias-three-taps-gelu-narrow-stream",
-        {
-            **FALCON_MAMBA,
-            "use_conv_bias": False,
-            "conv_kernel": 3,
-            "hidden_act": "gelu",
-            "residual_in_fp32": False,
-            "mixer_rms_eps": 0.3,
-        },
-        adjust=stir,
-    ),
     # norms of eps 0.02 enlarge the rounding of transformers to two thirds of what may differ, these to an eighth
-    Case("jamba", "sparse-every-other-layer", {**JAMBA, "rms_norm_eps": 1.0}, adjust=short_steps),
-    Case(
-        "jamba",
-        "dense-tied-biased",
-        {
-            **JAMBA,
-            "num_experts": 1,
-            "num_experts_per_tok": 1,
-            "tie_word_embeddings": True,
-            "mamba_proj_bias": True,
-            "mamba_conv_bias": False,
-            "mamba_dt_rank": 3,
-            "mamba_expand": 1,
-        },
-        adjust=stir,
-    ),
-    Case(
-        "jamba",
-        "attention-first-one-expert-each-gelu",
-        {
-            **JAMBA,
-            "attn_layer_offset": 0,
-            "expert_layer_period": 3,
-            "expert_layer_offset": 2,
-            "num_experts_per_tok": 1,
-            "hidden_act": "gelu",
-            "mamba_d_conv": 3,
-        },
-        adjust=stir,
-    ),
-    Case("lfm2", "convolutions-around-attention", LFM2, adjust=stir),
-    Case(
-        "lfm2",
-        "biased-untied-wide-scaled-rotary",
-        {
-            **LFM2,
-            **LLAMA3,
-            "conv_bias": True,
-            "tie_word_embeddings": False,
-            "conv_L_cache": 5,
-            "block_ffn_dim_multiplier": 1.7,
-        },
-        adjust=stir,
-    ),
-    Case(
-        "lfm2",
-        "layers-by-index-two-taps",
-        {
-            **{name: value for name, value in LFM2.items() if name != "layer_types"},
-            "full_attn_idxs": [0],
-            "conv_L_cache": 2,
-            "block_auto_adjust_ff_dim": False,
-            "num_key_value_heads": 4,
-        },
-        adjust=stir,
-    ),
-    Case("lfm2_moe", "one-dense-layer", LFM2_MOE, adjust=bias_choice),
-    Case(
-        "lfm2_moe",
-        "no-correction-not-renormalised-scaled",
-        {**LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.6},
-        adjust=stir,
-    ),
-    Case(
-        "lfm2_moe",
-        "biased-untied-two-dense-three-experts",
-        {
-            **LFM2_MOE,
-            "conv_bias": True,
-            "tie_word_embeddings": False,
-            "num_dense_layers": 2,
-            "num_experts_per_tok": 3,
-            "conv_L_cache": 4,
-            **rope("default"),
-        },
-        adjust=bias_choice,
-    ),
-    Case("lfm3", "gated-sandwiched", LFM3, adjust=stir),
-    Case(
-        "lfm3",
-        "no-gate-no-sandwich-biased-untied",
-        {
-            **LFM3,
-            "use_attention_gate": False,
-            "use_sandwich_norm": False,
-            "conv_bias": True,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-        },
-        adjust=stir,
-    ),
-    Case(
-        "lfm3",
-        "wide-heads-attention-first-two-taps",
-        {
-            **LFM3,
-            "head_dim": 12,
-            "num_key_value_heads": 4,
-            "layer_types": ["full_attention", "conv", "sliding_attention", "conv"],
-            "sliding_window": 3,
-            "conv_L_cache": 2,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
-                "full_attention": {"rope_type": "proportional", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
-            },
-        },
-        adjust=stir,
-    ),
-    Case("falcon_h1", "without-norm-of-mixers", FALCON_H1, adjust=stir),
-    Case(
-        "falcon_h1",
-        "biased-tied-normed-before-gate",
-        {
-            **FALCON_H1,
-            **dict.fromkeys(("attention_in_multiplier", "ssm_in_multiplier"), 1.0),
-            **dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias"), True),
-            "mamba_rms_norm": True,
-            "tie_word_embeddings": True,
-            "mamba_conv_bias": False,
-        },
-        adjust=stir,
-    ),
+    Case("jamba", "sparse-every-other-layer",             {**JAMBA, "rms_norm_eps": 1.0}, adjust=short_steps),
+    Case("jamba", "attention-first-one-expert-each-gelu", {**JAMBA, "attn_layer_offset": 0, "expert_layer_period": 3,
+         "expert_layer_offset": 2, "num_experts_per_tok": 1, "hidden_act": "gelu", "mamba_d_conv": 3}, adjust=stir),
+    Case("lfm2", "convolutions-around-attention",    LFM2, adjust=stir),
+    Case("lfm2", "biased-untied-wide-scaled-rotary", {**LFM2, **LLAMA3, "conv_bias": True, "tie_word_embeddings": False,
+         "conv_L_cache": 5, "block_ffn_dim_multiplier": 1.7}, adjust=stir),
+    Case("lfm2", "layers-by-index-two-taps",         {**{name: value for name,
+         value in LFM2.items() if name != "layer_types"}, "full_attn_idxs": [0], "conv_L_cache": 2,
+         "block_auto_adjust_ff_dim": False, "num_key_value_heads": 4}, adjust=stir),
+    Case("lfm2_moe", "one-dense-layer",                       LFM2_MOE, adjust=bias_choice),
+    Case("lfm2_moe", "no-correction-not-renormalised-scaled", {**LFM2_MOE, "use_expert_bias": False,
+         "norm_topk_prob": False, "routed_scaling_factor": 1.6}, adjust=stir),
+    Case("lfm3", "gated-sandwiched",                  LFM3, adjust=stir),
+    Case("lfm3", "no-gate-no-sandwich-biased-untied", {**LFM3, "use_attention_gate": False, "use_sandwich_norm": False,
+         "conv_bias": True, "attention_bias": True, "tie_word_embeddings": False}, adjust=stir),
+    Case("falcon_h1", "without-norm-of-mixers",         FALCON_H1, adjust=stir),
+    Case("falcon_h1", "biased-tied-normed-before-gate", {**FALCON_H1, **dict.fromkeys(("attention_in_multiplier",
+         "ssm_in_multiplier"), 1.0), **dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias",
+         "mlp_bias"), True), "mamba_rms_norm": True, "tie_word_embeddings": True, "mamba_conv_bias": False},
+         adjust=stir),
     Case(
         "falcon_h1",
         "normed-after-gate-gelu-limited-steps",
@@ -291,20 +170,9 @@ CASES: list[Case] = [
         adjust=stir,
         cached=False,  # single steps of transformers do not limit the step size
     ),
-    Case("nemotron_h", "dense", NEMOTRON_H, adjust=stir),
-    Case(
-        "nemotron_h",
-        "experts-biased-published-pattern",
-        {
-            **{name: value for name, value in NEMOTRON_H.items() if name != "layers_block_type"},
-            "hybrid_override_pattern": "ME*E",
-            "use_bias": True,
-            "mlp_bias": True,
-            "use_conv_bias": False,
-            "routed_scaling_factor": 1.5,
-        },
-        adjust=bias_choice,
-    ),
+    Case("nemotron_h", "experts-biased-published-pattern", {**{name: value for name,
+         value in NEMOTRON_H.items() if name != "layers_block_type"}, "hybrid_override_pattern": "ME*E",
+         "use_bias": True, "mlp_bias": True, "use_conv_bias": False, "routed_scaling_factor": 1.5}, adjust=bias_choice),
     Case(
         "nemotron_h",
         "all-kinds-grouped-experts-gelu-least-step",
@@ -324,49 +192,16 @@ CASES: list[Case] = [
         cached=False,  # single steps of transformers pass over the least step, `time_step_min`
     ),
     Case("zamba", "two-applications", ZAMBA, adjust=stir_heads),
-    Case(
-        "zamba",
-        "biased-untied-one-head-of-mamba-applied-first",
-        {
-            **ZAMBA,
-            "layers_block_type": ["hybrid", "linear_attention", "hybrid", "linear_attention"],
-            "n_mamba_heads": 1,
-            "mamba_expand": 1,
-            "mamba_proj_bias": True,
-            "mamba_conv_bias": False,
-            "tie_word_embeddings": False,
-            "num_key_value_heads": 4,
-        },
-        adjust=stir_heads,
-    ),
-    Case(
-        "zamba",
-        "four-heads-of-mamba-silu-three-taps-three-applications",
-        {
-            **ZAMBA,
-            "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"],
-            "n_mamba_heads": 4,
-            "mamba_d_conv": 3,
-            "hidden_act": "silu",
-            "hidden_mamba_act": "gelu",
-        },
-        adjust=stir_heads,
-    ),
-    Case("zamba2", "one-set", ZAMBA2, adjust=stir_heads),
-    Case(
-        "zamba2",
-        "two-sets-in-turn-adapted-attention-rotary",
-        {
-            **ZAMBA2,
-            **LINEAR,
-            "num_mem_blocks": 2,
-            "use_shared_attention_adapter": True,
-            "use_mem_rope": True,
-            "mamba_ngroups": 4,
-            "mamba_d_conv": 3,
-        },
-        adjust=stir_heads,
-    ),
+    Case("zamba", "biased-untied-one-head-of-mamba-applied-first", {**ZAMBA, "layers_block_type": ["hybrid",
+         "linear_attention", "hybrid", "linear_attention"], "n_mamba_heads": 1, "mamba_expand": 1,
+         "mamba_proj_bias": True, "mamba_conv_bias": False, "tie_word_embeddings": False, "num_key_value_heads": 4},
+         adjust=stir_heads),
+    Case("zamba", "four-heads-of-mamba-silu-three-taps-three-applications", {**ZAMBA,
+         "layers_block_type": ["linear_attention", "hybrid", "hybrid", "hybrid"], "n_mamba_heads": 4, "mamba_d_conv": 3,
+         "hidden_act": "silu", "hidden_mamba_act": "gelu"}, adjust=stir_heads),
+    Case("zamba2", "two-sets-in-turn-adapted-attention-rotary", {**ZAMBA2, **LINEAR, "num_mem_blocks": 2,
+         "use_shared_attention_adapter": True, "use_mem_rope": True, "mamba_ngroups": 4, "mamba_d_conv": 3},
+         adjust=stir_heads),
     Case(
         "zamba2",
         "biased-silu-narrow-least-step",
@@ -385,3 +220,4 @@ CASES: list[Case] = [
         cached=False,  # single steps of transformers pass over the least step, `time_step_min`
     ),
 ]
+# fmt: on

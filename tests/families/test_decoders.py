@@ -363,7 +363,7 @@ def every_expert(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
     return lambda tree: every_mixture(expert=replace(mixture(tree).expert, **changes))(tree)
 
 
-BY_PAIRS = ("glm", "glm4", "helium", "ernie4_5")
+BY_PAIRS = ("glm-grouped", "glm4-grouped", "helium-biased-tied", "ernie4_5-biased-untied-wide")
 
 
 def own_fields(**changes: Any) -> Callable[[DecoderConfig], DecoderConfig]:
@@ -383,6 +383,8 @@ def clip_before_norms(tree: DecoderConfig) -> DecoderConfig:
 def weights_after_experts(tree: DecoderConfig) -> DecoderConfig:
     return every_block(mlp=MoE.Config(**vars(mixture(tree))))(tree)
 
+
+SCALED = ("llama-linear", "llama-dynamic", "llama-llama3", "llama-yarn")
 
 WRONG_TREES = {
     "eps of LayerNorm": ("gpt2-tied", every_norm(eps=1e-5)),
@@ -407,7 +409,7 @@ WRONG_TREES = {
     "adjacent pairs": ("llama-grouped", every_attn(rotary(adjacent_pairs=True))),
     "theta": ("llama-grouped", every_attn(rotary(theta=10000.0))),
     "rotary dimension": ("gpt_neox-parallel", every_attn(rotary(dim=4))),
-    **{f"no {name}": (f"llama-{name}", every_attn(plain_rotary)) for name in ("linear", "dynamic", "llama3", "yarn")},
+    **{f"no scaling in {name}": (name, every_attn(plain_rotary)) for name in SCALED},
     "no longrope": ("phi3-longrope", every_attn(plain_rotary)),
     "missing offset of LayerNorm": ("nemotron-grouped", every_norm(offset=0.0)),
     "missing residual multiplier": ("granite-grouped", every_block(residual_scale=1.0)),
@@ -422,7 +424,7 @@ WRONG_TREES = {
     "missing alpha of rotary": ("hunyuan_v1_dense-alpha-biased-tied", every_attn(rotary(theta=500.0))),
     "rotary forwards": ("nanochat-full", every_attn(plain_rotary)),
     "norm of each head alone": ("bitnet-grouped", every_attn(lambda a: {"z_norm": replace(a.z_norm, joint=False)})),
-    **{f"{name} in halves": (f"{name}-grouped", every_attn(rotary(adjacent_pairs=False))) for name in BY_PAIRS},
+    **{f"{name} in halves": (name, every_attn(rotary(adjacent_pairs=False))) for name in BY_PAIRS},
     "all of a head turned": ("glm-grouped", every_attn(rotary(dim=8))),
     "one expert less": ("mixtral-grouped", every_mixture(top_k=1)),
     "experts' weights as they are": ("mixtral-grouped", every_router(renormalize=False)),
