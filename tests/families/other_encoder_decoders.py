@@ -14,7 +14,6 @@ ROPES = {
     "full_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 TEXT: dict[str, Any] = {**GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": ROPES}
-LOCAL, GLOBAL = ({"layer_types": [f"{kind}_attention"] * 2} for kind in ("sliding", "full"))
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 3}
 
 

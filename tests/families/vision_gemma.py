@@ -48,6 +48,11 @@ GEMMA3 = {**GEMMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 9}
 CASES = [
     VisionCase("gemma3", "window-in-images", composite({**GEMMA3, **LOCAL, "sliding_window": 3}, SIGLIP,
                mm_tokens_per_image=4), auto=AUTO, writer=between(4)),
+    VisionCase("gemma3", "windows-patches-left-over-unused-head", composite({**GEMMA3,
+               "layer_types": ["sliding_attention"] * 2, "sliding_window": 6,
+               "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}},
+               {**SIGLIP, "image_size": 30, "hidden_size": 16, "vision_use_head": True}, mm_tokens_per_image=4),
+               auto=AUTO, writer=replace(of_one_size(4, rows=5, columns=5), more=types_of_images)),
     VisionCase("paligemma", "gemma",                    composite({**GEMMA, "model_type": "gemma"}, SIGLIP,
                projection_dim=32), auto=AUTO, writer=of_prompt(16)),
     VisionCase("paligemma", "gemma2-window-in-prompts", composite({**GEMMA2, **LOCAL, "sliding_window": 5}, SIGLIP,

@@ -18,6 +18,7 @@ TOWER = {**CLIP, "num_hidden_layers": 3, "model_type": "clip_vision_model"}
 
 # fmt: off
 CASES = [
+    VisionCase("llava", "last-but-one", llava(LLAMA, TOWER), auto=AUTO, writer=of_one_size(16)),
     *vision_idefics.CASES,
     *vision_pixtral.CASES,
     VisionCase("llava", "three-layers-full-unbiased-qwen2", llava(QWEN, TOWER, vision_feature_layer=[-3, 1, -1],

@@ -70,4 +70,7 @@ MINISTRAL = VisionCase(
     auto=AUTO,
     writer=sized((4, 2), (2, 6)),
 )
-TOWERS = [Case("pixtral", name, fields, auto="AutoModel") for name, fields in {"one-channel": GREY}.items()]
+TOWERS = [
+    Case("pixtral", name, fields, auto="AutoModel")
+    for name, fields in {"published": TOWER, "one-channel": GREY}.items()
+]
