@@ -34,7 +34,6 @@ class Case:
     n_prompt: int = 16
     auto: str = "AutoModelForCausalLM"
     attention: str = "eager"
-    cached: bool = True  # whether transformers generates the same with its cache as without
     adjust: Callable[[nn.Module], None] | None = field(default=None, hash=False, compare=False)
     composite: str | None = None
 

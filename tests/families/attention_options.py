@@ -55,8 +55,7 @@ def by_type(full: dict, local: dict) -> dict:
 
 # fmt: off
 CASES: list[Case] = [
-    Case("ministral3", "yarn-steep",               {**SIZES, **GROUPED, "head_dim": 8, **steep(3, 0.9, factor=4.0,
-         beta_fast=8.0)}),
+    Case("ministral3", "yarn-steep", {**SIZES, **GROUPED, "head_dim": 8, **steep(3, 0.9, factor=4.0, beta_fast=8.0)}),
     Case("ministral3", "wide-tied-window-default", {**WIDE, **TIED, **steep(5, 0.5, "default"), "sliding_window": 6}),
     Case("llama4_text", "chunks-first-second-unturned", LLAMA4),
     Case("llama4_text", "no-qk-norm-biased-every-other-sparse-llama3", {**LLAMA4, **LLAMA3, **FULL,
@@ -65,8 +64,8 @@ CASES: list[Case] = [
     Case("llama4_text", "no-temperature-tied-chunks-without-rotary", {**LLAMA4, **TIED,
          "attn_temperature_tuning": False, "layer_types": ["full_attention", "chunked_attention", "chunked_attention"],
          "moe_layers": [1], "num_experts_per_tok": 3, "hidden_act": "gelu"}),
-    Case("llama4_text", "temperature-in-chunks",        {**LLAMA4, "layer_types": ["chunked_attention"] * 3,
-         "moe_layers": [], "attention_chunk_size": 7}),
+    Case("llama4_text", "temperature-in-chunks", {**LLAMA4, "layer_types": ["chunked_attention"] * 3, "moe_layers": [],
+         "attention_chunk_size": 7}),
     Case("mimo_v2_flash", "narrow-values", MIMO, adjust=corrected),
     Case("mimo_v2_flash", "biased-wide-values-groups-all-sparse", {**MIMO, **by_type({"rope_type": "default",
          "rope_theta": 100.0, "partial_rotary_factor": 0.5}, {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0,

@@ -72,7 +72,7 @@ V4 = {
 
 # fmt: off
 CASES = [
-    Case("deepseek_v4", "three-kinds",        {**V4, **layers("s#", "c", "h"), **rates(2, 4)}, adjust=hashed),
+    Case("deepseek_v4", "three-kinds", {**V4, **layers("s#", "c", "h"), **rates(2, 4)}, adjust=hashed),
     Case(
         "deepseek_v4",
         "yarn-biased-tied-sigmoid",

@@ -55,7 +55,7 @@ CASES: list[Case] = [
          adjust=stir),
     Case("qwen3_5_moe_text", "biased-tied", {**QWEN3_5_MOE, **SHORT_LAYERS, "attention_bias": True,
          "tie_word_embeddings": True}, adjust=stir),
-    Case("olmo_hybrid", "three-to-one-reflected",             OLMO_HYBRID, adjust=stir),
+    Case("olmo_hybrid", "three-to-one-reflected", OLMO_HYBRID, adjust=stir),
     Case("olmo_hybrid", "biased-attention-first-rotary-tied", {**OLMO_HYBRID, **SHORT_LAYERS, "attention_bias": True,
          "tie_word_embeddings": True, "linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 3,
          "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}, adjust=stir),

@@ -74,40 +74,29 @@ GEMMAS = [
         },
     ),
 ]
-# fmt: on
-# fmt: off
 NEAR_LLAMA = [
     Case("cwm", "no-windows-yarn", {**SIZES, **FULL, **YARN, **every(1, 2), "head_dim": 8, "sliding_window": 5}),
     Case("iquestcoder", "yarn-gelu", {**SIZES, **GROUPED, **YARN, "head_dim": 8, "hidden_act": "gelu"}),
     Case("ministral", "no-windows-yarn", {**SIZES, **FULL, **YARN, **every(1, 2), "head_dim": 8, "sliding_window": 5}),
     Case("starcoder2", "grouped-tied-window", {**SIZES, **KV2, **SHARP, "norm_epsilon": 0.03, "sliding_window": 5}),
 ]
-# fmt: on
-# fmt: off
 PHIS = [
     Case("phi", "half-rotary", {**SIZES, **LAYER_NORM, **SHARP}),
 ]
-# fmt: on
-# fmt: off
 STABLELMS = [
-    Case("stablelm", "parallel-normed",          {**SIZES, **KV2, **LAYER_NORM, **SHARP, "qk_layernorm": True,
+    Case("stablelm", "parallel-normed", {**SIZES, **KV2, **LAYER_NORM, **SHARP, "qk_layernorm": True,
          "use_parallel_residual": True}),
     Case("stablelm", "sequential-normed-biased", {**SIZES, **LAYER_NORM, "num_key_value_heads": 1, "qk_layernorm": True,
          "use_qkv_bias": True, "partial_rotary_factor": 1.0}),
 ]
-# fmt: on
-# fmt: off
 OLMOS = [
     Case("olmo", "full-clipped", {**SIZES, **SHARP, "clip_qkv": 0.8}),
     Case("olmo2", "grouped", {**SIZES, **GROUPED, **SHARP}),
     Case("olmo3", "biased-tied-two-rotaries", {**SIZES, **FULL, **BIASED, **TIED, **every(2, 2), **by_type(LLAMA3,
          TURNING), "sliding_window": 4}),
 ]
-# fmt: on
-# fmt: off
 COHERES = [
-    Case("cohere", "grouped",               {**SIZES, **KV2, **LAYER_NORM, **SHARP, "logit_scale": 0.7,
-         "model_max_length": 99}),
+    Case("cohere", "grouped", {**SIZES, **KV2, **LAYER_NORM, **SHARP, "logit_scale": 0.7, "model_max_length": 99}),
     Case("cohere", "normed-grouped-untied", {**SIZES, **KV2, **LAYER_NORM, **UNTIED, **SHARP, "use_qk_norm": True,
          "logit_scale": 1.4}, adjust=norms_near_one),
     Case("cohere2", "grouped-window", {**SIZES, **KV2, **LAYER_NORM, **SHARP, **every(2, 2), "sliding_window": 5,
@@ -152,11 +141,11 @@ GEMMA4S = [
     Case("gemma4_text", "plain-untied-two-rotaries", {**GEMMA4, **every(2, 2), **UNTIED, **by_type(rope("proportional",
          partial_rotary_factor=0.5, factor=2.0), TURNING), "sliding_window": 4, "hidden_size_per_layer_input": 0,
          "hidden_activation": "silu"}, adjust=scale_layers),
-    Case("gemma4_text", "experts-beside-an-mlp",     {**GEMMA4, **every(2, 2), "sliding_window": 5,
+    Case("gemma4_text", "experts-beside-an-mlp", {**GEMMA4, **every(2, 2), "sliding_window": 5,
          "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
          "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12},
          adjust=scale_layers),
-    Case("gemma4_text", "borrowing-biased-linear",   {**GEMMA4, **BIASED, **FOUR, "rms_norm_eps": 0.1, **by_type(LINEAR,
+    Case("gemma4_text", "borrowing-biased-linear", {**GEMMA4, **BIASED, **FOUR, "rms_norm_eps": 0.1, **by_type(LINEAR,
          PLAIN), "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
          "sliding_window": 5, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "vocab_size_per_layer_input": 61,
          "hidden_size_per_layer_input": 6}),

@@ -44,15 +44,14 @@ def late(kind: str, length: int, beta: float, **parameters: float) -> dict[str, 
 
 # fmt: off
 CASES = [
-    Case("deepseek_v2", "greedy",                      {**DEEPSEEK, "rope_theta": 100.0}),
+    Case("deepseek_v2", "greedy", {**DEEPSEEK, "rope_theta": 100.0}),
     Case("deepseek_v2", "groups-no-query-latent-yarn", {**DEEPSEEK, **YARN, "q_lora_rank": None,
          "topk_method": "group_limited_greedy", "n_shared_experts": 1}),
     Case("deepseek_v3", "no-query-latent-yarn", {**DEEPSEEK, **YARN, "q_lora_rank": None, "n_group": 1,
          "topk_group": 1}, adjust=corrected),
     Case("youtu", "halves-no-query-latent-yarn", {**DENSE, **YARN, "q_lora_rank": None, "rope_interleave": False}),
     Case("minicpm3", "no-query-latent-yarn", {**MINICPM, **YARN, "q_lora_rank": None, "v_head_dim": None}),
-    Case("mistral4", "groups",                {**MISTRAL, **late("yarn", 4, 0.8, factor=10.0)},
-         auto="AutoModelForImageTextToText"),
+    Case("mistral4", "groups", {**MISTRAL, **late("yarn", 4, 0.8, factor=10.0)}, auto="AutoModelForImageTextToText"),
     Case("mistral4", "yarn-no-query-latent-halves-not-renormalised", {**MISTRAL, **late("yarn", 10, 0.6, factor=4.0,
          mscale=0.8, mscale_all_dim=0.5, max_position_embeddings=40), "q_lora_rank": None, "rope_interleave": False,
          "norm_topk_prob": False}, auto="AutoModelForImageTextToText"),

@@ -27,19 +27,13 @@ GRANITES = [
     Case("hyperclovax", "one-norm-biased-tied-yarn", {**SIZES, **FULL, **YARN, **GRANITE, **BIASED, **TIED,
          "mlp_bias": True, "use_post_norm": False}),
 ]
-# fmt: on
-# fmt: off
 SMOLLM3S = [
     Case("smollm3", "every-second-unturned", {**SIZES, **GROUPED, **SHARP, "no_rope_layer_interval": 2}),
 ]
-# fmt: on
-# fmt: off
 GLMS = [
     Case("glm", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
     Case("glm4", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
 ]
-# fmt: on
-# fmt: off
 UNGATED = [
     Case("nemotron", "grouped", {**NEMOTRON, **SHARP, "kv_channels": 8}),
     Case("arcee", "biased-tied-yarn", {**SIZES, **FULL, **YARN_MSCALE, **BIASED, **TIED, "mlp_bias": True}),
@@ -48,29 +42,23 @@ UNGATED = [
     Case("apertus", "grouped-llama3", {**SIZES, **GROUPED, **LLAMA3, "qk_norm": True, "post_norm": False}),
     Case("apertus", "biased-tied",    {**SIZES, **FULL, **BIASED, **TIED, **rope("default")}),
 ]
-# fmt: on
-# fmt: off
 TURNED_BY_PAIRS = [
     Case("helium", "biased-tied", {**SIZES, **FULL, **BIASED, **TIED, "mlp_bias": True, "head_dim": 8}),
     Case("ernie4_5", "biased-untied-wide", {**SIZES, **FULL, **UNTIED, "use_bias": True, "head_dim": 16}),
 ]
-# fmt: on
-# fmt: off
 EXAONES = [
     Case("exaone4", "hybrid", {**SIZES, **GROUPED, **SHARP, **FOUR, "sliding_window": 5, "sliding_window_pattern": 2}),
 ]
-# fmt: on
-# fmt: off
 OTHERS = [
     Case("vaultgemma", "grouped-tight-caps", {**SIZES, **GROUPED, "head_dim": 16, "query_pre_attn_scalar": 24,
          "sliding_window": 5, **CAPS}),
     Case("seed_oss", "all-biased-tied", {**SIZES, **FULL, **TIED, "attention_out_bias": True, "mlp_bias": True,
          "head_dim": 8}),
-    Case("hunyuan_v1_dense", "grouped",           {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
+    Case("hunyuan_v1_dense", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
     Case("hunyuan_v1_dense", "alpha-biased-tied", {**SIZES, **FULL, **BIASED, **TIED, **OF_RELATIVES, **rope("dynamic",
          factor=1.0, alpha=30.0, beta_fast=32), "head_dim": 8}, n_prompt=40),
     Case("internlm3", "biased-tied-wide", {**SIZES, **FULL, **TIED, "qkv_bias": True, "bias": True, "head_dim": 16}),
-    Case("nanochat", "full",                 {**SIZES, **FULL, **SHARP, "logits_soft_cap": 15.0}),
+    Case("nanochat", "full", {**SIZES, **FULL, **SHARP, "logits_soft_cap": 15.0}),
     Case("nanochat", "linear-uncapped-gelu", {**SIZES, **FULL, **LINEAR, "final_logit_softcapping": None,
          "hidden_act": "gelu"}),
     Case("bitnet", "grouped", {**SIZES, **GROUPED, **SHARP}),

@@ -72,15 +72,15 @@ GRANITE = {
 # With a limit on its steps a model is generated from without a cache: single steps of transformers pass over the limit.
 # fmt: off
 CASES: list[Case] = [
-    Case("mamba", "tied",                         MAMBA, adjust=stir),
-    Case("mamba", "untied-biased-narrow",         {**MAMBA, "use_bias": True, "tie_word_embeddings": False, "expand": 1,
+    Case("mamba", "tied", MAMBA, adjust=stir),
+    Case("mamba", "untied-biased-narrow", {**MAMBA, "use_bias": True, "tie_word_embeddings": False, "expand": 1,
          "time_step_rank": 3}, n_prompt=40, adjust=stir),
     Case("mamba", "no-conv-bias-three-taps-gelu", {**MAMBA, "use_conv_bias": False, "conv_kernel": 3,
          "hidden_act": "gelu", "residual_in_fp32": False}, adjust=stir),
-    Case("mamba2", "grouped",                             MAMBA2, n_prompt=70, adjust=stir),
+    Case("mamba2", "grouped", MAMBA2, n_prompt=70, adjust=stir),
     Case("mamba2", "one-group-biased-tied-limited-steps", {**MAMBA2, "n_groups": 1, "use_bias": True,
-         "tie_word_embeddings": True, "time_step_limit": (0.3, 0.7)}, adjust=stir, cached=False),
-    Case("recurrent_gemma", "two-to-one",                     RECURRENT_GEMMA, adjust=stir),
+         "tie_word_embeddings": True, "time_step_limit": (0.3, 0.7)}, adjust=stir),
+    Case("recurrent_gemma", "two-to-one", RECURRENT_GEMMA, adjust=stir),
     Case("recurrent_gemma", "grouped-biased-untied-narrow-state", {**RECURRENT_GEMMA, "num_key_value_heads": 2,
          "attention_bias": True, "tie_word_embeddings": False, "lru_width": 20, "block_types": ["attention",
          "recurrent"], "attention_window_size": 9, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0,

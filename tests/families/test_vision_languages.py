@@ -82,7 +82,6 @@ def of_padded(case: VisionCase) -> tuple[Tensor, ActivationCache]:
 
 @pytest.mark.parametrize("scene", SCENES)
 @torch.no_grad()
-@unchecked()
 def test_logits(case: VisionCase, scene: str):
     inputs = written(case, scenes(case)[scene])
     logits = expected(case)[2].detach() if scene == "two" else logits_of(case, inputs)

@@ -24,7 +24,7 @@ def by_type(full: float, local: float, **more: Any) -> dict[str, Any]:
 
 # fmt: off
 CASES: list[Case] = [
-    Case("modernbert-decoder", "local",              {**MODERN, **by_type(300.0, 40.0)}, adjust=embed_padding),
+    Case("modernbert-decoder", "local", {**MODERN, **by_type(300.0, 40.0)}, adjust=embed_padding),
     Case("modernbert-decoder", "biased-relu-untied", {**MODERN, **by_type(50.0, 400.0), "norm_bias": True,
          "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False,
          "classifier_activation": "relu", "hidden_activation": "silu", "tie_word_embeddings": False,

@@ -53,8 +53,8 @@ CASES = [
                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}},
                {**SIGLIP, "image_size": 30, "hidden_size": 16, "vision_use_head": True}, mm_tokens_per_image=4),
                auto=AUTO, writer=replace(of_one_size(4, rows=5, columns=5), more=types_of_images)),
-    VisionCase("paligemma", "gemma",                    composite({**GEMMA, "model_type": "gemma"}, SIGLIP,
-               projection_dim=32), auto=AUTO, writer=of_prompt(16)),
+    VisionCase("paligemma", "gemma", composite({**GEMMA, "model_type": "gemma"}, SIGLIP, projection_dim=32), auto=AUTO,
+               writer=of_prompt(16)),
     VisionCase("paligemma", "gemma2-window-in-prompts", composite({**GEMMA2, **LOCAL, "sliding_window": 5}, SIGLIP,
                projection_dim=32), auto=AUTO, writer=of_prompt(16)),
 ]

@@ -95,6 +95,6 @@ CASES = [
 ]
 TOWERS = [
     Case("idefics3_vision", "fourths", TOWER, auto="AutoModel"),
-    Case("smolvlm_vision", "grey",     GREY, auto="AutoModel"),
+    Case("smolvlm_vision", "grey", GREY, auto="AutoModel"),
 ]
 # fmt: on

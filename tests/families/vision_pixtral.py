@@ -53,7 +53,7 @@ STEEP = {**TOWER, "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}}
 
 # fmt: off
 CASES = [
-    VisionCase("mistral3", "last-but-one-biased-relu-tied",   mistral3(LLAMA, {**STEEP, "num_hidden_layers": 3},
+    VisionCase("mistral3", "last-but-one-biased-relu-tied", mistral3(LLAMA, {**STEEP, "num_hidden_layers": 3},
                vision_feature_layer=-2, multimodal_projector_bias=True, projector_hidden_act="relu",
                tie_word_embeddings=True), auto=AUTO, writer=sized((2, 4), (6, 4))),
     VisionCase("mistral3", "merging-three-one-channel-qwen2", mistral3(QWEN, GREY, spatial_merge_size=3), auto=AUTO,

@@ -77,8 +77,8 @@ CASES = [
 
 # fmt: off
 TOWERS = [
-    Case("qwen2_5_vl_vision", "windows",                      {**TOWER, "depth": 3, "window_size": 16,
-         "fullatt_block_indexes": [1], "out_hidden_size": 20}, auto="AutoModel"),
+    Case("qwen2_5_vl_vision", "windows", {**TOWER, "depth": 3, "window_size": 16, "fullatt_block_indexes": [1],
+         "out_hidden_size": 20}, auto="AutoModel"),
     Case("qwen2_5_vl_vision", "gelu-merging-three-one-frame", {**TOWER, "depth": 2, "window_size": 32,
          "fullatt_block_indexes": [], "spatial_merge_size": 3, "temporal_patch_size": 1, "hidden_act": "gelu"},
          auto="AutoModel"),

@@ -44,10 +44,10 @@ CASES = [
 
 # fmt: off
 TOWERS = [
-    Case("qwen3_vl_vision", "two-depths",      {**TOWER, "out_hidden_size": 20}, auto="AutoModel"),
+    Case("qwen3_vl_vision", "two-depths", {**TOWER, "out_hidden_size": 20}, auto="AutoModel"),
     Case("qwen3_vl_vision", "last-depth-gelu", {**SMALL, "deepstack_visual_indexes": [1], "hidden_act": "gelu"},
          auto="AutoModel"),
-    Case("qwen3_vl_vision", "no-depths",       {**SMALL, "deepstack_visual_indexes": []}, auto="AutoModel"),
+    Case("qwen3_vl_vision", "no-depths",  {**SMALL, "deepstack_visual_indexes": []}, auto="AutoModel"),
     Case("qwen3_vl_moe_vision", "one-depth", {**SMALL, "deepstack_visual_indexes": [0]}, auto="AutoModel"),
     Case("qwen3_5_vision", "merging-three", {**PLAIN_SMALL, "spatial_merge_size": 3}, auto="AutoModel"),
     Case("qwen3_5_moe_vision", "four-heads", PLAIN, auto="AutoModel"),
