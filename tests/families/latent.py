@@ -47,6 +47,7 @@ CASES = [
     Case("deepseek_v2", "greedy", {**DEEPSEEK, "rope_theta": 100.0}),
     Case("deepseek_v2", "groups-no-query-latent-yarn", {**DEEPSEEK, **YARN, "q_lora_rank": None,
          "topk_method": "group_limited_greedy", "n_shared_experts": 1}),
+    Case("deepseek_v3", "groups", {**DEEPSEEK, "rope_theta": 100.0}, adjust=corrected),
     Case("deepseek_v3", "no-query-latent-yarn", {**DEEPSEEK, **YARN, "q_lora_rank": None, "n_group": 1,
          "topk_group": 1}, adjust=corrected),
     Case("youtu", "halves-no-query-latent-yarn", {**DENSE, **YARN, "q_lora_rank": None, "rope_interleave": False}),

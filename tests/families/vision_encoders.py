@@ -9,6 +9,7 @@ from tests.families.vision_dino import CASES as DINO
 CASES = [
     *vision_idefics.TOWERS,
     *vision_pixtral.TOWERS,
+    Case("vit", "classifier", {**TOWER, "num_labels": 5}, auto="AutoModelForImageClassification"),
     Case("vit", "pooler-relu-one-channel", {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu",
          "pooler_output_size": 20}, auto="AutoModel"),
     Case("clip_vision_model", "projected", CLIP, auto="CLIPVisionModelWithProjection"),
