@@ -53,9 +53,8 @@ def edited_together(names: Iterable[str], passed: set[str]) -> Iterator[list[str
     yield from rounds(name for name in names if name not in passed)
 
 
-Ask = Callable[
-    [int, list[tuple[str, Any]]], Sequence[Tensor]
-]  # what so many copies of the inputs give with these hooks
+# what so many copies of the inputs give with these hooks
+Ask = Callable[[int, list[tuple[str, Any]]], Sequence[Tensor]]
 
 
 def without_effect(

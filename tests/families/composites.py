@@ -98,6 +98,8 @@ CASES: list[Case] = [
          "rope_scaling_layers": [1], "additional_vocab_size": 0, "hidden_act": "gelu"}, composite="molmo2"),
     Case("hunyuan_vl_text", "biased-untied", {**SIZES, **FULL, **axes(2, 1, 1), "head_dim": 8, "attention_bias": True,
          "tie_word_embeddings": False}, composite="hunyuan_vl"),
+    Case("muse_glimmer_text", "windows-and-no-rotary", {**MUSE, "num_hidden_layers": 4, "sliding_window": 5},
+         composite="muse_glimmer"),
     Case("muse_glimmer_text", "rotary-everywhere-one-kv", {**MUSE, "num_key_value_heads": 1,
          "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}, "layer_rope_theta": [100.0, 100.0],
          "post_norm_eps": 0.3, "output_multiplier": 0.5}, composite="muse_glimmer"),

@@ -141,6 +141,8 @@ GEMMA4S = [
     Case("gemma4_text", "plain-untied-two-rotaries", {**GEMMA4, **every(2, 2), **UNTIED, **by_type(rope("proportional",
          partial_rotary_factor=0.5, factor=2.0), TURNING), "sliding_window": 4, "hidden_size_per_layer_input": 0,
          "hidden_activation": "silu"}, adjust=scale_layers),
+    Case("gemma4_text", "biased-per-layer", {**GEMMA4, **every(3, 3), **BIASED, "num_hidden_layers": 3,
+         "sliding_window": 6, "vocab_size_per_layer_input": 61, "hidden_size_per_layer_input": 4}, adjust=scale_layers),
     Case("gemma4_text", "experts-beside-an-mlp", {**GEMMA4, **every(2, 2), "sliding_window": 5,
          "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
          "enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12},

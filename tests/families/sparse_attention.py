@@ -73,6 +73,7 @@ CASES = [
     Case("deepseek_v32", "two-keys-yarn-biased-tied", {**DSA, **YARN, "index_topk": 2, "index_n_heads": 20,
          "index_head_dim": 4, "attention_bias": True, "tie_word_embeddings": True, "mlp_layer_types": ["sparse",
          "dense"], "n_group": 1, "topk_group": 1}, adjust=balanced),
+    Case("glm_moe_dsa", "an-indexer-per-layer", {**GLM, "num_hidden_layers": 2}, adjust=balanced),
     Case("glm_moe_dsa", "shared-twice-biased-tied", {**GLM, "indexer_types": ["full", "shared", "shared", "full"],
          "index_topk": 2, "attention_bias": True, "tie_word_embeddings": True, "mlp_layer_types": ["sparse", "dense",
          "sparse", "dense"]}, adjust=balanced),

@@ -53,6 +53,7 @@ STEEP = {**TOWER, "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}}
 
 # fmt: off
 CASES = [
+    VisionCase("mistral3", "published", mistral3(MISTRAL, PUBLISHED), auto=AUTO, writer=sized((4, 2), (2, 6))),
     VisionCase("mistral3", "last-but-one-biased-relu-tied", mistral3(LLAMA, {**STEEP, "num_hidden_layers": 3},
                vision_feature_layer=-2, multimodal_projector_bias=True, projector_hidden_act="relu",
                tie_word_embeddings=True), auto=AUTO, writer=sized((2, 4), (6, 4))),

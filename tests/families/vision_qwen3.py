@@ -26,6 +26,7 @@ HYBRID_MOE = {name: value for name, value in {**HYBRID, **EXPERTS}.items() if na
 
 # fmt: off
 CASES = [
+    VisionCase("qwen3_vl", "two-depths", whole(WIDE, TOWER), auto=AUTO, writer=writer(4, (6, 10), (4, 6))),
     VisionCase("qwen3_vl", "tied-biased-one-depth-gelu-grid-of-the-image", whole({**WIDE, **axes(2, 3, 3,
                rope_theta=30.0), "attention_bias": True}, {**SMALL, "deepstack_visual_indexes": [1],
                "hidden_act": "gelu", "num_heads": 2}, tied=True), auto=AUTO, writer=writer(4, (4, 4), (2, 6),
