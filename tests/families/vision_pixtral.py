@@ -51,6 +51,8 @@ def mistral3(text: dict, tower: dict, **fields: object) -> dict:
 GREY = {**TOWER, "num_channels": 1, "patch_size": 5, "hidden_act": "silu", "num_attention_heads": 2}
 STEEP = {**TOWER, "rope_parameters": {"rope_type": "axial", "rope_theta": 50.0}}
 
+PUBLISHED = {**TOWER, "head_dim": 8, "vocab_size": 61, "rope_theta": 10000.0}
+
 # fmt: off
 CASES = [
     VisionCase("mistral3", "published", mistral3(MISTRAL, PUBLISHED), auto=AUTO, writer=sized((4, 2), (2, 6))),
