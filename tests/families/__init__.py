@@ -1,7 +1,8 @@
 """The table of architectures: a line per tiny config, a module per group. The tests of families say what each line buys.
 
-Every family has configs that differ in what matters: how heads are grouped, what is tied, which biases there are,
-windows shorter than the prompt, how much of a head is rotary and how it is stretched.
+A line turns on an option that no other line of any family turns on: how heads are grouped, what is tied, which biases there are,
+windows shorter than the prompt, how much of a head is rotary and how it is stretched. `python -m tests.families.cover` says what
+each line adds.
 """
 
 from tests.families import (

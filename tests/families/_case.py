@@ -34,7 +34,6 @@ class Case:
     n_prompt: int = 16
     auto: str = "AutoModelForCausalLM"
     attention: str = "eager"
-    cached: bool = True  # whether transformers generates the same with its cache as without
     adjust: Callable[[nn.Module], None] | None = field(default=None, hash=False, compare=False)
     composite: str | None = None
 
@@ -73,11 +72,6 @@ YARN_MSCALE = rope(
 LONGROPE = {
     **rope("longrope", original_max_position_embeddings=40, **LONG_FACTORS),
     "max_position_embeddings": 80,
-}
-LONGROPE_PARTIAL = {
-    **rope("longrope", partial_rotary_factor=0.5, short_factor=[1.0, 1.4], long_factor=[2.0, 7.0]),
-    "max_position_embeddings": 80,
-    "original_max_position_embeddings": 40,
 }
 
 

@@ -6,19 +6,24 @@ Tests of one case run together, so the last few models are kept.
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
-from hooked_lm import pretrained
+from hooked_lm import ActivationCache, pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.families import CLASSES, family
+from hooked_lm.hub.export import exported
+from hooked_lm.hub.hf_checkpoint import in_present_names
 from tests.close import GRADIENT, is_close, tolerance
 from tests.families._case import Case, reference
 
@@ -70,6 +75,31 @@ def logits_of(case: Case, tokens: Tensor, dtype: torch.dtype = torch.float32) ->
         return theirs(tokens).logits
 
 
+# ---- the runs of a case, which its tests share -----------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+@torch.enable_grad()
+def expected(case: Case) -> tuple[Any, Tensor]:
+    """A model of transformers, and its logits for the prompt, through which gradients flow."""
+    theirs = copy.deepcopy(reference(case))
+    return theirs, theirs(prompt(case)).logits
+
+
+@lru_cache(maxsize=1)
+@torch.enable_grad()
+def found(case: Case) -> Tensor:
+    """Our logits for the prompt, through which gradients flow; nobody listens."""
+    return hooked(case)(prompt(case))
+
+
+@lru_cache(maxsize=1)
+@torch.no_grad()
+def cached(case: Case) -> tuple[Tensor, ActivationCache]:
+    """Our logits for the prompt, and what a bare cache contains."""
+    return hooked(case).run_with_cache(prompt(case))
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """At least `dtype` for new tensors: some models make numbers on the way that have to fit."""
@@ -116,13 +146,10 @@ def allowed(case: Case, tokens: Tensor) -> float:
 
 def assert_same_logits(case: Case) -> None:
     """In fp32; where rounding is enlarged, by values that cancel, no farther than transformers is from itself."""
-    tokens = prompt(case)
-    expected = logits_of(case, tokens)
-    assert MODERATE[0] < expected.std() < MODERATE[1], f"the deviation of the logits is {expected.std():.2g}"
-    with torch.no_grad():
-        found = hooked(case)(tokens)
-    if not is_close(found, expected):
-        assert (apart := distance(found, expected)) <= allowed(case, tokens), f"logits differ by {apart:.1e}"
+    ours, theirs = found(case).detach(), expected(case)[1].detach()
+    assert MODERATE[0] < theirs.std() < MODERATE[1], f"the deviation of the logits is {theirs.std():.2g}"
+    if not is_close(ours, theirs):
+        assert (apart := distance(ours, theirs)) <= allowed(case, prompt(case)), f"logits differ by {apart:.1e}"
 
 
 def has_routes(model: Any) -> bool:
@@ -150,13 +177,15 @@ def backpropagate(logits: Tensor) -> None:
     """Of a random weighing of the logits, the same for both models."""
     generator = torch.Generator().manual_seed(2)
     weights = torch.randn(logits.shape, generator=generator, dtype=torch.float32) / logits[..., 0].numel()
-    (logits * weights).sum().backward()
+    (logits * weights).sum().backward(retain_graph=True)
 
 
 def gradients_of(model: Any) -> dict[str, Tensor]:
-    """The gradient of every weight that is learned (a table of sines is not), zero where there is none."""
+    """Takes the gradient of every weight that is learned (a table of sines is not) from a model, zero where there is none."""
     learned = {name: x for name, x in model.named_parameters() if x.requires_grad}
-    return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in learned.items()}
+    gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in learned.items()}
+    model.zero_grad()
+    return gradients
 
 
 def assert_same_gradients_of(
@@ -171,12 +200,12 @@ def assert_same_gradients_of(
     """
     apart = {}
     for dtype in (torch.float32, torch.float64):
-        found, expected = gradients_by_name(ours(dtype), theirs(dtype))
-        terms = 0.01 * max(x.abs().max().item() for x in expected.values())
+        own, other = gradients_by_name(ours(dtype), theirs(dtype))
+        terms = 0.01 * max(x.abs().max().item() for x in other.values())
         apart = {
-            name: distance(found[name], gradient)
-            for name, gradient in expected.items()
-            if distance(found[name], gradient) > tolerance(found[name], gradient, depth, terms, torch.float32)
+            name: distance(own[name], gradient)
+            for name, gradient in other.items()
+            if distance(own[name], gradient) > tolerance(own[name], gradient, depth, terms, torch.float32)
         }
         if not apart:
             return
@@ -187,40 +216,65 @@ def assert_same_gradients_of(
 
 
 def gradients_by_name(ours: Any, theirs: Any) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Our gradients and those of transformers under the same names; the weights are overwritten.
+    """Our gradients and those of transformers under the same names, taken from both models.
 
     A composite cannot be written back, nor can identity experts (`longcat_flash.py`): gradients are loaded as if they were
     weights.
     """
+    gradients = gradients_of(theirs)
     if ours.cfg.left_out is None and not any(".shortcut." in name for name in ours.all_points()):
-        return exported_gradients(ours), gradients_of(theirs)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    loaded = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs, dtype=ours.cfg.dtype)
+        return exported_gradients(ours), under_written_names(theirs, gradients)
+    with in_place_of_weights(theirs, gradients):
+        loaded = pretrained.from_pretrained_no_processing("tiny", hf_model=theirs, dtype=ours.cfg.dtype)
     return gradients_of(ours), {name: x.detach() for name, x in loaded.named_parameters() if x.requires_grad}
 
 
+def under_written_names(theirs: Any, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients under the names that files have; of a weight with several names, under the one that is written."""
+    tied = {name: source for name, source in (theirs.all_tied_weights_keys or {}).items() if source not in gradients}
+    first = {tied.get(name, name): gradient for name, gradient in gradients.items()}
+    return dict(in_present_names(revert_weight_conversion(theirs, first), renamed(theirs.config.model_type)))
+
+
+def renamed(model_type: str) -> dict[str, str]:
+    """What old names of tensors have become; as `in_present_names` takes it."""
+    return getattr(family(model_type, *CLASSES.values()), "RENAMED", {})
+
+
 def exported_gradients(ours: Any) -> dict[str, Tensor]:
-    """The gradient of every weight, zero where there is none, under the names of transformers; the weights are overwritten."""
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    return dict(ours.to_hf().named_parameters())
+    """Takes the gradients from our model, as it would write them if they were its weights."""
+    with in_place_of_weights(ours, gradients_of(ours)):
+        return {name: planned.make().clone() for name, planned in exported(ours)[1].items()}
+
+
+@contextmanager
+def in_place_of_weights(model: Any, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Until the `with` block ends, these tensors are the learned weights of the model."""
+    before = {name: x.data for name, x in model.named_parameters() if name in tensors}
+    for name, x in model.named_parameters():
+        x.data = tensors.get(name, x.data)
+    try:
+        yield
+    finally:
+        for name, x in model.named_parameters():
+            x.data = before.get(name, x.data)
 
 
 def assert_same_gradients(case: Case) -> None:
-    tokens = prompt(case)
-
     def theirs(dtype: torch.dtype) -> Any:
-        model = copy.deepcopy(reference(case)).to(dtype)
-        with default_dtype(dtype):
-            backpropagate(model(tokens).logits)
+        if dtype is torch.float32:
+            model, logits = expected(case)
+        else:
+            model = copy.deepcopy(reference(case)).to(dtype)
+            with default_dtype(dtype):
+                logits = model(prompt(case)).logits
+        backpropagate(logits)
         return model
 
     def ours(dtype: torch.dtype) -> Any:
-        model = copy.deepcopy(hooked(case)).to(dtype)
-        backpropagate(model(tokens))
+        is_shared = dtype is torch.float32
+        model = hooked(case) if is_shared else copy.deepcopy(hooked(case)).to(dtype)
+        backpropagate(found(case) if is_shared else model(prompt(case)))
         return model
 
     assert_same_gradients_of(ours, theirs, GRADIENT * recurrence(case))
@@ -240,6 +294,27 @@ def save_shuffled(weights: dict[str, Tensor], checkpoint: Path, folder: Path) ->
         save_file({name: weights[name] for name in names if home[name] == file}, folder / file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": home}))
     (folder / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+
+
+def assert_same_files(
+    folder: Path, checkpoint: Path, weights: dict[str, Tensor], may_lack: Collection[str] = ()
+) -> None:
+    """What we wrote into a folder is what the checkpoint contains, but for tensors that follow from the config."""
+    written = load_file(folder / "model.safetensors")
+    lacks = {name for name in weights.keys() - written.keys() if any(fnmatch(name, glob) for glob in may_lack)}
+    assert_same_tensors(written, {name: tensor for name, tensor in weights.items() if name not in lacks})
+    found, expected = (json.loads((path / "config.json").read_text()) for path in (folder, checkpoint))
+    assert found == expected
+
+
+def padded(rows: Sequence[Tensor], side: str, pad: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of tokens as one batch, and its mask."""
+    longest = max(len(row) for row in rows)
+    tokens, mask = torch.full((len(rows), longest), pad), torch.zeros(len(rows), longest, dtype=torch.long)
+    for i, row in enumerate(rows):
+        span = slice(longest - len(row), None) if side == "left" else slice(len(row))
+        tokens[i, span], mask[i, span] = row, 1
+    return tokens, mask
 
 
 def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

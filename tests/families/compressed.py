@@ -70,6 +70,7 @@ V4 = {
     "swiglu_limit": 0.5,
 }
 
+# fmt: off
 CASES = [
     Case("deepseek_v4", "three-kinds", {**V4, **layers("s#", "c", "h"), **rates(2, 4)}, adjust=hashed),
     Case(
@@ -95,18 +96,8 @@ CASES = [
         },
         adjust=hashed,
     ),
-    Case(
-        "deepseek_v4",
-        "no-ids-gelu-linear",
-        {
-            **V4,
-            **layers("h", "s"),
-            **rates(4, 3),
-            **rotary({"rope_type": "linear", "factor": 3.0}, rope_theta=30.0),
-            "hidden_act": "gelu",
-            "o_groups": 1,
-            "num_experts_per_tok": 3,
-        },
-        adjust=hashed,
-    ),
+    Case("deepseek_v4", "no-ids-gelu-linear", {**V4, **layers("h", "s"), **rates(4, 3), **rotary({"rope_type": "linear",
+         "factor": 3.0}, rope_theta=30.0), "hidden_act": "gelu", "o_groups": 1, "num_experts_per_tok": 3},
+         adjust=hashed),
 ]
+# fmt: on

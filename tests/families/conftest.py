@@ -1,14 +1,17 @@
 """One case of the table at a time, and its checkpoint: for modules whose tests every case in their `EACH_CASE` passes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hooked_lm.families import CLASSES, family
+from hooked_lm import pretrained
 from hooked_lm.hub.hf_checkpoint import in_present_names
 from tests.families import Case, reference
+from tests.families._models import renamed, save_shuffled
+from tests.unchecked import unchecked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,7 +35,26 @@ def checkpoint(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def weights(case: Case, checkpoint: Path) -> dict[str, Tensor]:
+def tensors(checkpoint: Path) -> dict[str, Tensor]:
+    """The tensors of the checkpoint by their names on disk."""
+    return load_file(checkpoint / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def weights(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the checkpoint by the names that are written today."""
-    tensors = load_file(checkpoint / "model.safetensors")
-    return dict(in_present_names(tensors, getattr(family(case.family, *CLASSES.values()), "RENAMED", {})))
+    return dict(in_present_names(tensors, renamed(case.family)))
+
+
+@pytest.fixture(scope="module")
+def read(
+    checkpoint: Path,
+    tensors: dict[str, Tensor],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    """Our model of the checkpoint, read from several files with the tensors in no order; nobody changes it."""
+    folder = tmp_path_factory.mktemp("shuffled")
+    save_shuffled(tensors, checkpoint, folder)
+    with unchecked():
+        return getattr(request.module, "READER", pretrained).from_pretrained_no_processing(folder)

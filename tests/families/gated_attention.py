@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.families._case import FULL, GROUPED, LINEAR, LLAMA3, SIZES, YARN, Case
+from tests.families._case import FULL, GROUPED, SIZES, Case
 from tests.families.composites import embed_padding
 from tests.families.moe import corrected
 
@@ -57,148 +57,26 @@ STEP = {
     "swiglu_limits_shared": [0.3, 0.0, 0.4],
 }
 
+# fmt: off
 CASES: list[Case] = [
     Case("afmoe", "hybrid", HYBRID, adjust=corrected),
-    Case(
-        "afmoe",
-        "biased-scaled-embedding-two-dense-tied",
-        {
-            **HYBRID,
-            **FULL,
-            "attention_bias": True,
-            "mup_enabled": True,
-            "num_dense_layers": 2,
-            "num_shared_experts": 1,
-            "tie_word_embeddings": True,
-            "route_scale": 1.5,
-            "hidden_size": 16,
-        },
-        adjust=corrected,
-    ),
-    Case(
-        "afmoe",
-        "all-sparse-wide-heads-linear-three-experts",
-        {
-            **HYBRID,
-            **LINEAR,
-            "head_dim": 16,
-            "num_dense_layers": 0,
-            "num_experts_per_tok": 3,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        },
-        adjust=corrected,
-    ),
+    Case("afmoe", "biased-scaled-embedding-two-dense-tied", {**HYBRID, **FULL, "attention_bias": True,
+         "mup_enabled": True, "num_dense_layers": 2, "num_shared_experts": 1, "tie_word_embeddings": True,
+         "route_scale": 1.5, "hidden_size": 16}, adjust=corrected),
     Case("laguna", "heads-by-layer-capped", LAGUNA, adjust=corrected),
-    Case(
-        "laguna",
-        "per-element-biased-scaled-tied",
-        {
-            **LAGUNA,
-            **FULL,
-            **by_type({}, {"partial_rotary_factor": 0.5}),
-            "gating": "per-element",
-            "num_attention_heads_per_layer": [8, 4, 4],
-            "attention_bias": True,
-            "moe_routed_scaling_factor": 1.7,
-            "moe_router_logit_softcapping": 0.0,
-            "tie_word_embeddings": True,
-            "mlp_layer_types": ["sparse", "dense", "sparse"],
-        },
-        adjust=corrected,
-    ),
-    Case(
-        "laguna",
-        "per-head-yarn-wide-heads-three-experts",
-        {
-            **LAGUNA,
-            **by_type(YARN["rope_parameters"], {}),
-            "gating": "per-head",
-            "head_dim": 16,
-            "num_experts_per_tok": 3,
-            "mlp_layer_types": ["dense", "dense", "sparse"],
-            "num_attention_heads_per_layer": None,
-        },
-        adjust=corrected,
-    ),
+    Case("laguna", "per-element-biased-scaled-tied", {**LAGUNA, **FULL, **by_type({}, {"partial_rotary_factor": 0.5}),
+         "gating": "per-element", "num_attention_heads_per_layer": [8, 4, 4], "attention_bias": True,
+         "moe_routed_scaling_factor": 1.7, "moe_router_logit_softcapping": 0.0, "tie_word_embeddings": True,
+         "mlp_layer_types": ["sparse", "dense", "sparse"]}, adjust=corrected),
     Case("flint", "hybrid", {**HYBRID, "shared_expert_intermediate_size": 28, "mlp_only_layers": [0]}),
-    Case(
-        "flint",
-        "biased-not-renormalised-every-second-tied",
-        {
-            **HYBRID,
-            **FULL,
-            "attention_bias": True,
-            "norm_topk_prob": False,
-            "decoder_sparse_step": 2,
-            "mlp_only_layers": [],
-            "tie_word_embeddings": True,
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-    Case(
-        "flint",
-        "all-sparse-wide-heads-linear-three-experts",
-        {
-            **HYBRID,
-            **LINEAR,
-            "head_dim": 16,
-            "mlp_only_layers": [],
-            "num_experts_per_tok": 3,
-            "hidden_act": "gelu",
-            "shared_expert_intermediate_size": 12,
-        },
-    ),
+    Case("flint", "biased-not-renormalised-every-second-tied", {**HYBRID, **FULL, "attention_bias": True,
+         "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [], "tie_word_embeddings": True,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
     Case("kolibri1", "hybrid", {**KOLIBRI, "shared_expert_intermediate_size": 28}, adjust=corrected),
-    Case(
-        "kolibri1",
-        "renormalised-tied",
-        {**KOLIBRI, **FULL, "norm_topk_prob": True, "tie_word_embeddings": True, "num_experts_per_tok": 3},
-        adjust=corrected,
-    ),
-    Case(
-        "kolibri1",
-        "local-last-wide-heads-linear",
-        {
-            **KOLIBRI,
-            **LINEAR,
-            "head_dim": 16,
-            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
-        },
-        adjust=corrected,
-    ),
     Case("step3p5", "more-local-heads-bounded", STEP, composite="step3p7", adjust=corrected_and_padded),
-    Case(
-        "step3p5",
-        "biased-scaled-unbounded",
-        {
-            **STEP,
-            **FULL,
-            **by_type({}, {"partial_rotary_factor": 0.5}),
-            "num_sliding_attention_heads": 4,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "moe_router_scaling_factor": 1.7,
-            "swiglu_limits": None,
-            "swiglu_limits_shared": None,
-            "query_pre_attn_scalar": 20,
-            "mlp_layer_types": ["sparse", "sparse", "dense"],
-            "num_experts_per_tok": 3,
-        },
-        composite="step3p7",
-        adjust=corrected_and_padded,
-    ),
-    Case(
-        "step3p5",
-        "llama3-wide-local-heads",
-        {
-            **STEP,
-            **by_type(LLAMA3["rope_parameters"], {}),
-            "head_dim": 16,
-            "num_sliding_attention_heads": 2,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "swiglu_limits": [0.3, 0.3, 0.3],
-        },
-        composite="step3p7",
-        adjust=corrected_and_padded,
-    ),
+    Case("step3p5", "biased-scaled-unbounded", {**STEP, **FULL, **by_type({}, {"partial_rotary_factor": 0.5}),
+         "num_sliding_attention_heads": 4, "attention_bias": True, "mlp_bias": True, "moe_router_scaling_factor": 1.7,
+         "swiglu_limits": None, "swiglu_limits_shared": None, "query_pre_attn_scalar": 20, "mlp_layer_types": ["sparse",
+         "sparse", "dense"], "num_experts_per_tok": 3}, composite="step3p7", adjust=corrected_and_padded),
 ]
+# fmt: on

@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from tests.families._case import LINEAR, SIZES, Case, rope
-from tests.families.gemma_olmo_cohere_phi import BIASED, UNTIED, by_type
+from tests.families._case import SIZES, Case, rope
+from tests.families.gemma_olmo_cohere_phi import UNTIED, by_type
 from tests.families.sparse_attention import DSA, YARN, balanced
 
 
@@ -51,6 +51,7 @@ GEMMA3N = {
     "activation_sparsity_pattern": [0.0, 0.0],
 }
 
+# fmt: off
 CASES = [
     Case(
         "gemma3n_text",
@@ -70,84 +71,14 @@ CASES = [
         },
         adjust=small_queries,
     ),
-    Case(
-        "gemma3n_text",
-        "second-stream-active-untied-silu",
-        {
-            **GEMMA3N,
-            **UNTIED,
-            **kinds("full", "sliding"),
-            **by_type(rope("default", rope_theta=700.0), rope("default", rope_theta=30.0)),
-            "altup_active_idx": 1,
-            "altup_correct_scale": False,
-            "activation_sparsity_pattern": [0.0, 0.6],
-            "sliding_window": 4,
-            "hidden_activation": "silu",
-            "final_logit_softcapping": 9.0,
-        },
-        adjust=small_queries,
-    ),
-    Case(
-        "gemma3n_text",
-        "two-streams-biased-linear-one-kv",
-        {
-            **GEMMA3N,
-            **BIASED,
-            **kinds("sliding", "full", "full"),
-            **by_type(LINEAR, rope("default")),
-            "num_hidden_layers": 3,
-            "num_key_value_heads": 1,
-            "activation_sparsity_pattern": [0.0, 0.3, 0.0],
-            "altup_num_inputs": 2,
-            "laurel_rank": 9,
-            "num_kv_shared_layers": 1,
-            "sliding_window": 6,
-        },
-        adjust=small_queries,
-    ),
-    Case(
-        "hy_v4",
-        "shared-keys-groups",
-        {
-            **HY4,
-            "num_hidden_layers": 3,
-            "indexer_types": ["full", "shared", "full"],
-            "mlp_layer_types": ["sparse", "dense", "sparse"],
-            "n_group": 4,
-            "topk_group": 2,
-        },
-        adjust=strong_connections,
-    ),
-    Case(
-        "hy_v4",
-        "two-streams-yarn-biased-tied-gelu",
-        {
-            **HY4,
-            **YARN,
-            "hc_mult": 2,
-            "hc_magnitude": 0.7,
-            "hc_eps": 0.1,
-            "index_topk": 4,
-            "swiglu_limit": 1.0,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            "hidden_act": "gelu",
-            "norm_topk_prob": False,
-            "n_shared_experts": 1,
-        },
-        adjust=strong_connections,
-    ),
-    Case(
-        "hy_v4",
-        "four-streams-dense",
-        {
-            **HY4,
-            "hc_mult": 4,
-            "indexer_types": ["full", "shared"],
-            "mlp_layer_types": ["dense", "dense"],
-            "v_head_dim": 8,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-        },
-        adjust=strong_connections,
-    ),
+    Case("gemma3n_text", "second-stream-active-untied-silu", {**GEMMA3N, **UNTIED, **kinds("full", "sliding"),
+         **by_type(rope("default", rope_theta=700.0), rope("default", rope_theta=30.0)), "altup_active_idx": 1,
+         "altup_correct_scale": False, "activation_sparsity_pattern": [0.0, 0.6], "sliding_window": 4,
+         "hidden_activation": "silu", "final_logit_softcapping": 9.0}, adjust=small_queries),
+    Case("hy_v4", "shared-keys-groups", {**HY4, "num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"],
+         "mlp_layer_types": ["sparse", "dense", "sparse"], "n_group": 4, "topk_group": 2}, adjust=strong_connections),
+    Case("hy_v4", "two-streams-yarn-biased-tied-gelu", {**HY4, **YARN, "hc_mult": 2, "hc_magnitude": 0.7, "hc_eps": 0.1,
+         "index_topk": 4, "swiglu_limit": 1.0, "attention_bias": True, "tie_word_embeddings": True,
+         "hidden_act": "gelu", "norm_topk_prob": False, "n_shared_experts": 1}, adjust=strong_connections),
 ]
+# fmt: on

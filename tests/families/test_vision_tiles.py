@@ -16,7 +16,7 @@ from tests.families._case import reference
 from tests.families._vision import VisionCase, hooked_vlm, scenes, theirs, written
 from tests.families.vision_tiles import CASES, TOWERS
 
-WIDE, SIGLIP, _, TIED, _, _, SHRUNK, *_ = CASES
+WIDE, SIGLIP, TIED, _, _, SHRUNK, *_ = CASES
 FIELDS = {  # of published configs, besides those of the classes
     "llava_next": {"ignore_index": -100, "use_image_newline_parameter": True, "vocab_size": 32064},
     "internvl": {"image_seq_length": 4},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.families._case import LLAMA3, SIZES, Case
+from tests.families._case import SIZES, Case
 from tests.families.composites import embed_padding
 
 MODERN = {
@@ -22,36 +22,12 @@ def by_type(full: float, local: float, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": types}
 
 
+# fmt: off
 CASES: list[Case] = [
     Case("modernbert-decoder", "local", {**MODERN, **by_type(300.0, 40.0)}, adjust=embed_padding),
-    Case(
-        "modernbert-decoder",
-        "biased-relu-untied",
-        {
-            **MODERN,
-            **by_type(50.0, 400.0),
-            "norm_bias": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "classifier_bias": True,
-            "decoder_bias": False,
-            "classifier_activation": "relu",
-            "hidden_activation": "silu",
-            "tie_word_embeddings": False,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-        adjust=embed_padding,
-    ),
-    Case(
-        "modernbert-decoder",
-        "all-full-llama3-biased-norms",
-        {
-            **MODERN,
-            **by_type(500.0, 500.0, **{k: v for k, v in LLAMA3["rope_parameters"].items() if k != "rope_theta"}),
-            "layer_types": ["full_attention"] * 3,
-            "local_attention": 0,
-            "norm_bias": True,
-        },
-        adjust=embed_padding,
-    ),
+    Case("modernbert-decoder", "biased-relu-untied", {**MODERN, **by_type(50.0, 400.0), "norm_bias": True,
+         "attention_bias": True, "mlp_bias": True, "classifier_bias": True, "decoder_bias": False,
+         "classifier_activation": "relu", "hidden_activation": "silu", "tie_word_embeddings": False,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, adjust=embed_padding),
 ]
+# fmt: on

@@ -6,21 +6,10 @@ from tests.families._vision import TOWER
 DINO = {**{name: size for name, size in TOWER.items() if name != "intermediate_size"}, "mlp_ratio": 2, "num_labels": 5}
 REGISTERS = {**DINO, "num_register_tokens": 3}
 
+# fmt: off
 CASES = [
-    Case("dinov2", "pooler", {**DINO, "hidden_act": "relu"}, auto="AutoModel"),
     Case("dinov2", "classifier-unbiased", {**DINO, "qkv_bias": False}, auto="AutoModelForImageClassification"),
-    Case(
-        "dinov2",
-        "pooler-gated-one-channel-without-mask",
-        {**DINO, "use_swiglu_ffn": True, "use_mask_token": False, "num_channels": 1},
-        auto="AutoModel",
-    ),
-    Case("dinov2_with_registers", "pooler", REGISTERS, auto="AutoModel"),
-    Case("dinov2_with_registers", "classifier", REGISTERS, auto="AutoModelForImageClassification"),
-    Case(
-        "dinov2_with_registers",
-        "classifier-gated-small-patches",
-        {**REGISTERS, "use_swiglu_ffn": True, "patch_size": 4, "num_register_tokens": 1},
-        auto="AutoModelForImageClassification",
-    ),
+    Case("dinov2_with_registers", "classifier-gated-small-patches", {**REGISTERS, "use_swiglu_ffn": True,
+         "patch_size": 4, "num_register_tokens": 1}, auto="AutoModelForImageClassification"),
 ]
+# fmt: on

@@ -5,38 +5,18 @@ from tests.families._case import Case
 from tests.families._vision import CLIP, TOWER
 from tests.families.vision_dino import CASES as DINO
 
-VIT = {**TOWER, "num_labels": 5}
-
+# fmt: off
 CASES = [
     *vision_idefics.TOWERS,
     *vision_pixtral.TOWERS,
-    Case("vit", "classifier", VIT, auto="AutoModelForImageClassification"),
-    Case("vit", "pooler-unbiased-oblong", {**TOWER, "image_size": [12, 24], "qkv_bias": False}, auto="AutoModel"),
-    Case(
-        "vit",
-        "pooler-relu-one-channel",
-        {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu", "pooler_output_size": 20},
-        auto="AutoModel",
-    ),
+    Case("vit", "classifier", {**TOWER, "num_labels": 5}, auto="AutoModelForImageClassification"),
+    Case("vit", "pooler-relu-one-channel", {**TOWER, "num_channels": 1, "hidden_act": "relu", "pooler_act": "gelu",
+         "pooler_output_size": 20}, auto="AutoModel"),
     Case("clip_vision_model", "projected", CLIP, auto="CLIPVisionModelWithProjection"),
-    Case("clip_vision_model", "bare-gelu", {**CLIP, "hidden_act": "gelu"}, auto="AutoModel"),
-    Case(
-        "clip_vision_model", "bare-small-patches", {**CLIP, "patch_size": 4, "num_attention_heads": 2}, auto="AutoModel"
-    ),
     Case("metaclip_2_vision_model", "projected", CLIP, auto="MetaClip2VisionModelWithProjection"),
-    Case("siglip_vision_model", "probe", TOWER, auto="AutoModel"),
-    Case(
-        "siglip_vision_model",
-        "probe-gelu-one-channel",
-        {**TOWER, "hidden_act": "gelu", "num_channels": 1, "num_attention_heads": 2},
-        auto="AutoModel",
-    ),
-    Case(
-        "siglip_vision_model",
-        "headless-small-patches",
-        {**TOWER, "patch_size": 4, "vision_use_head": False},
-        auto="AutoModel",
-    ),
+    Case("siglip_vision_model", "probe-gelu-one-channel", {**TOWER, "hidden_act": "gelu", "num_channels": 1,
+         "num_attention_heads": 2}, auto="AutoModel"),
     *DINO,
     *vision_tiles.TOWERS,
 ]
+# fmt: on

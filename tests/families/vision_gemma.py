@@ -44,64 +44,18 @@ def of_prompt(n_tokens: int, **size: int) -> Writer:
 GEMMA2 = {**GEMMA, "model_type": "gemma2", "query_pre_attn_scalar": 9}
 GEMMA3 = {**GEMMA, "model_type": "gemma3_text", "query_pre_attn_scalar": 9}
 
+# fmt: off
 CASES = [
-    VisionCase(
-        "gemma3",
-        "window-in-images",
-        composite({**GEMMA3, **LOCAL, "sliding_window": 3}, SIGLIP, mm_tokens_per_image=4),
-        auto=AUTO,
-        writer=between(4),
-    ),
-    VisionCase(
-        "gemma3",
-        "no-windows-nine-tokens",
-        composite(
-            {**GEMMA3, "layer_types": ["full_attention"] * 2, "attention_bias": True},
-            {**SIGLIP, "patch_size": 4},
-            mm_tokens_per_image=9,
-        ),
-        auto=AUTO,
-        writer=between(9),
-    ),
-    VisionCase(
-        "gemma3",
-        "windows-patches-left-over-unused-head",
-        composite(
-            {
-                **GEMMA3,
-                "layer_types": ["sliding_attention"] * 2,
-                "sliding_window": 6,
-                "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}},
-            },
-            {**SIGLIP, "image_size": 30, "hidden_size": 16, "vision_use_head": True},
-            mm_tokens_per_image=4,
-        ),
-        auto=AUTO,
-        writer=replace(of_one_size(4, rows=5, columns=5), more=types_of_images),
-    ),
-    VisionCase(
-        "paligemma",
-        "gemma",
-        composite({**GEMMA, "model_type": "gemma"}, SIGLIP, projection_dim=32),
-        auto=AUTO,
-        writer=of_prompt(16),
-    ),
-    VisionCase(
-        "paligemma",
-        "gemma2-window-in-prompts",
-        composite({**GEMMA2, **LOCAL, "sliding_window": 5}, SIGLIP, projection_dim=32),
-        auto=AUTO,
-        writer=of_prompt(16),
-    ),
-    VisionCase(
-        "paligemma",
-        "gemma2-no-caps-one-channel",
-        composite(
-            {**GEMMA2, "attn_logit_softcapping": None, "final_logit_softcapping": None},
-            {**SIGLIP, "num_channels": 1, "patch_size": 8, "num_attention_heads": 2},
-            projection_dim=32,
-        ),
-        auto=AUTO,
-        writer=of_prompt(9, n_channels=1),
-    ),
+    VisionCase("gemma3", "window-in-images", composite({**GEMMA3, **LOCAL, "sliding_window": 3}, SIGLIP,
+               mm_tokens_per_image=4), auto=AUTO, writer=between(4)),
+    VisionCase("gemma3", "windows-patches-left-over-unused-head", composite({**GEMMA3,
+               "layer_types": ["sliding_attention"] * 2, "sliding_window": 6,
+               "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}}},
+               {**SIGLIP, "image_size": 30, "hidden_size": 16, "vision_use_head": True}, mm_tokens_per_image=4),
+               auto=AUTO, writer=replace(of_one_size(4, rows=5, columns=5), more=types_of_images)),
+    VisionCase("paligemma", "gemma", composite({**GEMMA, "model_type": "gemma"}, SIGLIP, projection_dim=32), auto=AUTO,
+               writer=of_prompt(16)),
+    VisionCase("paligemma", "gemma2-window-in-prompts", composite({**GEMMA2, **LOCAL, "sliding_window": 5}, SIGLIP,
+               projection_dim=32), auto=AUTO, writer=of_prompt(16)),
 ]
+# fmt: on

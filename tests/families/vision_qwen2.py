@@ -58,109 +58,29 @@ YARN = rope("yarn", factor=4.0, original_max_position_embeddings=16, beta_fast=8
 TOWER = {"hidden_size": 32, "intermediate_size": 40, "num_heads": 4, "patch_size": 4, "out_hidden_size": 32}
 OLD_TOWER = {"embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "depth": 2}
 
+# fmt: off
 CASES = [
-    VisionCase(
-        "qwen2_5_vl",
-        "windows-of-two-squares",
-        whole({**TEXT, **axes(2, 1, 1)}, {**TOWER, "depth": 3, "window_size": 16, "fullatt_block_indexes": [1]}),
-        auto=AUTO,
-        writer=writer(4, (6, 10), (4, 6)),
-    ),
-    VisionCase(
-        "qwen2_5_vl",
-        "tied-windows-of-one-square-last-full",
-        whole(
-            {**TEXT, **axes(1, 2, 1, theta=50.0), "num_attention_heads": 4},
-            {
-                **TOWER,
-                "depth": 2,
-                "num_heads": 2,
-                "window_size": 12,
-                "fullatt_block_indexes": [1],
-                "hidden_act": "gelu",
-            },
-            tied=True,
-        ),
-        auto=AUTO,
-        writer=writer(4, (2, 6), (8, 4)),
-    ),
-    VisionCase(
-        "qwen2_5_vl",
-        "merging-three-one-frame-sliding",
-        whole(
-            {
-                **TEXT,
-                **axes(2, 3, 3),
-                "hidden_size": 64,
-                "num_key_value_heads": 1,
-                "use_sliding_window": True,
-                "sliding_window": 9,
-                "max_window_layers": 1,
-            },
-            {
-                **TOWER,
-                "depth": 2,
-                "window_size": 100,
-                "fullatt_block_indexes": [],
-                "patch_size": 5,
-                "spatial_merge_size": 3,
-                "temporal_patch_size": 1,
-                "in_channels": 1,
-                "out_hidden_size": 64,
-            },
-        ),
-        auto=AUTO,
-        writer=writer(5, (6, 3), (9, 12), merge=3, n_channels=1, n_frames=1),
-    ),
-    VisionCase(
-        "qwen2_vl",
-        "two-layers",
-        whole({**TEXT, **axes(2, 1, 1)}, OLD_TOWER),
-        auto=AUTO,
-        writer=writer(4, (6, 4), (4, 8)),
-    ),
-    VisionCase(
-        "qwen2_vl",
-        "tied-wider-mlp-gelu",
-        whole(
-            {**TEXT, **axes(1, 1, 2, theta=30.0)},
-            {**OLD_TOWER, "depth": 3, "embed_dim": 16, "num_heads": 2, "mlp_ratio": 3, "hidden_act": "gelu"},
-            tied=True,
-        ),
-        auto=AUTO,
-        writer=writer(4, (2, 2), (6, 8)),
-    ),
-    VisionCase(
-        "qwen2_vl",
-        "merging-three-one-channel-yarn",
-        whole(
-            {**TEXT, **YARN, "hidden_size": 64, "num_key_value_heads": 4},
-            {**OLD_TOWER, "hidden_size": 64, "spatial_merge_size": 3, "in_channels": 1, "patch_size": 5},
-        ),
-        auto=AUTO,
-        writer=writer(5, (3, 9), (6, 6), merge=3, n_channels=1),
-    ),
+    VisionCase("qwen2_5_vl", "windows-of-two-squares", whole({**TEXT, **axes(2, 1, 1)}, {**TOWER, "depth": 3,
+               "window_size": 16, "fullatt_block_indexes": [1]}), auto=AUTO, writer=writer(4, (6, 10), (4, 6))),
+    VisionCase("qwen2_5_vl", "merging-three-one-frame-sliding", whole({**TEXT, **axes(2, 3, 3), "hidden_size": 64,
+               "num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+               {**TOWER, "depth": 2, "window_size": 100, "fullatt_block_indexes": [], "patch_size": 5,
+               "spatial_merge_size": 3, "temporal_patch_size": 1, "in_channels": 1, "out_hidden_size": 64}), auto=AUTO,
+               writer=writer(5, (6, 3), (9, 12), merge=3, n_channels=1, n_frames=1)),
+    VisionCase("qwen2_vl", "two-layers", whole({**TEXT, **axes(2, 1, 1)}, OLD_TOWER), auto=AUTO, writer=writer(4, (6,
+               4), (4, 8))),
+    VisionCase("qwen2_vl", "merging-three-one-channel-yarn", whole({**TEXT, **YARN, "hidden_size": 64,
+               "num_key_value_heads": 4}, {**OLD_TOWER, "hidden_size": 64, "spatial_merge_size": 3, "in_channels": 1,
+               "patch_size": 5}), auto=AUTO, writer=writer(5, (3, 9), (6, 6), merge=3, n_channels=1)),
 ]
+# fmt: on
 
+# fmt: off
 TOWERS = [
-    Case(
-        "qwen2_5_vl_vision",
-        "windows",
-        {**TOWER, "depth": 3, "window_size": 16, "fullatt_block_indexes": [1], "out_hidden_size": 20},
-        auto="AutoModel",
-    ),
-    Case(
-        "qwen2_5_vl_vision",
-        "gelu-merging-three-one-frame",
-        {
-            **TOWER,
-            "depth": 2,
-            "window_size": 32,
-            "fullatt_block_indexes": [],
-            "spatial_merge_size": 3,
-            "temporal_patch_size": 1,
-            "hidden_act": "gelu",
-        },
-        auto="AutoModel",
-    ),
+    Case("qwen2_5_vl_vision", "windows", {**TOWER, "depth": 3, "window_size": 16, "fullatt_block_indexes": [1],
+         "out_hidden_size": 20}, auto="AutoModel"),
+    Case("qwen2_5_vl_vision", "gelu-merging-three-one-frame", {**TOWER, "depth": 2, "window_size": 32,
+         "fullatt_block_indexes": [], "spatial_merge_size": 3, "temporal_patch_size": 1, "hidden_act": "gelu"},
+         auto="AutoModel"),
 ]
+# fmt: on

@@ -24,107 +24,33 @@ HYBRID = {**WIDE, **LINEAR, **PARTIAL, **SHORT_LAYERS}
 MOE = {**WIDE, **SPARSE}
 HYBRID_MOE = {name: value for name, value in {**HYBRID, **EXPERTS}.items() if name != "intermediate_size"}
 
+# fmt: off
 CASES = [
     VisionCase("qwen3_vl", "two-depths", whole(WIDE, TOWER), auto=AUTO, writer=writer(4, (6, 10), (4, 6))),
-    VisionCase(
-        "qwen3_vl",
-        "tied-biased-one-depth-gelu-grid-of-the-image",
-        whole(
-            {**WIDE, **axes(2, 3, 3, rope_theta=30.0), "attention_bias": True},
-            {**SMALL, "deepstack_visual_indexes": [1], "hidden_act": "gelu", "num_heads": 2},
-            tied=True,
-        ),
-        auto=AUTO,
-        writer=writer(4, (4, 4), (2, 6), n_channels=1, n_frames=1),
-    ),
-    VisionCase(
-        "qwen3_vl",
-        "no-depths-merging-three-one-kv",
-        whole(
-            {**WIDE, "num_key_value_heads": 1},
-            {**TOWER, "deepstack_visual_indexes": [], "spatial_merge_size": 3, "patch_size": 3, "depth": 2},
-        ),
-        auto=AUTO,
-        writer=writer(3, (3, 9), (6, 6), merge=3),
-    ),
+    VisionCase("qwen3_vl", "tied-biased-one-depth-gelu-grid-of-the-image", whole({**WIDE, **axes(2, 3, 3,
+               rope_theta=30.0), "attention_bias": True}, {**SMALL, "deepstack_visual_indexes": [1],
+               "hidden_act": "gelu", "num_heads": 2}, tied=True), auto=AUTO, writer=writer(4, (4, 4), (2, 6),
+               n_channels=1, n_frames=1)),
+    VisionCase("qwen3_vl", "no-depths-merging-three-one-kv", whole({**WIDE, "num_key_value_heads": 1}, {**TOWER,
+               "deepstack_visual_indexes": [], "spatial_merge_size": 3, "patch_size": 3, "depth": 2}), auto=AUTO,
+               writer=writer(3, (3, 9), (6, 6), merge=3)),
     VisionCase("qwen3_vl_moe", "two-depths", whole(MOE, TOWER), auto=AUTO, writer=writer(4, (6, 4), (4, 8))),
-    VisionCase(
-        "qwen3_vl_moe",
-        "biased-dense-first-last-depth",
-        whole({**MOE, "attention_bias": True, "mlp_only_layers": [0]}, {**SMALL, "deepstack_visual_indexes": [1]}),
-        auto=AUTO,
-        writer=writer(4, (2, 6), (4, 4), n_channels=1, n_frames=1),
-    ),
-    VisionCase(
-        "qwen3_vl_moe",
-        "tied-experts-as-wide-as-the-stream",
-        whole({**MOE, "moe_intermediate_size": 32, "num_key_value_heads": 1}, {**TOWER, "depth": 2}, tied=True),
-        auto=AUTO,
-        writer=writer(4, (2, 2), (6, 8)),
-    ),
-    VisionCase(
-        "qwen3_5", "attention-first", whole(HYBRID, PLAIN), auto=AUTO, adjust=stir, writer=writer(4, (6, 10), (4, 6))
-    ),
-    VisionCase(
-        "qwen3_5",
-        "tied-biased-three-layers-whole-heads",
-        whole(
-            {
-                **HYBRID,
-                **axes(4, 2, 2, rope_theta=30.0, partial_rotary_factor=1.0),
-                "attention_bias": True,
-                "num_hidden_layers": 3,
-                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            },
-            PLAIN_SMALL,
-            tied=True,
-        ),
-        auto=AUTO,
-        adjust=stir,
-        writer=writer(4, (4, 4), (2, 6), n_channels=1, n_frames=1),
-    ),
-    VisionCase(
-        "qwen3_5",
-        "one-key-head-gelu-merging-three",
-        whole(
-            {**HYBRID, "linear_num_key_heads": 1, "hidden_act": "gelu"},
-            {**PLAIN, "spatial_merge_size": 3, "patch_size": 3, "depth": 2},
-        ),
-        auto=AUTO,
-        adjust=stir,
-        writer=writer(3, (3, 9), (6, 6), merge=3),
-    ),
-    VisionCase(
-        "qwen3_5_moe", "experts", whole(HYBRID_MOE, PLAIN), auto=AUTO, adjust=stir, writer=writer(4, (6, 4), (4, 8))
-    ),
-    VisionCase(
-        "qwen3_5_moe",
-        "tied-biased",
-        whole({**HYBRID_MOE, "attention_bias": True}, PLAIN_SMALL, tied=True),
-        auto=AUTO,
-        adjust=stir,
-        writer=writer(4, (4, 4), (2, 6), n_channels=1, n_frames=1),
-    ),
-    VisionCase(
-        "qwen3_5_moe",
-        "three-experts-each-one-key-head",
-        whole({**HYBRID_MOE, "num_experts_per_tok": 3, "linear_num_key_heads": 1}, {**PLAIN, "depth": 2}),
-        auto=AUTO,
-        adjust=stir,
-        writer=writer(4, (2, 2), (6, 8)),
-    ),
+    VisionCase("qwen3_5", "one-key-head-gelu-merging-three", whole({**HYBRID, "linear_num_key_heads": 1,
+               "hidden_act": "gelu"}, {**PLAIN, "spatial_merge_size": 3, "patch_size": 3, "depth": 2}), auto=AUTO,
+               adjust=stir, writer=writer(3, (3, 9), (6, 6), merge=3)),
+    VisionCase("qwen3_5_moe", "experts", whole(HYBRID_MOE, PLAIN), auto=AUTO, adjust=stir, writer=writer(4, (6, 4), (4,
+               8))),
 ]
+# fmt: on
 
+# fmt: off
 TOWERS = [
     Case("qwen3_vl_vision", "two-depths", {**TOWER, "out_hidden_size": 20}, auto="AutoModel"),
-    Case(
-        "qwen3_vl_vision",
-        "last-depth-gelu",
-        {**SMALL, "deepstack_visual_indexes": [1], "hidden_act": "gelu"},
-        auto="AutoModel",
-    ),
-    Case("qwen3_vl_vision", "no-depths", {**SMALL, "deepstack_visual_indexes": []}, auto="AutoModel"),
+    Case("qwen3_vl_vision", "last-depth-gelu", {**SMALL, "deepstack_visual_indexes": [1], "hidden_act": "gelu"},
+         auto="AutoModel"),
+    Case("qwen3_vl_vision", "no-depths",  {**SMALL, "deepstack_visual_indexes": []}, auto="AutoModel"),
     Case("qwen3_vl_moe_vision", "one-depth", {**SMALL, "deepstack_visual_indexes": [0]}, auto="AutoModel"),
     Case("qwen3_5_vision", "merging-three", {**PLAIN_SMALL, "spatial_merge_size": 3}, auto="AutoModel"),
     Case("qwen3_5_moe_vision", "four-heads", PLAIN, auto="AutoModel"),
 ]
+# fmt: on

@@ -22,22 +22,13 @@ from tests.families._vision import (
 
 INTERNVL = {**TOWER, "layer_scale_init_value": 0.7}
 
+# fmt: off
 TOWERS = [
     Case("internvl_vision", "mean-pooled", INTERNVL, auto="AutoModel"),
-    Case(
-        "internvl_vision",
-        "qk-norm-rms-bias-mask-token",
-        {**INTERNVL, "use_qk_norm": True, "norm_type": "rms_norm", "attention_bias": True, "use_mask_token": True}
-        | {"use_mean_pooling": False},
-        auto="AutoModel",
-    ),
-    Case(
-        "internvl_vision",
-        "no-positions-relu-one-channel",
-        {**INTERNVL, "use_absolute_position_embeddings": False, "hidden_act": "relu", "num_channels": 1},
-        auto="AutoModel",
-    ),
+    Case("internvl_vision", "no-positions-relu-one-channel", {**INTERNVL, "use_absolute_position_embeddings": False,
+         "hidden_act": "relu", "num_channels": 1}, auto="AutoModel"),
 ]
+# fmt: on
 
 
 def in_tiles(tile: int, counts: dict[Size, tuple[int, int]]) -> Writer:
@@ -79,109 +70,29 @@ SIGLIP_TOWER = {
 }
 INTERNVL_TOWER = {**INTERNVL, "num_hidden_layers": 3, "model_type": "internvl_vision"}
 
+# fmt: off
 CASES = [
-    VisionCase(
-        "llava_next",
-        "wide-and-narrow",
-        llava_next(LLAMA, CLIP_TOWER, [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]]),
-        auto=AUTO,
-        writer=in_tiles(24, {(30, 50): (5, 16 + 4 * 9), (20, 13): (3, 16 + 4 * 3)}),
-    ),
-    VisionCase(
-        "llava_next",
-        "siglip-unused-head-two-layers-unbiased-qwen2",
-        llava_next(
-            QWEN,
-            SIGLIP_TOWER | {"vision_use_head": True},
-            [[24, 24], [72, 24], [48, 48]],
-            vision_feature_layer=[-3, 1],
-            vision_feature_select_strategy="full",
-            multimodal_projector_bias=False,
-        ),
-        auto=AUTO,
-        writer=in_tiles(24, {(70, 17): (4, 9 + 9 * 4), (24, 24): (2, 9 + 3 * 4)}),
-    ),
-    VisionCase(
-        "llava_next",
-        "last-relu-mistral",
-        llava_next(
-            {**LLAMA, "model_type": "mistral", "sliding_window": None},
-            {**CLIP_TOWER, "patch_size": 8},
-            [[48, 24], [24, 48]],
-            vision_feature_layer=-1,
-            projector_hidden_act="relu",
-        ),
-        auto=AUTO,
-        writer=in_tiles(24, {(31, 100): (3, 9 + 1 * 7), (100, 41): (3, 9 + 6 * 4)}),
-    ),
-    VisionCase(
-        "internvl",
-        "tied-qwen2",
-        {
-            "text_config": {**QWEN, "tie_word_embeddings": True},
-            "vision_config": INTERNVL_TOWER,
-            "image_token_id": IMAGE,
-        },
-        auto=AUTO,
-        writer=of_one_size(4),
-    ),
-    VisionCase(
-        "internvl",
-        "first-layer-larger-images-relu-llama",
-        internvl(LLAMA, {"attention_bias": True}, vision_feature_layer=1, projector_hidden_act="relu"),
-        auto=AUTO,
-        writer=of_one_size(9, rows=6, columns=6),
-    ),
-    VisionCase(
-        "internvl",
-        "normed-rms-squares-of-four-qwen3",
-        internvl(
-            {**LLAMA, "model_type": "qwen3", "head_dim": 8},
-            {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True, "use_mean_pooling": False}
-            | {"patch_size": 3, "image_size": [24, 24]},
-            downsample_ratio=0.25,
-        ),
-        auto=AUTO,
-        writer=of_one_size(4, patch=3, rows=8, columns=8),
-    ),
-    VisionCase(
-        "llava_onevision",
-        "siglip-shrunk",
-        onevision(
-            QWEN,
-            SIGLIP_TOWER | {"patch_size": 6},
-            [[24, 48], [48, 24], [48, 48]],
-            vision_aspect_ratio="anyres_max_1",
-            vision_feature_select_strategy="full",
-        ),
-        auto=AUTO,
-        writer=in_tiles(24, {(30, 50): (5, 16 + 2 * 6), (20, 13): (3, 16 + 4 * 3)}),
-    ),
-    VisionCase(
-        "llava_onevision",
-        "clip-two-layers-relu-llama",
-        onevision(
-            LLAMA,
-            CLIP_TOWER,
-            [[24, 24], [72, 24], [48, 48]],
-            vision_aspect_ratio="anyres_max_2",
-            vision_feature_layer=[-2, 0],
-            vision_feature_select_strategy="default",
-            projector_hidden_act="relu",
-        ),
-        auto=AUTO,
-        writer=in_tiles(24, {(48, 40): (5, 16 + 6 * 5), (24, 24): (2, 16 + 4 * 5)}),
-    ),
-    VisionCase(
-        "llava_onevision",
-        "unbiased-tied-large",
-        onevision(
-            {**QWEN, "tie_word_embeddings": True},
-            SIGLIP_TOWER,
-            [[48, 24], [24, 48]],
-            multimodal_projector_bias=False,
-        ),
-        auto=AUTO,
-        writer=in_tiles(24, {(31, 100): (3, 9 + 1 * 7), (100, 41): (3, 9 + 6 * 4)}),
-    ),
+    VisionCase("llava_next", "wide-and-narrow", llava_next(LLAMA, CLIP_TOWER, [[24, 48], [48, 24], [48, 48], [72, 24],
+               [24, 72]]), auto=AUTO, writer=in_tiles(24, {(30, 50): (5, 16 + 4 * 9), (20, 13): (3, 16 + 4 * 3)})),
+    VisionCase("llava_next", "siglip-unused-head-two-layers-unbiased-qwen2", llava_next(QWEN,
+               SIGLIP_TOWER | {"vision_use_head": True}, [[24, 24], [72, 24], [48, 48]], vision_feature_layer=[-3, 1],
+               vision_feature_select_strategy="full", multimodal_projector_bias=False), auto=AUTO, writer=in_tiles(24,
+               {(70, 17): (4, 9 + 9 * 4), (24, 24): (2, 9 + 3 * 4)})),
+    VisionCase("internvl", "tied-qwen2", {"text_config": {**QWEN, "tie_word_embeddings": True},
+               "vision_config": INTERNVL_TOWER, "image_token_id": IMAGE}, auto=AUTO, writer=of_one_size(4)),
+    VisionCase("internvl", "first-layer-larger-images-relu-llama", internvl(LLAMA, {"attention_bias": True},
+               vision_feature_layer=1, projector_hidden_act="relu"), auto=AUTO, writer=of_one_size(9, rows=6,
+               columns=6)),
+    VisionCase("internvl", "normed-rms-squares-of-four-qwen3", internvl({**LLAMA, "model_type": "qwen3", "head_dim": 8},
+               {"use_qk_norm": True, "norm_type": "rms_norm", "use_mask_token": True,
+               "use_mean_pooling": False} | {"patch_size": 3, "image_size": [24, 24]}, downsample_ratio=0.25),
+               auto=AUTO, writer=of_one_size(4, patch=3, rows=8, columns=8)),
+    VisionCase("llava_onevision", "siglip-shrunk", onevision(QWEN, SIGLIP_TOWER | {"patch_size": 6}, [[24, 48], [48,
+               24], [48, 48]], vision_aspect_ratio="anyres_max_1", vision_feature_select_strategy="full"), auto=AUTO,
+               writer=in_tiles(24, {(30, 50): (5, 16 + 2 * 6), (20, 13): (3, 16 + 4 * 3)})),
+    VisionCase("llava_onevision", "clip-two-layers-relu-llama", onevision(LLAMA, CLIP_TOWER, [[24, 24], [72, 24], [48,
+               48]], vision_aspect_ratio="anyres_max_2", vision_feature_layer=[-2, 0],
+               vision_feature_select_strategy="default", projector_hidden_act="relu"), auto=AUTO, writer=in_tiles(24,
+               {(48, 40): (5, 16 + 6 * 5), (24, 24): (2, 16 + 4 * 5)})),
 ]
+# fmt: on
