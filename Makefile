@@ -40,7 +40,7 @@ demo: $(READY_FOR_DEMO)  ## patch the bundled model and write an HTML report
 	$(BIN)/hooked-lm demo --output build/hooked_lm_demo.html
 
 test: $(READY)  ## the fast tests: the installation and the core
-	$(PYTEST) -m "not slow" $(OPTIONS)
+	$(PYTEST) -m "not slow" tests $(OPTIONS)
 
 test-all: $(READY)  ## the whole test suite
 	$(PYTEST)

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from datetime import date
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -21,6 +22,8 @@ import torch
 from hypothesis import settings
 
 from annotation_checks import check_annotations_of
+
+FAMILIES = Path(__file__).parent / "tests" / "families"
 
 gc.disable()  # while modules are imported, nothing is garbage: see pytest_collection_finish
 check_annotations_of("hooked_lm")  # before the package's first import
@@ -74,29 +77,18 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The fast suite does not import modules about single families, which have no fast test."""
+    is_test = collection_path.parent == FAMILIES and collection_path.name.startswith("test_")
+    is_left_out = is_test and config.option.markexpr == "not slow" and "EACH_CASE" not in collection_path.read_text()
+    return is_left_out or None  # None: as other plugins say
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Thins the fast suite. Then shuffles, if asked to; tests of one model stay together, which is built once.
-
-    Of the table of architectures the first config of the families that stand for all runs, or of every family; of any other
-    test the first parameters, unless it is marked `every_parameter`.
-    """
-    from tests.core import (
-        CORE,
-        IMAGES,
-    )  # not before the tests themselves: the clients bring a package of that name, too
-
-    seen: dict[tuple[str, str], object] = {}
+    """Thins the fast suite. Then shuffles, if asked to; tests of one model stay together, which is built once."""
+    seen: set[str] = set()
     for item in items:
-        case, function = case_of(item), item.nodeid.split("[")[0]
-        if case is not None:
-            first = seen.setdefault((function, case.family), case) is case
-            stands = case.family in (*CORE, *IMAGES) or item.get_closest_marker("every_family")
-        elif item.get_closest_marker("slow") is None:
-            first, stands = seen.setdefault((function, ""), item) is item, True
-            first = first or item.get_closest_marker("every_parameter") is not None
-        else:
-            continue
-        if not (first and stands):
+        if item.get_closest_marker("slow") is None and not is_fast(item, seen):
             item.add_marker("slow")
     if (part := config.option.part) is not None:
         index, n = map(int, part.split("/"))
@@ -115,6 +107,25 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+def is_fast(item: pytest.Item, seen: set[str]) -> bool:
+    """Whether a test that is not marked slow belongs to the fast suite; `seen` are the functions of those before.
+
+    Of the table of architectures the first line of the families that stand for all; nothing else about single families, and no
+    example of a docstring; of any other test the first parameters, unless it is marked `every_parameter`.
+    """
+    from tests.core import CORE, IMAGES  # not before the tests: the clients bring a package of that name, too
+
+    case, function = case_of(item), item.nodeid.split("[")[0]
+    if isinstance(item, pytest.DoctestItem) or (case is None and FAMILIES in item.path.parents):
+        return False
+    key = f"{function} {case.family}" if case is not None else function
+    is_first = key not in seen
+    seen.add(key)
+    if case is not None:
+        return is_first and case.family in (*CORE, *IMAGES)
+    return is_first or item.get_closest_marker("every_parameter") is not None
 
 
 def unit_of(item: pytest.Item) -> bytes:

@@ -11,14 +11,17 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))  # for the table of architectures in tests/
 sys.path.append(str(Path(__file__).parent))
 
+import transformers
 from drawing import block_drawing
+from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer
 from hooked_lm.families import CLASSES, OF_TEXT, model_class, supported
@@ -27,7 +30,7 @@ from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config import flat
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.row import EVERY_KIND, Row, table
-from tests.families import CASES, VISION_CASES, Case
+from tests.families import CASES, ENCODER_CASES, VISION_CASES, Case
 from tests.families._composite import COMPOSITES
 from tests.families._models import hooked
 from tests.families._vision import hooked_any
@@ -257,6 +260,37 @@ def points_of(case: Case) -> dict[str, Any]:
     return (hooked if case.family in supported() else hooked_any)(case).all_points()
 
 
+HEADS = (
+    "PreTraining",
+    "MaskedLM",
+    "NextSentencePrediction",
+    "SequenceClassification",
+    "TokenClassification",
+    "QuestionAnswering",
+)
+
+
+@cache
+def cases() -> tuple[Case, ...]:
+    """The rows of the tests, and the first of each encoder with the other heads that transformers has for it and that load."""
+    first = {case.family: case for case in reversed(ENCODER_CASES)}
+    others = [
+        replace(case, name=f"{case.name}-{head}", auto=f"AutoModelFor{head}")
+        for case in first.values()
+        for head in HEADS
+        if CONFIG_MAPPING[case.family] in getattr(transformers, f"AutoModelFor{head}")._model_mapping
+    ]
+    return (*CASES, *(case for case in others if loads(case)))
+
+
+def loads(case: Case) -> bool:
+    try:
+        points_of(case)
+    except ValueError:
+        return False
+    return True
+
+
 def any_layer(site: str) -> str:
     """A site's name with `{i}` for layers, `{e}` for experts and `{n}` for predicting streams."""
     site = re.sub(r"\bexperts\.\d+\b", "experts.{e}", re.sub(r"^((?:\w+\.)?\w+)\.\d+\.", r"\1.{i}.", site))
@@ -266,7 +300,7 @@ def any_layer(site: str) -> str:
 def sites_of_families(class_name: str) -> dict[str, dict[str, Any]]:
     """Site -> its shapes and the families that have it, over the families of a class, in the order of computation."""
     found: dict[str, dict[str, Any]] = {}
-    for case in CASES if class_name in OF_TEXT.values() else VISION_CASES:
+    for case in cases() if class_name in OF_TEXT.values() else VISION_CASES:
         if class_name_of(case) == class_name:
             for name, point in points_of(case).items():
                 entry = found.setdefault(any_layer(name), {"shapes": {}, "families": {}, "on demand": point.on_demand})
@@ -437,7 +471,7 @@ def listed(names: list[str]) -> str:
 def family_row(name: str, parity: dict[str, Any], standard: list[str]) -> str:
     """The table row of a family; `standard` are the usual sites of its class."""
     trees, sites, is_text = [], dict[str, None](), name in supported()
-    for case in (*CASES, *VISION_CASES):
+    for case in (*cases(), *VISION_CASES):
         if case.family == name:
             trees.append((hooked if is_text else hooked_any)(case).cfg.tree)
             sites |= dict.fromkeys(any_layer(site) for site in points_of(case))

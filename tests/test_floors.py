@@ -167,10 +167,12 @@ def test_imports_go_down_and_never_round() -> None:
     assert violations(PACKAGE) == []
 
 
+@pytest.mark.slow
 def test_few_parameters_are_untyped() -> None:
     assert len(untyped(PACKAGE)) <= MAX_UNTYPED
 
 
+@pytest.mark.slow
 def test_files_and_functions_are_short() -> None:
     assert too_long(PACKAGE) == []
 

@@ -77,6 +77,7 @@ def printing(package: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_library_prints_nothing() -> None:
     assert set(printing(PACKAGE)) == PRINTS.keys()
 
@@ -99,6 +100,7 @@ def test_logging_is_silent_by_default() -> None:
 # ---- chance ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_decide_and_the_global_seed_is_respected() -> None:
     model = HookedTransformer.from_pretrained("demo")
 
@@ -119,6 +121,7 @@ DRAWS = {"randn", "rand", "randint", "randperm", "multinomial", "normal_", "unif
 GLOBAL = {"pretrained.py: sample_datapoint"}  # as its docstring says
 
 
+@pytest.mark.slow
 def test_whatever_draws_has_a_generator() -> None:
     """So that a seed of a function decides, and drawing does not change what others draw."""
     found = {

@@ -36,6 +36,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
     assert_close(namespace["difference"].sum() + bias, logits[right] - logits[wrong], scale=logits.abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "n_snippets"),
     [
@@ -64,6 +65,7 @@ def test_every_snippet_of_a_page_runs(page: str, n_snippets: int, tmp_path: Path
         exec(compile(code, f"{page}, snippet {number}", "exec"), namespace)
 
 
+@pytest.mark.slow
 def test_every_line_of_the_porting_tables_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # one writes a file
     text = (ROOT / "docs" / "porting-tables.md").read_text()

@@ -87,7 +87,7 @@ def test_folders_mirror_the_package() -> None:
         "docs",
         "floors",
         "habits",
-        "mutants",
+        "environment", "mutants",
         "readme",
         "rounding",
         "suite",

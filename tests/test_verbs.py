@@ -94,6 +94,7 @@ def drawn(result: Any) -> str:
     return str(picture.to_json() if isinstance(picture, go.Figure) else picture.to_html())
 
 
+@pytest.mark.slow
 def test_every_result_is_listed() -> None:
     assert classes_with_a_table() == RESULTS.keys() | ELSEWHERE.keys()
 

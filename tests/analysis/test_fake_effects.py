@@ -82,6 +82,7 @@ def test_random_models(method: str) -> None:
     assert excess(too_narrow) > 2.5, too_narrow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", thinned(["nodes, gradient", "edges, eap"], keep=["nodes, gradient"]))
 def test_shuffled_answers(method: str) -> None:
     """Which of both names is called right is tossed for each pair, eight times over; where it is not, there is a lot to find."""

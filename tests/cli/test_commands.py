@@ -72,6 +72,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what holds of every command -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_command_has_an_example_and_the_options_of_all() -> None:
     assert set(EXAMPLES) == {command.name or command.callback.__name__ for command in app.registered_commands}
     for name, example in EXAMPLES.items():
@@ -288,6 +289,7 @@ def test_cache(tmp_path: Path, model: HookedTransformer) -> None:
         assert_close(kept[name], value)
 
 
+@pytest.mark.slow
 def test_sites_are_named_alike_in_all_commands(tmp_path: Path) -> None:
     """A short name is the site in all layers, and both spellings of the option work."""
     out = ("--out", tmp_path / "a.safetensors")
@@ -401,6 +403,7 @@ def test_patch_a_pair(tmp_path: Path, model: HookedTransformer) -> None:
         assert part in page
 
 
+@pytest.mark.slow
 def test_patch_shows_shares_or_nats(tmp_path: Path) -> None:
     few = ("--layers", "1-2", "--positions", "10-12", "--html", tmp_path / "a.html")
     assert "restored: 0 is the corrupted run" in call("patch", "demo", *PAIR, *few).output
@@ -511,6 +514,7 @@ def test_models() -> None:
     assert {"model_type": "gpt2", "classes": ["HookedTransformer"]} in from_json("models")["models"]
 
 
+@pytest.mark.slow
 def test_missing_models() -> None:
     """With each its reason; no reason names a model that there is, or that transformers has not."""
     shown = call("models", "--missing")

@@ -33,6 +33,7 @@ def installed(tmp_path: Path) -> Path:
     return package.parent
 
 
+@pytest.mark.slow
 def test_a_program_finds_our_classes_under_the_lent_name(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -585,6 +585,7 @@ def test_the_kinds_of_our_families() -> None:
     assert found["masked_lm"] == architectures.MASKED_LM_ARCHITECTURES
 
 
+@pytest.mark.slow
 def test_families_with_norms_only_after_sublayers() -> None:
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

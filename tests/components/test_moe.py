@@ -151,6 +151,7 @@ def copy_in(root: Root, dtype: torch.dtype) -> MoE:
     return other.to(dtype).mlp
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.integers(0, 1000))
 def test_any_sizes(n_experts: int, top_k: int, batch: int, n_pos: int, seed: int) -> None:
     root = Root(MoE.Config(EXPERT, n_experts, min(top_k, n_experts), SOFTMAX), seed)

@@ -58,6 +58,7 @@ def test_most_likely_token_is_the_answer(demo: Demo, task: str):
     assert (predicted == answers).float().mean() >= THRESHOLDS[task]
 
 
+@pytest.mark.slow
 def test_greater_years_are_likelier(demo: Demo):
     rng = random.Random(2)
     examples = [corpus.TASKS["greater_than"](rng) for _ in range(ITEMS)]
@@ -125,6 +126,7 @@ def test_model_is_small():
     assert sum(file.stat().st_size for file in MODEL.iterdir()) < 6e6
 
 
+@pytest.mark.slow
 def test_held_out_items_are_not_in_the_training_text():
     rng = random.Random(2)
     training = {corpus.training_text(rng) for _ in range(20_000)}

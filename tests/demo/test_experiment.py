@@ -215,6 +215,7 @@ def test_intervals_hold_the_means(result: experiment.Result):
     assert_close(ranking["high"][0], high[layer, head].item())
 
 
+@pytest.mark.slow
 def test_the_same_pairs_twice_make_intervals_narrower(result: experiment.Result):
     """The means stay; of eight prompts their standard error is 1.53 times smaller, and Student's interval 1.35 times."""
     once, twice = result.heads, experiment.run(result.model, 2 * result.pairs).heads
@@ -306,6 +307,7 @@ def test_bad_input_is_refused_before_the_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_report_opens_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: experiment.Result):
     monkeypatch.setattr(experiment, "run", lambda model, pairs: result)
     opened = []

@@ -69,6 +69,7 @@ def growth(name: str) -> int:
     return 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems count memory in other units")
 @pytest.mark.parametrize("name", thinned(SWEEPS, keep=["patterns"]))
 def test_a_sweep_stays_within_max_memory(name: str) -> None:

@@ -75,6 +75,7 @@ RUNS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*whole forward pass")
 @pytest.mark.parametrize("name", RUNS)
 def test_an_interrupt_at_any_line(name: str) -> None:

@@ -205,6 +205,7 @@ def of_another_kind(seed: int, case: Case) -> None:
         check(world(model, model.cfg.d_vocab, case.n_prompt, seed), NEARLY)
 
 
+@pytest.mark.slow
 @MAY_FALL_BACK
 @given(seed=SEEDS, case=st.sampled_from(OTHERS))
 @settings(max_examples=6)
@@ -238,6 +239,7 @@ def test_neither_order_nor_company_nor_budget_matters(seed: int) -> None:
         assert_close(alone, together[index], depth=GRADIENT)
 
 
+@pytest.mark.slow
 @MAY_FALL_BACK
 @given(seed=SEEDS)
 @settings(max_examples=12)

@@ -71,6 +71,7 @@ def whole(model: HookedTransformer, tokens: Tensor, edits: list[Edit]) -> Tensor
     return model.run_with_hooks(tokens, fwd_hooks=[(edit.site, hook(edit)) for edit in edits])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", thinned([everything, last], keep=[last]))
 def test_every_site_of_every_kind(model: HookedTransformer, metric: Callable) -> None:
     tokens = ids(2, N_POS)

@@ -67,7 +67,6 @@ def test_the_class_is_the_one_that_is_listed(case: Case):
 # ---- the same numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.every_family
 @unchecked()
 def test_logits(case: Case):
     assert_same_logits(case)

@@ -29,7 +29,6 @@ from tests.unchecked import unchecked
 EACH_CASE = CASES
 
 
-@pytest.mark.every_family
 @torch.no_grad()
 def test_outputs(case: Case):
     inputs, model = pair_inputs(case), hooked_pair(case)

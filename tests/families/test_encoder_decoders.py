@@ -113,7 +113,6 @@ def cached(case: Case) -> tuple[Tensor, ActivationCache]:
     return hooked(case).run_with_cache(*drawn(case))
 
 
-@pytest.mark.every_family
 @unchecked()
 def test_logits(case: Case):
     logits = expected(case)[1].detach()

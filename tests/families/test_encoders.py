@@ -71,7 +71,6 @@ def cached(case: Case) -> tuple[Tensor, ActivationCache]:
     return hooked(case).run_with_cache(prompt(case))
 
 
-@pytest.mark.every_family
 @unchecked()
 def test_everything_that_it_gives(case: Case):
     tokens = prompt(case)

@@ -38,7 +38,6 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert_close(found, expected.view_as(found))
 
 
-@pytest.mark.every_family
 @torch.no_grad()
 def test_outputs(case: Case):
     pixels = images(case)

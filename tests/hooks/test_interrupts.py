@@ -84,6 +84,7 @@ SCOPES: dict[str, Callable[[Net], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCOPES)
 def test_scopes_end(name: str) -> None:
     model = net()

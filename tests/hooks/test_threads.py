@@ -81,6 +81,7 @@ def test_registrations_from_several_threads(hasty: None) -> None:
     assert_no_hook_left(model)
 
 
+@pytest.mark.slow
 def test_asking_what_is_registered_changes_nothing(hasty: None) -> None:
     model, stop = net(), threading.Event()
 

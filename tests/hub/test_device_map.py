@@ -30,6 +30,7 @@ def comparison(processed: bool) -> Callable[[Tensor, Tensor], None]:
     return assert_close if processed else assert_equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("processed", [True, False])
 def test_each_tensor_goes_straight_to_its_device(processed: bool, pair: tuple[str, str]):
@@ -69,6 +70,7 @@ def test_blocks_on_disk(processed: bool, options: dict[str, Any]):
             assert all(torch.equal(weight, exported[name]) for name, weight in one.to_hf().state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main", [LABELS[0], *(["cuda:0"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("processed", [True, False])
 def test_blocks_offloaded_from_a_device(processed: bool, main: str):

@@ -493,6 +493,7 @@ def test_saving_over_the_checkpoint_in_use(llama: Path):
     assert torch.equal(model(TOKENS), expected)
 
 
+@pytest.mark.slow
 def test_transformers_is_not_imported_for_a_model_from_a_config():
     program = """
 import sys

@@ -167,6 +167,7 @@ def test_several_dtypes(tmp_path: Path) -> None:
     assert_same(saved(model, tmp_path / "toy"), model)
 
 
+@pytest.mark.slow
 def test_saving_again_and_into_other_folders(tmp_path: Path) -> None:
     first, second = toy("standard"), toy("standard", seed=5)
     first.save(tmp_path / "toy")

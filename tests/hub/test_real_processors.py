@@ -164,6 +164,7 @@ def test_pixels_without_a_processor_are_written_as_by_it(family: str, model: Any
         assert_close(x, theirs)
 
 
+@pytest.mark.slow
 def test_bos_and_options_of_a_processor(folders: Any):
     """One BOS, or none, though the tokenizer of LLaVA writes it."""
     model = HookedVisionLanguage.from_pretrained_no_processing(folders("llava")[0])

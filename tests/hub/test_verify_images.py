@@ -42,6 +42,7 @@ def test_verify(family: str, tmp_path: Path):
     assert len(names) > 10
 
 
+@pytest.mark.slow
 def test_what_images_change_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def badly(*args: Any) -> Any:
         model = hub.load(*args)

@@ -63,6 +63,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other) and type(one) is type(other)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_object_is_saved_and_loaded_bit_for_bit(tmp_path: Path):
     Hooks(OBJECTS).save(tmp_path / "hooks.safetensors")

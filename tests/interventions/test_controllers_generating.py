@@ -166,6 +166,7 @@ def test_a_padded_source_is_put_where_it_was(places: Any):
     assert_close(found[real], without(False)[real])
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_generates_under_hooks():
     model = of_family("t5")
     options: dict[str, Any] = {"do_sample": False, "stop_at_eos": False, "verbose": False, "max_new_tokens": 6}

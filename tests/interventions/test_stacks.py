@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -283,6 +284,7 @@ def gradient_by_hand(stack: list[Placed], upstream: np.ndarray) -> tuple[np.ndar
     return x, upstream
 
 
+@pytest.mark.slow
 @given(st.lists(WITH_GRADIENTS, max_size=8))
 @settings(max_examples=80)
 def test_a_stack_with_gradients_is_its_objects_one_after_the_other(drawn: list[dict[str, Any]]):

@@ -140,6 +140,7 @@ class Marker:
     """Something to see whether it is alive."""
 
 
+@pytest.mark.slow
 def test_a_dictionary_keeps_no_graph_alive() -> None:
     model, tokens = toy("rotary"), ids(2, 5)
     model.requires_grad_(True)

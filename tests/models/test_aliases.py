@@ -89,6 +89,7 @@ def test_hooks(model: HookedTransformer, tokens: Tensor) -> None:
     assert torch.equal(doubled(model, GLOB)(tokens), doubled(model, NAMES)(tokens))
 
 
+@pytest.mark.slow
 def test_sweeps(model: HookedTransformer, tokens: Tensor) -> None:
     other = tokens.clone()
     other[0, 2] = tokens[0, 4]

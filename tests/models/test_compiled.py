@@ -55,6 +55,7 @@ def test_a_graph_equals_an_eager_run_with_the_same_hooks(kind: str) -> None:
     assert_apart(run(ids()), before)
 
 
+@pytest.mark.slow
 @KINDS
 @torch.no_grad()
 def test_decode_steps_equal_those_with_a_growing_cache(kind: str) -> None:
@@ -80,6 +81,7 @@ def test_decode_steps_equal_those_with_a_growing_cache(kind: str) -> None:
     assert len(run._graphs) == 1
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_a_graph_cannot_do_runs_eagerly_and_says_so_once() -> None:
     run, _ = compiled()
@@ -103,6 +105,7 @@ def test_what_a_graph_cannot_do_runs_eagerly_and_says_so_once() -> None:
         run(ids() + 1000)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_hook_between_decode_steps_runs() -> None:
     run, _ = compiled()

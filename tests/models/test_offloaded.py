@@ -46,6 +46,7 @@ def same(found: Tensor, expected: Tensor) -> None:
     assert_equal(values(found), values(expected))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["rotary", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("shortformer", "solu"))]
 )
@@ -92,6 +93,7 @@ def test_every_site_of_other_blocks(family: str, device: str):
             same(its_cache[name], cache[name])
 
 
+@pytest.mark.slow
 def test_hooks_edit_read_weights_and_raise(device: str):
     tokens = ids()
 

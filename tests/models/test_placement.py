@@ -45,6 +45,7 @@ def same(found: Tensor, expected: Tensor) -> None:
     assert_close(values(found), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(["rotary", "shortformer", "windowed", "alibi", "tied"], keep=["rotary"]))
 def test_runs_and_caches(kind: str, pair: tuple[str, str]):
     one, tokens = toy(kind), ids()
@@ -83,6 +84,7 @@ def test_gradients_of_weights_and_activations(pair: tuple[str, str]):
             same(its.grad, weight.grad)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", thinned(FAMILIES, keep=["mixtral"]))
 def test_other_blocks(family: str, pair: tuple[str, str]):

@@ -99,6 +99,7 @@ def test_sparse_values_are_their_numbers() -> None:
     assert_close(found[0], metric(naive(MODEL, CORRUPTED, [dense])))
 
 
+@pytest.mark.slow
 def test_heads_are_chosen_by_their_labels() -> None:
     three, study = toy(n_layers=3), {"metric": metric, "sites": ["z", "q"], "progress": False}
     labels = ["L2H1", "L0H3", "L2H0"]

@@ -67,6 +67,7 @@ def by_hand(model: HookedTransformer, tokens: Tensor, window: int, heads: list[A
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(KINDS, keep=["rotary", "hybrid"]))
 def test_a_cell_is_a_forward_pass_with_these_scores_at_minus_infinity(kind: str):
     model, tokens = built(kind), ids()

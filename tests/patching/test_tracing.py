@@ -65,6 +65,7 @@ def by_hand(
     return cells.flatten(2), torch.cat(corrupted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", thinned(KINDS, keep=["rotary", "hybrid"]))
 def test_a_cell_is_a_forward_pass_with_noise_and_a_window_restored(kind: str):
     model, tokens = built(kind), ids(2, 4)

@@ -93,6 +93,7 @@ def test_estimates_are_checked_and_make_the_circuit(
     assert "its mean over the corrupted prompts" in page
 
 
+@pytest.mark.slow
 def test_a_search_has_no_curve_of_its_own(model: HookedTransformer, task: circuit.Task) -> None:
     study = circuit.find(model, task, method="acdc", threshold=3.0)
     assert study.effects is None
@@ -120,6 +121,7 @@ def test_tasks_that_do_not_go_together() -> None:
         circuit.answers_of(["Mary"])
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     report, saved = tmp_path / "report.html", tmp_path / "circuit.safetensors"
     given = [

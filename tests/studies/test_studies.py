@@ -161,6 +161,7 @@ def test_pairs_of_different_lengths_are_aligned_by_name(model: HookedTransformer
         table.scores("middle")
 
 
+@pytest.mark.slow
 def test_other_experiments_equal_their_functions(model: HookedTransformer, tmp_path: Path) -> None:
     one = SHORT[:1]
     texts, metric = {side: one[0][side] for side in one[0]}, difference(model, one[0])
@@ -217,6 +218,7 @@ def one_number(model: HookedTransformer, corrupted: Tensor, clean: Tensor, *, me
     return Scores(torch.zeros(1), {})
 
 
+@pytest.mark.slow
 def test_functions_and_several_metrics(model: HookedTransformer, tmp_path: Path) -> None:
     found = run(model, tmp_path, experiment=agreement, options={"layers": [0, 3]})
     assert found.to_dataframe().columns.tolist() == ["pair", "layer", "value"]
@@ -235,6 +237,7 @@ def test_functions_and_several_metrics(model: HookedTransformer, tmp_path: Path)
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_bytes_from_parts_and_after_an_interruption(model: HookedTransformer, tmp_path: Path) -> None:
     whole = run(model, tmp_path / "whole")
     expected = contents(whole)
@@ -375,6 +378,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_command_resumes_and_shows_the_largest_effects(file: Path) -> None:
     with with_threads(1):  # as the command loads it: the last bits of folded weights depend on the number of threads
         model = HookedTransformer.from_pretrained("demo")

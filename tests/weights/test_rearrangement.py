@@ -39,6 +39,7 @@ def test_reading_is_einops_on_the_part(mapping):
         assert torch.equal(row.to_target(source), expected)
 
 
+@pytest.mark.slow
 @given(mappings(), st.randoms())
 @settings(deadline=None, max_examples=200)
 def test_writing_all_parts_in_any_order_restores_the_tensor(mapping, random):

@@ -93,6 +93,7 @@ def test_the_planted_model_is_right() -> None:
     assert not (planted()(base)[:, -1].argmax(-1) == labels).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("site", "pos", "head", "columns"),
     [
@@ -243,6 +244,7 @@ def test_accuracy_of_interchange_is_counted_prompt_by_prompt() -> None:
     assert float(interchange_accuracy(model, base, [(stream, source)], own[:, 1], candidates=own).mean) == 0
 
 
+@pytest.mark.slow
 def test_positions_may_differ_between_prompts_and_runs() -> None:
     base, source, labels = pairs(80)
     base = torch.cat([base, base[:, 1:]], 1)  # the answer is read at the second token

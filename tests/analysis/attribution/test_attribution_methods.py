@@ -50,6 +50,7 @@ def test_effects_at_a_full_cut_add_up_to_the_whole_difference(method: str, kind:
     assert shortfall(kind, method, 24) < 2e-3
 
 
+@pytest.mark.slow
 def test_a_single_gradient_does_not_add_up() -> None:
     for method in ("ig-inputs", "ig-activations"):
         few, more, many = (shortfall("standard", method, steps) for steps in (1, 3, 12))
@@ -58,6 +59,7 @@ def test_a_single_gradient_does_not_add_up() -> None:
     assert shortfall("standard", "gradient", 1) > 0.1
 
 
+@pytest.mark.slow
 def test_steps_in_one_pass_or_one_by_one_are_the_same() -> None:
     model, corrupted, clean = mild("rotary")
     for method in ("ig-inputs", "ig-activations"):

@@ -91,6 +91,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", thinned(WAYS, keep=["pruning"]))
 def test_what_was_planted_is_found(method: str) -> None:
     model = planted()

@@ -200,6 +200,7 @@ def share_of_significant_cells(scores: Scores, level: float) -> float:
     return float(((low > 0) | (high < 0)).float().mean())
 
 
+@pytest.mark.slow
 def test_untrained_models_are_at_chance(demo: HookedTransformer) -> None:
     """With a new model for each prompt; the weights of one differ from uniform attention by little, but always by the same."""
     found = [head_scores(small(seed=i, n_heads=8, d_head=4), n_prompts=1, length=20, seed=i) for i in range(60)]

@@ -175,6 +175,7 @@ def test_training_brings_it_nearer_on_prompts_it_has_not_seen(model: HookedTrans
     assert kl[1] < 0.7 * kl[0]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_lens_and_nothing_else_changes(model: HookedTransformer, tuned: TunedLens):
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     asked, state = [weight.requires_grad for weight in model.parameters()], torch.get_rng_state()
@@ -207,6 +208,7 @@ def linear_model(generator: torch.Generator) -> tuple[HookedTransformer, Tensor]
     return model, M
 
 
+@pytest.mark.slow
 def test_a_planted_map_is_found():
     generator = torch.Generator().manual_seed(0)
     model, M = linear_model(generator)

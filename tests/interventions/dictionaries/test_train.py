@@ -73,6 +73,7 @@ def texts() -> list[str]:
 # ---- planted ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cfg", [TopK.Config(D, 48, k=ACTIVE), BatchTopK.Config(D, 48, k=ACTIVE)], ids=["topk", "batchtopk"]
 )
@@ -108,6 +109,7 @@ def test_planted_directions_are_recovered_by_kinds_with_a_penalty(cfg: SAE.Confi
     assert (sae.encode(mixtures(directions, 1000, seed=1)) > 0).sum(1).float().mean() < 6
 
 
+@pytest.mark.slow
 @PENALIZED
 def test_the_penalty_makes_features_sparse_and_the_error_small(cfg: SAE.Config, sparsity: float) -> None:
     directions = planted()
@@ -137,6 +139,7 @@ class Shy(TopK.Config):
         return sae
 
 
+@pytest.mark.slow
 def test_the_auxiliary_loss_revives_dead_features() -> None:
     data = mixtures(planted())
 
@@ -259,6 +262,7 @@ def assert_same(one: SAE, other: SAE) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["batchtopk", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("topk", "jumprelu"))]
 )

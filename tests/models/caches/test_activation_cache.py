@@ -203,6 +203,7 @@ def test_parts_sum_to_what_mlps_read(structure: int) -> None:
             assert_close(stack.sum(0), seen)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_each_sublayer_is_the_sum_of_its_parts(structure: int) -> None:
@@ -219,6 +220,7 @@ def test_each_sublayer_is_the_sum_of_its_parts(structure: int) -> None:
         assert_close(new + bias, written)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_normalised_parts_sum_to_the_normalised_stream(structure: int) -> None:
@@ -241,6 +243,7 @@ def test_normalised_parts_sum_to_the_normalised_stream(structure: int) -> None:
         assert_close(stack.sum(0), cache["resid_post", -1] @ onto)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_logit_attributions_sum_to_the_logits(structure: int) -> None:

@@ -35,6 +35,7 @@ def test_experts_are_known_together():
     assert sum(estimate.memory_report().values()) == sum(cache.memory_report().values()) > 0
 
 
+@pytest.mark.slow
 def test_filters_text_and_options():
     model = HookedTransformer.from_pretrained("demo")
     text = "The capital of France is"

@@ -172,6 +172,7 @@ def test_a_field_takes_effect(name: str, value: Any) -> None:
         model(torch.tensor([[1, 2, 3]]))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_several_fields_take_effect_together(data: st.DataObject) -> None:

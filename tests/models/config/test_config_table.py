@@ -180,6 +180,7 @@ def test_assignment_is_construction(kind: str, name: str, value: Any) -> None:
     assert disagreements(cfg) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 @settings(max_examples=60, deadline=None)
 @given(st.data())

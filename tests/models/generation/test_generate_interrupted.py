@@ -74,6 +74,7 @@ def runs() -> dict[str, tuple[Any, Callable[[Any], object]]]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "grad_mode"), [("recorded", True), ("streamed", True), ("streamed", False), ("written", True)]
 )

@@ -491,6 +491,7 @@ def test_tokens_go_to_the_device_asked_for() -> None:
     assert tokens.device.type == mask.device.type == "meta"
 
 
+@pytest.mark.slow
 def test_two_threads_with_opposite_sides_never_mix() -> None:
     """While another thread pads and truncates with the same tokenizer, as calls of transformers do."""
     tokenizer = MAKERS[GPT2_LIKE]()

@@ -99,6 +99,7 @@ def test_logits_stay_but_for_centering_them(structure: int, name: str) -> None:
     assert_close(logits(model), before)
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_exact_in_double_precision(structure: int) -> None:
@@ -152,6 +153,7 @@ def test_folded_norms_have_no_weights(structure: int) -> None:
     assert all(not norm.cfg.weight for norm in norms if isinstance(norm, (LayerNorm, RMSNorm)))
 
 
+@pytest.mark.slow
 @SOME
 @given(SEEDS)
 def test_centred_weights_have_mean_zero(structure: int) -> None:
