@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.yardstick import yardstick
+from tests.benchmarks.yardstick import in_yardsticks, yardstick
 
 OUT = Path("build/test-profile.json")
 PHASES = ("setup", "call", "teardown")
@@ -36,7 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    """Measures the yardstick, of which workers need none, before `--rounding` slows kernels down."""
     marks["configured"] = cpu_seconds()
+    if not hasattr(config, "workerinput"):
+        marks["yardstick"] = yardstick()
 
 
 @pytest.hookimpl(trylast=True)
@@ -78,10 +81,8 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    everything, unit = sum(worker["all"] for worker in seconds_of_workers), yardstick()
-    terminalreporter.write_line(
-        f"{everything:.0f} CPU seconds, {everything / unit:.0f} times the yardstick ({unit:.2f} s)"
-    )
+    everything, unit = sum(worker["all"] for worker in seconds_of_workers), marks["yardstick"]
+    terminalreporter.write_line(in_yardsticks(everything, unit))
     if config.option.profile:
         for line in tables():
             terminalreporter.write_line(line)

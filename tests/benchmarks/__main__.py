@@ -5,6 +5,7 @@ python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes en
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
 
+import os
 import sys
 
 import torch
@@ -19,6 +20,7 @@ from tests.benchmarks.splitting import splitting_figures
 from tests.benchmarks.sweeps import sweep_tables
 from tests.benchmarks.timing import show
 from tests.benchmarks.vision import vision_figures
+from tests.benchmarks.yardstick import in_yardsticks, yardstick
 
 PARTS = {
     "forward": ("Forward and caches, GPT-2-small size, fp32", forward_figures),
@@ -51,3 +53,4 @@ def main(names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    print(in_yardsticks(sum(os.times()[:4]), yardstick()))

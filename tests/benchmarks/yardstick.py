@@ -23,6 +23,11 @@ def yardstick() -> float:
         torch.set_num_threads(threads)
 
 
+def in_yardsticks(used: float, unit: float) -> str:
+    """CPU seconds, and how many times a yardstick they are."""
+    return f"{used:.0f} CPU seconds, {used / unit:.0f} times the yardstick ({unit:.2f} s)"
+
+
 def cpu_seconds(part: Callable[[], object]) -> float:
     start = time.process_time()
     part()
