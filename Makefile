@@ -73,7 +73,7 @@ test-on-%: $(READY)
 	TEST_THREADS=2 OMP_WAIT_POLICY=PASSIVE $($*) $(PYTEST) --shuffle 2
 
 test-mutants: $(READY)  ## put faults into the package, one at a time: the tests notice every one of them (minutes)
-	$(PY) -m tests.mutants --jobs 2
+	$(PY) -m tests.mutants --select all --jobs 2
 
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients

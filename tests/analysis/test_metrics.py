@@ -85,6 +85,7 @@ def best(row: Tensor, ids: list[int]) -> int:
     return max(ids, key=lambda token: float(row[token]))
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("name", FORMULAS)
@@ -96,6 +97,7 @@ def test_metrics_of_tokens(name: str, tokens: str, places: str):
     assert found.shape == (BATCH,)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("wrong", TOKENS)
 @pytest.mark.parametrize("answers", TOKENS)

@@ -29,7 +29,6 @@ def planted(strength: float = 6.0, seed: int = 0) -> tuple[dict[int, Tensor], li
     return {0: noise[0], 1: noise[1] + strength / 2 * signs[:, None] * direction}, labels, direction
 
 
-@pytest.mark.slow
 def test_a_planted_direction_is_found_and_noise_is_not() -> None:
     vectors, labels, direction = planted()
     probes = train_probe(vectors, labels)
@@ -56,7 +55,6 @@ def test_a_planted_direction_is_found_and_noise_is_not() -> None:
     assert ((scores > 0) == torch.tensor([label == "yes" for label in labels])).float().mean() > 0.95
 
 
-@pytest.mark.slow
 def test_intervals_of_accuracies_are_between_0_and_1_and_never_a_point() -> None:
     """Those of the binomial distribution: the exact coverage of Wilson's interval for 12 prompts."""
     vectors, labels, _ = planted(30.0)

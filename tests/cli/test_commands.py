@@ -403,7 +403,6 @@ def test_patch_a_pair(tmp_path: Path, model: HookedTransformer) -> None:
         assert part in page
 
 
-@pytest.mark.slow
 def test_patch_shows_shares_or_nats(tmp_path: Path) -> None:
     few = ("--layers", "1-2", "--positions", "10-12", "--html", tmp_path / "a.html")
     assert "restored: 0 is the corrupted run" in call("patch", "demo", *PAIR, *few).output

@@ -87,6 +87,7 @@ def by_hand(
     return model
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("options", "optimizer", "more"),
     [

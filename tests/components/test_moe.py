@@ -110,6 +110,7 @@ def dense(moe: MoE, x: Tensor, share: Tensor) -> Tensor:
 # ---- the same as computing everything --------------------------------------------------------------------------------
 
 
+@pytest.mark.every_parameter
 @each_mixture
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_equals_a_loop_over_all_experts(cfg: MoE.Config, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ def listened(module: nn.Module, x: torch.Tensor, *points: str) -> torch.Tensor:
     return out
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("weight", [True, False])
 @pytest.mark.parametrize("kind", ["layer", "rms", "gemma"])
 def test_norms(kind: str, weight: bool) -> None:

@@ -33,6 +33,7 @@ SCALINGS: dict[str, tuple[Scaling, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", SCALINGS)
 @pytest.mark.parametrize("n_pos", [20, 60], ids=["trained", "longer"])
 def test_scalings_are_those_of_transformers(kind: str, n_pos: int) -> None:

@@ -43,6 +43,7 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
     assert (ours.float() - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("per_shard", [1, 2, 100])
 def test_is_a_loop_of_forward_passes(model: HookedTransformer, tmp_path: Path, per_shard: int) -> None:
     store = harvest(model, TEXTS, SITES, tmp_path, documents_per_shard=per_shard, batch_size=2)
@@ -98,6 +99,7 @@ def test_short_names_of_what_is_stored(model: HookedTransformer, tmp_path: Path)
         store.stream("tokens")
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-3), ("float16", 5e-4), ("int8", 5e-3)])
 def test_types(model: HookedTransformer, tmp_path: Path, dtype: str, tolerance: float) -> None:
     store = harvest(model, TEXTS, SITES, tmp_path, dtype=dtype)

@@ -177,6 +177,7 @@ class Odd(HookedRootModule):
         self.hook_table(torch.arange(12.0).view(3, 4))
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("pos_slice", "index"),
     [(1, [1]), (-1, [2]), ((0, 2), [0, 1]), (slice(1, None), [1, 2]), ([2, 0], [2, 0]), (None, [0, 1, 2])],

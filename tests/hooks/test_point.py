@@ -170,6 +170,7 @@ MISFITS: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("function", "error", "got"), MISFITS)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_misfit_names_site_expected_and_got(function: Any, error: Any, got: str, direction: str) -> None:

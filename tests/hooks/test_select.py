@@ -50,6 +50,7 @@ def test_a_list_gives_each_site_once_in_order_of_computation(chosen: list[str]) 
     assert found(tuple(chosen)) == found(chosen) == found(lambda name: name in chosen)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("site", ["hook_lft", "hook_l[", "*.lef?", ("lft", None), ["hook_left", "hook_lft"]])
 def test_an_unknown_name_comes_with_the_three_nearest(site: Any) -> None:
     with pytest.raises(UnknownSite) as raised:

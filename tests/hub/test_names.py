@@ -101,6 +101,7 @@ def test_a_short_name_in_the_cache_goes_before_its_organisations(here: Path) -> 
     assert load("gpt2", **options).cfg.d_model == 8  # of the other there is only a config
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

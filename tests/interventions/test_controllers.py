@@ -66,7 +66,7 @@ def assert_gone(model: Any, inputs: tuple[Any, ...], plain: Tensor, hook: HookOb
         assert_close(model.run_with_hooks(*inputs, fwd_hooks=[hook]), plain)
 
 
-@pytest.mark.slow
+@pytest.mark.every_parameter
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_is_what_it_says(kind: str):

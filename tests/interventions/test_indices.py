@@ -38,6 +38,7 @@ def changed_by(hook: Any, axis: int) -> list[int]:
     return is_nine.all(1).nonzero().flatten().tolist()
 
 
+@pytest.mark.every_parameter
 @torch.no_grad()
 @pytest.mark.parametrize(("given", "expected"), SPELLED, ids=str)
 @pytest.mark.parametrize("name", AXES)

@@ -117,6 +117,7 @@ def test_get_residual_adds_positions_from_an_offset() -> None:
 # ---- padding -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_parameter
 @EVERY_KIND
 @pytest.mark.parametrize("side", ["left", "right"])
 @given(lengths=st.lists(st.integers(1, 8), min_size=2, max_size=3), seed=st.integers(0, 9))
@@ -257,6 +258,7 @@ def test_uneven_chunks_with_a_cache(kind: str, cuts: set[int]) -> None:
     assert_close(torch.cat(parts, 1), model(tokens))
 
 
+@pytest.mark.every_parameter
 @EVERY_KIND
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_prompt_goes_on_with_a_cache(kind: str, side: str) -> None:
@@ -448,6 +450,7 @@ def test_an_unknown_site_is_named_with_its_neighbours_before_anything_runs(site:
 # ---- stopping early ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("names_filter", "n_blocks", "unembeds"),
     [
@@ -612,6 +615,7 @@ def test_any_module_in_the_place_of_a_part(path: str) -> None:
     assert_close(model.run_with_hooks(ids(), fwd_hooks=[(f"{path}.hook_mine", lambda value, hook: value / 1)]), logits)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     "point", ["attn.hook_pattern", "attn.hook_attn_scores", "attn.hook_result", "hook_q_input", "hook_attn_in", "hook_mlp_in",
               "ln1.hook_scale", "ln1.hook_normalized", "attn.hook_z", "mlp.hook_in"],

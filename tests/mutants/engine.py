@@ -33,7 +33,7 @@ ENGINE = mutants({
          "of_base(cos, packing), self.of_base(sin, packing)",
          "of_base(cos.roll(1, 1), packing), self.of_base(sin.roll(1, 1), packing)"),
         ("a state-space layer starts from an empty state",
-         "engine/test_properties.py::also_with_experts_states_and_borrowed_keys",
+         "engine/test_exact_families.py::mamba2",
          "    entry.length = before.length\n    if before", "    entry.length = 0\n    if before"),
     ],
     "engine/budget.py": [

@@ -26,6 +26,7 @@ def halved(value: Tensor, hook: object) -> Tensor:
     return value / 2
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("name", MODELS)
 def test_values_edits_and_gradients_are_those_of_the_whole_model(name: str) -> None:
     whole = build(name)

@@ -105,6 +105,7 @@ def cases() -> list[tuple[str, str]]:
     return [*product(("plain", "grouped"), SWEEPS), *others, ("shortformer", "attn_head_q_by_pos")]
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("kind", "name"), thinned(cases(), keep=[case for case in cases() if case[0] != "plain"]))
 def test_a_sweep_is_the_loop_written_by_hand(kind: str, name: str):
     model, (clean, corrupted) = build(**MODELS[kind]), prompts()
@@ -117,6 +118,7 @@ def test_a_sweep_is_the_loop_written_by_hand(kind: str, name: str):
     assert result.std() > 1e-3, "nothing was patched"
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("setter", PATCH_SETTERS, ids=lambda setter: setter.__name__)
 def test_a_setter_called_by_itself_does_what_sweeps_do(setter: PatchSetter) -> None:
     axes = PATCH_SETTERS[setter].axes
@@ -152,6 +154,7 @@ def test_a_clean_stream_brings_the_clean_metric_back():
     assert_close(result, last(logits).expand(LAYERS, 1), scale=logits)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", ["plain", "grouped"])
 def test_all_heads_in_one_tensor(kind: str):
     model, (clean, corrupted) = build(**MODELS[kind]), prompts()

@@ -67,7 +67,7 @@ def by_hand(model: HookedTransformer, tokens: Tensor, window: int, heads: list[A
     return expected
 
 
-@pytest.mark.slow
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", thinned(KINDS, keep=["rotary", "hybrid"]))
 def test_a_cell_is_a_forward_pass_with_these_scores_at_minus_infinity(kind: str):
     model, tokens = built(kind), ids()
@@ -170,6 +170,7 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("kind", "arguments", "error", "message"), WRONG)
 def test_mistakes_are_refused_before_the_sweep(
     kind: str, arguments: dict[str, Any], error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch

@@ -223,6 +223,7 @@ def test_select():
     assert cell.cost == plain.cost
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("labels", "says"),
     [

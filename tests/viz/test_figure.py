@@ -116,6 +116,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_cannot_be_drawn_is_refused(message: str) -> None:
     with unchecked(), pytest.raises(ValueError, match=message):

@@ -212,6 +212,7 @@ def assert_queries_and_keys_go_by_their_patterns(model: Any, corrupted: Tensor, 
     assert largest > 1e-3
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", KINDS)
 def test_queries_and_keys_go_by_their_patterns(kind: str) -> None:
     assert_queries_and_keys_go_by_their_patterns(toy(kind), ids(2, 7, seed=0), ids(2, 7, seed=1))

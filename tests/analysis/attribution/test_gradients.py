@@ -110,6 +110,7 @@ def test_a_tape_is_played_again() -> None:
     assert all(torch.equal(first[site], second[site]) for site in SITES)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(
     ("metric", "says"),
     [

@@ -239,6 +239,7 @@ def test_nothing_half_trained_comes_back(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- the largest scores ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("n_edges", [0, 1, 6, 30, 100])
 def test_the_largest_scores_fill_the_number_of_edges(n_edges: int) -> None:
     graph = Graph.of(planted())

@@ -358,6 +358,7 @@ def test_detect_head_finds_the_heads_of_the_toy(toy: HookedTransformer) -> None:
     assert_close(detect_head(toy, ROW, own)[0, 0], 1)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("measure", ["mul", "abs"])
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("current", [False, True])

@@ -135,6 +135,7 @@ def by_hand(attn: Attention, x: Tensor) -> Tensor:
     return torch.stack(out)
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("listens", [False, True])
 def test_the_formula(kind: str, listens: bool) -> None:

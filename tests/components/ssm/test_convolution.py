@@ -14,6 +14,7 @@ def filled(width: int, bias: bool = True) -> CausalConvolution:
     return conv
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_is_a_grouped_convolution(width: int, bias: bool) -> None:

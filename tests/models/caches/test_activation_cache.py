@@ -243,7 +243,7 @@ def test_normalised_parts_sum_to_the_normalised_stream(structure: int) -> None:
         assert_close(stack.sum(0), cache["resid_post", -1] @ onto)
 
 
-@pytest.mark.slow
+@pytest.mark.every_parameter
 @SOME
 @given(SEEDS)
 def test_logit_attributions_sum_to_the_logits(structure: int) -> None:

@@ -29,6 +29,7 @@ def test_sizes_that_follow_from_others() -> None:
     assert HookedTransformerConfig(**SIZES, n_heads=4, positional_embedding_type="rotary").rotary_dim == 8
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", [*KINDS, "both_ways"])
 def test_the_flat_names_of_a_tree_are_those_that_made_it(kind: str) -> None:
     cfg = toy(BOTH_WAYS if kind == "both_ways" else kind).cfg

@@ -54,6 +54,7 @@ def make(kind: str) -> HookedTransformer:
     return model
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("kind", KINDS)
 def test_identities_hold(kind: str):
     report = make(kind).verify()
@@ -188,6 +189,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("kind", "damage", "name"), DAMAGES)
 def test_a_broken_model_is_noticed(kind: str, damage: Callable[[HookedTransformer], None], name: str):
     model = make(kind)
