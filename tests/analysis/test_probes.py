@@ -116,7 +116,7 @@ def test_a_planted_number_is_found_and_noise_is_not(tmp_path: Path) -> None:
     probes.save(tmp_path / "probes")
     again = RegressionProbes.load(tmp_path / "probes")
     assert_equal(again.direction(1), probes.direction(1))
-    assert_equal(again.select(layer=[1]).r2, probes.r2[1:])
+    assert_close(again.select(layer=[1]).r2, probes.r2[1:])
     with pytest.raises(ValueError, match="no probe of 7"):
         probes.direction(7)
 
@@ -222,7 +222,7 @@ def test_prompts_of_different_lengths_are_read_at_their_own_end() -> None:
     probes = [
         train_probe(model, [0, 1] * 4, prompts=prompts, layers=[1], n_folds=2, batch_size=size) for size in (1, 8)
     ]
-    assert_close(probes[0].weights, probes[1].weights, depth=3)
+    assert_close(probes[0].weights, probes[1].weights)
 
 
 @pytest.mark.parametrize(
