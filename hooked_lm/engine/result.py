@@ -98,20 +98,22 @@ class SweepResult(Scores):
         Warns if these means may be equal: if they differ by less than two standard errors over prompts.
 
         Effects are only divided by the difference of these means: an effect of 0 stays 0. Each metric is scaled separately.
-        Confidence intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by
-        at most 1e-6.
+        Confidence intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by no
+        more than rounding: a millionth of the largest value, or of 1.
         """
         if self.clean is None:
             raise ValueError(
                 "this sweep has no clean baseline to scale by: give clean=... to the sweep, or use effects(), which needs none"
             )
         corrupted, clean = (part.double().mean(-1, keepdim=True) for part in (self.corrupted, self.clean))
-        for metric, low, high in zip(self.axes.get(METRIC, [""]), corrupted.flatten(), clean.flatten(), strict=True):
-            if not abs(high - low) > 1e-6:
+        sizes = torch.maximum(self.corrupted.abs(), self.clean.abs()).amax(-1).clamp(min=1).flatten()
+        names = self.axes.get(METRIC, [""])
+        for metric, low, high, size in zip(names, corrupted.flatten(), clean.flatten(), sizes, strict=True):
+            if not abs(high - low) > 1e-6 * size:
                 of = f" of {metric!r}" if metric else ""
                 raise ValueError(
                     f"cannot normalise: the clean mean{of} is {high:.6g}, the corrupted mean {low:.6g}; "
-                    "they must differ by more than 1e-6"
+                    f"they must differ by more than {1e-6 * size:.2g}"
                 )
         self._warn_if_close()
 

@@ -6,6 +6,7 @@ import pytest
 
 from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis import logit_lens, metrics, source_attribution
+from tests.close import assert_close
 
 CLEAN = ["The capital of France is", "The capital of Italy is"]
 CORRUPTED = ["The capital of Japan is", "The capital of Spain is"]
@@ -36,9 +37,9 @@ def test_such_labels_are_selected_and_kept(swept: patching.SweepResult, tmp_path
     swept.save(tmp_path / "swept.safetensors")
     loaded = patching.SweepResult.load(tmp_path / "swept.safetensors")
     assert list(loaded.axes["position"]) == LABELS
-    assert swept.select(position=4).mean.equal(swept.mean[:, 4])
-    assert swept.select(position=-2).mean.equal(swept.mean[:, 4])
-    assert swept.select(position=" is").mean.equal(swept.mean[:, 5])
+    assert_close(swept.select(position=4).mean, swept.mean[:, 4])
+    assert_close(swept.select(position=-2).mean, swept.mean[:, 4])
+    assert_close(swept.select(position=" is").mean, swept.mean[:, 5])
     assert set(swept.to_dataframe()["position"]) == set(LABELS)
 
 
