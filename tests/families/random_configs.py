@@ -1,5 +1,7 @@
 """Random legal configs of a family, from a seed.
 
+`python -m tests.families.random_configs NAME ...` lists the fields of families that keep their value, or lack an effect.
+
 A config starts as a line of the table. Of the fields that our side reads, those of nested configs included, about half get
 another value. Whether the result is legal, transformers decides: it builds the model and runs it. Changes that are not legal
 together are halved until those remain that are. What we refuse by name is left out and counted; what we accept has to give the
@@ -8,6 +10,7 @@ same numbers.
 
 import copy
 import random
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -27,6 +30,7 @@ from tests.families._answers import Answers, in_dtype, inputs, kind, of_ours, of
 from tests.families._case import Case, config_of, reference
 from tests.families._field_values import LAYERS, Place, another, is_read, together
 from tests.families._models import MODERATE, default_dtype, distance
+from tests.families._vision import VisionCase
 
 Path = tuple[str, ...]  # the name of a field, after those of the configs that it is in
 SHARE = 0.5  # of the fields change
@@ -307,3 +311,24 @@ def runs(case: Case) -> bool:
     except Exception:
         return False
     return True
+
+
+def without_effect(name: str, seeds: int = 24) -> list[str]:
+    """The fields that a family reads and that have no other value with an effect in accepted configs of these seeds.
+
+    Left out are those for which `FIXED` has a reason, and of models of images and text those of their parts, which are families
+    themselves.
+    """
+    read = {path: line for line in lines(name) for path in fields_read(line)}
+    if isinstance(lines(name)[0], VisionCase):
+        read = {path: line for path, line in read.items() if len(path) == 1}
+    left = {path for path, line in read.items() if not reason(line, path)}
+    for seed in range(seeds):
+        if left:
+            left -= draw(name, seed, among=left).effective()
+    return sorted(".".join(path) for path in left)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or families():
+        print(f"{name}: {', '.join(without_effect(name)) or 'every field has an effect'}", flush=True)

@@ -17,11 +17,8 @@ from tests.core import marks, thinned
 from tests.families import Case
 from tests.families._answers import assert_same_answers
 from tests.families._models import hooked
-from tests.families._vision import VisionCase
-from tests.families.random_configs import Path, draw, drawn, families, fields_read, lines, reason
+from tests.families.random_configs import draw, drawn, families, lines
 
-MANY = 24  # seeds within which every field gets another value
-MOST_LEFT = 0.35  # of the fields of a family are refused or without effect
 FAMILIES = [pytest.param(name, marks=marks(name)) for name in families()]
 
 
@@ -43,30 +40,6 @@ def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRe
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", families())
-def test_every_field_that_is_read_gets_another_value(name: str):
-    """In a config that transformers runs and that we accept; if not, `FIXED` says why or we refuse it by name.
-
-    With an effect on our model, or with none in several configs, as a window has none where no layer has one. Of models of images
-    and text only the fields outside of their parts, which are families of their own.
-    """
-    read = {path: line for line in lines(name) for path in fields_read(line)}
-    if isinstance(lines(name)[0], VisionCase):
-        read = {path: line for path, line in read.items() if len(path) == 1}
-    left, refused, idle = {path for path, line in read.items() if not reason(line, path)}, set[Path](), set[Path]()
-    for seed in range(MANY):
-        found = draw(name, seed, among=left)
-        left -= found.effective()
-        refused |= found.refused.keys()
-        idle |= found.changes.keys()
-        if not left:
-            break
-    never = sorted(".".join(path) for path in left - refused - idle)
-    assert not never, f"of {len(read)} fields of {name} these never change: {', '.join(never)}"
-    assert len(left) <= MOST_LEFT * len(read), f"of {len(read)} fields these are refused or idle: {sorted(left)}"
 
 
 @pytest.mark.parametrize("name", ["llama", "deberta-v2", "t5"])
