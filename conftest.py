@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--seed", type=int, default=today, help="of the random configs of families; the day's, if not given"
     )
-    parser.addoption("--draws", type=int, default=1, help="how many configs to draw of each family, from this seed on")
+    parser.addoption("--draws", type=int, default=0, help="how many configs to draw of every family, from this seed on")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -94,7 +94,8 @@ class Place:
 def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
     """Another value for a field; the same one where none is known."""
     options = annotations(place.of).get(name, ())
-    if NoneType in options and now is not None and name not in NEVER_NONE and generator.random() < 0.2:
+    can_be_none = NoneType in options and name not in NEVER_NONE and not isinstance(now, (bool, NoneType))
+    if can_be_none and generator.random() < 0.2:
         return None
     if name == "rope_parameters" and isinstance(now, dict):
         return rope(now, place, generator)

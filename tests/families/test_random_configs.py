@@ -1,7 +1,7 @@
 """Configs that nobody thought of: drawn at random, accepted by transformers, compared in answers and gradients.
 
 Each day has another seed, which pytest prints. `pytest --seed 7 --draws 50 tests/families/test_random_configs.py` draws fifty
-configs of each family, of the seeds 7 to 56.
+configs of each family, of the seeds 7 to 56; without `--draws` the core families have one.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,21 @@ import pytest
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families import family
 from hooked_lm.families._shared.reader import HFConfig
-from tests.core import marks, thinned
+from tests.core import CORE, marks, thinned
 from tests.families import Case
 from tests.families._answers import assert_same_answers
 from tests.families._models import hooked
 from tests.families.random_configs import draw, drawn, families, lines
 
-FAMILIES = [pytest.param(name, marks=marks(name)) for name in families()]
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "nth" in metafunc.fixturenames:
-        metafunc.parametrize("nth", range(metafunc.config.option.draws))
+        draws = metafunc.config.option.draws
+        metafunc.parametrize("nth", range(draws or 1))
+        names = [name for name in families() if draws or name in CORE]
+        metafunc.parametrize("name", [pytest.param(name, marks=marks(name)) for name in names])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
 def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRequest):
     seed = request.config.option.seed + nth
     case = drawn(name, seed)
