@@ -98,8 +98,8 @@ class SweepResult(Scores):
         Warns if these means may be equal: if they differ by less than two standard errors over prompts.
 
         Effects are only divided by the difference of these means: an effect of 0 stays 0. Each metric is scaled separately.
-        Confidence intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by no
-        more than rounding: a millionth of the largest value, or of 1.
+        Intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by no more than
+        rounding: a millionth of the largest value, or of 1.
         """
         if self.clean is None:
             raise ValueError(
