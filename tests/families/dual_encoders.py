@@ -25,6 +25,6 @@ def case(family: str, name: str, text: dict[str, Any], vision: dict[str, Any], *
 CASES = [
     case("clip", "largest-id", TEXT, TOWER, projection_dim=20),
     case("metaclip_2", "end-token-2", TEXT, TOWER, projection_dim=20),
-    case("siglip", "narrow-text", {**SMALL, "projection_size": 32}, {**TOWER, "num_channels": 1}),
+    case("siglip", "narrow-text", {**SMALL, "projection_size": 32}, TOWER),
 ]
 # fmt: on

@@ -71,10 +71,9 @@ AROUND = {41: "<|vision_start|>", 42: "<|vision_end|>", 58: "<|image_pad|>", 59:
 QWEN = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
-def qwen(family: str, name: str) -> Real:
-    return Real(
-        family, name, "Qwen2VLImageProcessor", PATCHES, specials=AROUND, place=QWEN, videos="Qwen2VLVideoProcessor"
-    )
+def qwen(family: str, name: str, **sizes: int) -> Real:
+    patches, videos = {**PATCHES, **sizes}, "Qwen2VLVideoProcessor"
+    return Real(family, name, "Qwen2VLImageProcessor", patches, specials=AROUND, place=QWEN, videos=videos)
 
 
 def idefics(family: str, name: str, videos: str = "") -> Real:
@@ -115,7 +114,7 @@ REALS = [
     qwen("qwen2_vl", "Qwen2VLProcessor"),
     qwen("qwen2_5_vl", "Qwen2_5_VLProcessor"),
     qwen("qwen3_vl", "Qwen3VLProcessor"),
-    qwen("qwen3_5", "Qwen3VLProcessor"),
+    qwen("qwen3_5", "Qwen3VLProcessor", patch_size=3, merge_size=3),
     qwen("qwen3_vl_moe", "Qwen3VLProcessor"),
     qwen("qwen3_5_moe", "Qwen3VLProcessor"),
     Real(

@@ -147,7 +147,8 @@ TILED = ("llava_next", "llava_onevision")
 def test_pixels_without_a_processor_are_written_as_by_it(family: str, model: Any):
     """The ids of prompts, and the tensors of images that need no resizing."""
     made = model.processor.image_processor
-    drawn = picture(48, 24) if family in TILED else picture(24, 24)
+    side = 24 - 24 % (getattr(made, "patch_size", 1) * getattr(made, "merge_size", 1))
+    drawn = picture(48, 24) if family in TILED else picture(side, side)
     texts = ["a <image> b", "<image>"]
     expected = model.prepare(texts, [drawn, drawn], **WHOLE.get(family, {}))
     mean, std = (torch.tensor(x)[:, None, None] for x in (made.image_mean, made.image_std))
