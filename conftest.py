@@ -93,9 +93,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (part := config.option.part) is not None:
         index, n = map(int, part.split("/"))
         assert index in range(n), f"--part {part}: the first number must be from 0 to {n - 1}"
-        others = [item for item in items if item.get_closest_marker("slow") and crc32(unit_of(item)) % n != index]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+        others = {item for item in items if item.get_closest_marker("slow") and crc32(unit_of(item)) % n != index}
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     items.sort(key=lambda item: case_of(item) is not None)  # short ones last: no worker waits for the other
     if (seed := config.option.shuffle) is not None:
         place = cache(lambda *names: random.Random(f"{seed} {names}").random())
