@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-if (
-    device := os.environ.get("TEST_DEVICE")
-) != "cuda":  # models would load on a GPU, and one failure there ends the process
+if os.environ.get("TEST_DEVICE") != "cuda":  # else models would load on a GPU, where one failure ends the process
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import numpy as np
@@ -144,7 +142,7 @@ collect_ignore = [
     "tests/benchmarks/peer_sweeps.py",  # it runs with another project's Python
     "hooked_lm/compat/shim",  # a package under another name
 ]
-if device is None:
+if "TEST_DEVICE" not in os.environ:
     collect_ignore += ["tests/gpu"]  # `make test-gpu`
 if find_spec("sae_lens") is None:  # in the clients' environment alone: `make clients`
     collect_ignore += ["tests/clients", "tests/compat/against"]
