@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, patching
+from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, patching, wrap
 from hooked_lm.analysis import attribute, attribute_edges, metrics
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.demo.experiment import prompt_pairs
@@ -298,3 +298,14 @@ def test_copies_to_the_cpu_have_arrived() -> None:
         device.run_with_hooks(tokens, fwd_hooks=[record])
     for value in record.values[site]:
         assert_equal(value, alone)
+
+
+def test_copies_from_a_gpu_have_arrived() -> None:
+    model = wrap(nn.Sequential(nn.Identity()))
+    record = Record("0", device="cpu")
+    for i in range(20):
+        big = torch.full((1 << 22,), float(i), device=DEVICE)
+        for _ in range(20):
+            big = big * 1.0
+        model.run_with_hooks(big, fwd_hooks=[record])
+        assert bool((record.values["0"][-1] == i).all())
