@@ -46,12 +46,6 @@ class Edit:
             return 0, n_pos
         return (min(self.positions), max(self.positions) + 1) if self.positions else NONE
 
-    def covers(self, interval: Interval) -> bool:
-        """Whether the new values at these positions do not depend on the old ones."""
-        if not isinstance(self.value, Tensor) or self.rows is not None:
-            return False
-        return self.rest == () and (self.positions is None or set(self.positions) >= set(range(*interval)))
-
     def starting_at(self, first: int, n_pos: int) -> "Edit":
         """The edit restricted to the positions from `first` on."""
         positions = range(n_pos) if self.positions is None else self.positions

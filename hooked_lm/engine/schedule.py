@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
 from hooked_lm.components.blocks.shared import SharedBlock
@@ -70,8 +69,6 @@ class Planner:
         self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
         mixes_inputs = [any(getattr(part, "mixes_inputs", False) for part in mixing(b)) for b in base.model.blocks]
         self.has_state = [isinstance(b, MixerPart) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
-        modules = [module for block in base.model.blocks for module in mixing(block)]
-        self.index_source_layers = {attn.index_source_layer for attn in modules if isinstance(attn, Attend)}
         # what has a state reads or makes queries: also tokens that are computed for their states alone need them
         self.in_series = [isinstance(b, SharedBlock) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
         self.n_layers = len(self.kv_source_layers)
@@ -130,11 +127,7 @@ class Planner:
         attending = union(
             (self.context.first_reader(changed_keys[0]), self.n_pos), *(edit.span(self.n_pos) for edit in of_scores)
         )
-        # an edit that replaces the whole output of attention hides the changed keys and values, but not the chosen keys
-        is_replaced = layer not in self.index_source_layers and any(
-            self.site_infos[edit.site].ends_sublayer and edit.covers(attending) for edit in edits
-        )
-        if changed_keys != NONE and not is_replaced:
+        if changed_keys != NONE:
             query_rows = union(query_rows, attending)
         key_rows = NONE
         if layer == self.n_layers - 1 and not of_scores and not self.in_series[layer]:

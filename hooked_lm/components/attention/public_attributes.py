@@ -43,7 +43,6 @@ class PublicAttributes(nn.Module):
     layer_id: int | None = None  # the index of its block; None outside of one
     sinks: Tensor | None
     settings = RunSettings()
-    index_source_layer: int | None = None  # the layer whose choice of keys it shares
     mixes_inputs = False  # whether queries, keys and values also depend on the inputs of earlier tokens
     key_value_parts: tuple[str, ...]  # the sites, weights and submodules of keys and values
     score_sites: tuple[str, ...] = ("hook_attn_scores", "hook_pattern")

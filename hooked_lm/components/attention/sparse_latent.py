@@ -92,7 +92,6 @@ class SharedIndexAttention(LatentAttention):
     cfg: Config
 
     def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        self.index_source_layer = cfg.index_source_layer
         self.hook_index_mask = HookPoint(*SCORES)
         super().make_mixing(cfg, d_value)
 
