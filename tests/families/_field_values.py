@@ -8,12 +8,14 @@ import math
 import random
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args
 
+from transformers import MODEL_MAPPING
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 Fields = Mapping[str, Any]
@@ -55,6 +57,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "type_vocab_sizes": ([3, 2, 4], [2, 5, 3, 2]),
     "global_block_size": (2, 4, 8),  # of others transformers rounds the sum of their reciprocals
     "num_labels": (1, 2, 3, 5),
+    "(attention|mlp|router)_bias": (True, False),  # where a config lacks it
     r".*shared_expert.*size": (0, 12, 20, 28),
     r".*(num|n)_shared_expert.*|num_dense_layers|first_k_dense_replace|num_kv_shared_layers": (0, 1, 2, 3),
 }
@@ -65,8 +68,11 @@ EQUAL = (
     ("n_heads", "kv_n_heads"),
     ("qk_rope_head_dim", "head_dim"),
 )
-RATIOS = (("hidden_size", "num_heads"),)
+RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
 FACTORS = (("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim"))
+NEEDS = {  # pattern of names -> a field beside it, and its value, without which it has no effect
+    "n_group|topk_group": ("topk_method", "group_limited_greedy"),
+}
 NEVER_NONE = ("time_step_limit",)  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
@@ -90,6 +96,10 @@ class Place:
         width = next((now[n] for n in ("hidden_size", "n_embd", "d_model") if isinstance(now.get(n), int)), 32)
         return int(now.get("qk_rope_head_dim") or now.get("head_dim") or width // heads) // 2
 
+    def n_pairs_turned(self, turning: Fields) -> int:
+        """How many of them are, by the parameters of a rotary embedding."""
+        return int(self.n_pairs * turning.get("partial_rotary_factor", 1.0))
+
 
 def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
     """Another value for a field; the same one where none is known."""
@@ -106,34 +116,55 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
             return generator.choice([value for value in values if value != now])
     if isinstance(now, list):
         return of_list(name, now, place, generator)
+    if now is None and (words := spelled(place.of, name)):
+        return generator.choice(words)
     if now is None:
         now = start(options)
-        return now if isinstance(now, (bool, NoneType)) else near(now, generator)
+        if isinstance(now, bool):
+            return generator.choice((True, False))
+        return now if now is None else near(now, generator)
     if isinstance(now, str):
         words = [word for word in spelled(place.of, name) if word != now]
         return generator.choice(words) if words else now
     return near(now, generator)
 
 
-def together(name: str, value: Any, beside: Fields) -> Fields:
-    """The values of fields that have to fit a new value: an equal number, one in the same ratio, or another
-    factor of the same product."""
-    found, before = {}, beside.get(name)
+def together(name: str, value: Any, place: Place, generator: random.Random) -> Fields:
+    """The values of fields that have to fit a new value, or that give it an effect."""
+    needed = {
+        other: fit for pattern, (other, fit) in NEEDS.items() if re.fullmatch(pattern, name) and other in place.beside
+    }
+    before = place.beside.get(name)
     if not isinstance(value, int) or not isinstance(before, int):
-        return found
-    for one, other in EQUAL:
-        if name == one and beside.get(other) == before:
-            found[other] = value
+        return needed
+    found = needed | in_proportion(name, value, before, place.beside)
+    n_groups, turning = place.beside.get("n_group"), place.beside.get("rope_parameters")
+    if name == "topk_group" and isinstance(n_groups, int) and n_groups <= value:
+        found["n_group"] = value * generator.choice((1, 2))
+    if isinstance(turning, dict) and "mrope_section" in turning:
+        n_pairs = Place(place.of, {**place.beside, **found, name: value}).n_pairs_turned(turning)
+        if sum(turning["mrope_section"]) != n_pairs:
+            found["rope_parameters"] = {**turning, "mrope_section": sections(n_pairs, generator)}
+    return found
+
+
+def in_proportion(name: str, value: int, before: int, beside: Fields) -> dict[str, Any]:
+    """Numbers that have to fit a new one: an equal number, one in the same ratio, or another factor of the same product."""
+    found = {other: value for other in others(name, EQUAL) if beside.get(other) == before}
     for one, other in RATIOS:
         if name == one and isinstance(count := beside.get(other), int):
             found[other] = count * value // before
-    for pair in FACTORS:
-        if name in pair:
-            (other,) = {*pair} - {name}
-            count = beside.get(other)
-            if isinstance(count, int) and value and count * before % value == 0:
-                found[other] = count * before // value
+            break
+    for other in others(name, FACTORS):
+        count = beside.get(other)
+        if isinstance(count, int) and value and count * before % value == 0:
+            found[other] = count * before // value
     return found
+
+
+def others(name: str, pairs: Collection[tuple[str, str]]) -> list[str]:
+    """What stands beside a name in these pairs."""
+    return [other for pair in pairs if name in pair for other in pair if other != name]
 
 
 def start(options: tuple[type, ...]) -> Any:
@@ -181,14 +212,20 @@ def rope(now: dict[str, Any], place: Place, generator: random.Random) -> dict[st
         found["rope_theta"] = generator.choice((10.0, 100.0, 500.0, 10000.0))
     if "partial_rotary_factor" in found:
         found["partial_rotary_factor"] = generator.choice((0.25, 0.5, 1.0, found["partial_rotary_factor"]))
-    n_pairs = int(place.n_pairs * found.get("partial_rotary_factor", 1.0))
+    n_pairs = place.n_pairs_turned(found)
     if "mrope_section" in found and (sum(found["mrope_section"]) != n_pairs or generator.random() < 0.5):
-        cuts = sorted(generator.choices(range(n_pairs + 1), k=2))
-        found["mrope_section"] = [cuts[0], cuts[1] - cuts[0], n_pairs - cuts[1]]
+        found["mrope_section"] = sections(n_pairs, generator)
     if "llama_4_scaling_beta" in found:
         found |= {"llama_4_scaling_beta": generator.choice((0.3, 0.9)), **trained(generator)}
     kind = "default" if "mrope_section" in now and generator.random() < 0.5 else generator.choice(ROPE)
     return {**found, "rope_type": kind, **STRETCHED[kind](n_pairs, generator)}
+
+
+def sections(n_pairs: int, generator: random.Random) -> list[int]:
+    """Pairs for time, height and width; in some families the last two have to be equal, in others the first two."""
+    one, other = generator.choices(range(n_pairs // 2 + 1), k=2)
+    other = generator.choice((one, other))
+    return generator.sample([one, other, n_pairs - one - other], 3)
 
 
 def trained(generator: random.Random) -> dict[str, Any]:
@@ -259,6 +296,8 @@ def source(of: type) -> str:
     """The text of the modules that define the config and the models of a type."""
     config = sys.modules[of.__module__]
     modeling = config.__name__.replace("configuration_", "modeling_")
+    if find_spec(modeling) is None:  # its models are those of another type
+        modeling = MODEL_MAPPING[of].__module__
     __import__(modeling)
     return inspect.getsource(config) + inspect.getsource(sys.modules[modeling])
 
@@ -277,5 +316,5 @@ def spelled(of: type, name: str) -> tuple[str, ...]:
     compared = re.findall(rf"\b{name}\b\s*(?:==|!=|in)\s*[\[({{]?\"([\w-]+)\"", text)
     is_mlp = name.startswith("mlp")
     layers = [word for word in ALLOWED_LAYER_TYPES if f'"{word}"' in text and (word in MLPS) == is_mlp]
-    layers = layers if "type" in name else []
+    layers = layers if "type" in name and "embedding" not in name else []
     return tuple(sorted({word for word in (*literals, *compared, *layers) if isinstance(word, str)}))

@@ -68,6 +68,7 @@ def test_every_class_of_a_family_is_drawn():
         ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
+        ("gemma3n_text", {"use_bidirectional_attention": True}, "ignores use_bidirectional_attention=True"),
     ],
 )
 def test_what_draws_have_found_is_refused_by_name(name: str, fields: dict[str, Any], message: str):

@@ -23,6 +23,9 @@ NO_EFFECT = ("altup_coef_clip",)  # in training only
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.ignored_by_transformers(
+        use_bidirectional_attention=False
+    )  # it makes windows narrower, and attention stays causal
     n_streams, widths = hf.altup_num_inputs, hf.intermediate_size
     as_gemma4 = hf.changed(
         intermediate_size=0,
