@@ -27,7 +27,7 @@ LAYERS = (
 
 # Pattern of names -> values; other fields get values that are near the present one.
 VALUES: dict[str, tuple[Any, ...]] = {
-    "|".join(LAYERS): (1, 2, 3, 4),
+    "|".join(LAYERS): (1, 2, 3, 4, 5),
     "hidden_size|n_embd|d_model|dim|emb_dim": (24, 32, 48, 64),
     r".*(heads|n_head|num_kv_heads|kv_n_heads)": (1, 2, 3, 4, 6, 8),
     r"(head_dim|.*_head_dim|d_kv|kv_channels|.*head_size|attention_head_dim)": (4, 6, 8, 12, 16),
@@ -38,6 +38,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "feed_forward_proj": (*ACTIVATIONS, *(f"gated-{act}" for act in ACTIVATIONS)),
     r".*theta|rotary_emb_base": (10.0, 100.0, 500.0, 10000.0),
     r".*soft_?cap(ping)?": (0.7, 2.0, 9.0),
+    "tie_word_embeddings|use_sliding_window": (True, False),  # where a config lacks it
     r".*(window|window_size|chunk_size)|local_attention": (1, 3, 4, 6, 9),
     "conv_kernel_size": (3, 5, 7),
     r".*groups?": (1, 2, 3, 4, 8),
@@ -69,10 +70,15 @@ EQUAL = (
     ("qk_rope_head_dim", "head_dim"),
 )
 RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
-FACTORS = (("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim"))
+FACTORS = (
+    *(("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim")),
+    ("linear_num_key_heads", "linear_key_head_dim"),
+)
 NEEDS = {  # pattern of names -> a field beside it, and its value, without which it has no effect
     "n_group|topk_group": ("topk_method", "group_limited_greedy"),
+    "sliding_window|layer_types": ("use_sliding_window", True),
 }
+ONE_OF = {"default_language": "languages"}  # a field -> one beside it that lists its values
 NEVER_NONE = ("time_step_limit",)  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
@@ -124,7 +130,7 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
             return generator.choice((True, False))
         return now if now is None else near(now, generator)
     if isinstance(now, str):
-        words = [word for word in spelled(place.of, name) if word != now]
+        words = [word for word in place.beside.get(ONE_OF.get(name, ""), spelled(place.of, name)) if word != now]
         return generator.choice(words) if words else now
     return near(now, generator)
 
