@@ -79,7 +79,7 @@ NEEDS = {  # pattern of names -> a field beside it, and its value, without which
     "sliding_window|layer_types": ("use_sliding_window", True),
 }
 ONE_OF = {"default_language": "languages"}  # a field -> one beside it that lists its values
-NEVER_NONE = ("time_step_limit",)  # in transformers it fails in every layer that reads it
+NEVER_NONE = r"time_step_limit|.*eps"  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -110,7 +110,7 @@ class Place:
 def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
     """Another value for a field; the same one where none is known."""
     options = annotations(place.of).get(name, ())
-    can_be_none = NoneType in options and name not in NEVER_NONE and not isinstance(now, (bool, NoneType))
+    can_be_none = NoneType in options and not re.fullmatch(NEVER_NONE, name) and not isinstance(now, (bool, NoneType))
     if can_be_none and generator.random() < 0.2:
         return None
     if name == "rope_parameters" and isinstance(now, dict):
@@ -140,18 +140,29 @@ def together(name: str, value: Any, place: Place, generator: random.Random) -> F
     needed = {
         other: fit for pattern, (other, fit) in NEEDS.items() if re.fullmatch(pattern, name) and other in place.beside
     }
-    before = place.beside.get(name)
+    needed |= groups(name, value, place.beside, generator)
+    before, turning = place.beside.get(name), place.beside.get("rope_parameters")
     if not isinstance(value, int) or not isinstance(before, int):
         return needed
     found = needed | in_proportion(name, value, before, place.beside)
-    n_groups, turning = place.beside.get("n_group"), place.beside.get("rope_parameters")
-    if name == "topk_group" and isinstance(n_groups, int) and n_groups <= value:
-        found["n_group"] = value * generator.choice((1, 2))
     if isinstance(turning, dict) and "mrope_section" in turning:
         n_pairs = Place(place.of, {**place.beside, **found, name: value}).n_pairs_turned(turning)
         if sum(turning["mrope_section"]) != n_pairs:
             found["rope_parameters"] = {**turning, "mrope_section": sections(n_pairs, generator)}
     return found
+
+
+def groups(name: str, value: int | None, beside: Fields, generator: random.Random) -> dict[str, int | None]:
+    """At least as many groups as are chosen; neither, if one of them is None."""
+    other = {"n_group": "topk_group", "topk_group": "n_group"}.get(name)
+    if other is None or other not in beside:
+        return {}
+    now = beside[other]
+    if value is None or now is None:
+        return {other: value}
+    if name == "topk_group":
+        return {other: value * generator.choice((1, 2))} if now < value else {}
+    return {other: value // generator.choice((1, 2)) or 1} if now > value else {}
 
 
 def in_proportion(name: str, value: int, before: int, beside: Fields) -> dict[str, Any]:

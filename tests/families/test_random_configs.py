@@ -19,6 +19,8 @@ from tests.families._answers import assert_same_answers
 from tests.families._models import hooked
 from tests.families.random_configs import draw, drawn, families, lines, without_effect
 
+T5GEMMA2 = lines("t5gemma2")[0].fields["decoder"]
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     draws = metafunc.config.option.draws
@@ -76,6 +78,7 @@ def test_every_class_of_a_family_is_drawn():
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
         ("recurrent_gemma", {"block_types": ["recurrent", "full_attention"]}, r"block_types \['full_attention'\]"),
+        ("t5gemma2", {"decoder": T5GEMMA2 | {"use_bidirectional_attention": True}}, "use_bidirectional_attention=True"),
         ("gemma3n_text", {"use_bidirectional_attention": True}, "ignores use_bidirectional_attention=True"),
     ],
 )
