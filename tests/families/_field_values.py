@@ -50,6 +50,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "vision_feature_layer": (-1, -2, 1, [-2, 1]),
     "vision_feature_select_strategy": ("default", "full"),
     "pos_att_type": (["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", []),
+    "scoring_func": ("sigmoid", "softmax", "sqrtsoftplus"),
     "norm_rel_ebd": ("none", "layer_norm"),
     "position_buckets": (-1, 3, 6),
     "max_relative_positions": (-1, 5, 12),
@@ -71,8 +72,7 @@ EQUAL = (
 )
 RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
 FACTORS = (
-    *(("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim")),
-    ("linear_num_key_heads", "linear_key_head_dim"),
+    *(("head_dim", "num_attention_heads"), ("num_heads", "head_dim"), ("linear_num_key_heads", "linear_key_head_dim")),
 )
 NEEDS = {  # pattern of names -> a field beside it, and its value, without which it has no effect
     "n_group|topk_group": ("topk_method", "group_limited_greedy"),

@@ -49,6 +49,7 @@ FIXED = {
     "*.per_layer_config*": "sizes of single layers, which have to fit each other",
     "*.image_token_*": "prompts have this token where an image is",
     "*.image_grid_pinpoints": "prompts have as many tokens as there are tiles of this size",
+    "*.mamba_d_head": "mamba_n_heads times it is the width of the mixer",
     "*.mm_tokens_per_image": "prompts have as many tokens as there are patches after pooling",
     "*.scale_factor": "prompts have as many tokens as there are patches after merging",
     "*.spatial_merge_size": "prompts have as many tokens as there are patches after merging",
