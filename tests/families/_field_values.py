@@ -59,7 +59,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "type_vocab_sizes": ([3, 2, 4], [2, 5, 3, 2]),
     "global_block_size": (2, 4, 8),  # of others transformers rounds the sum of their reciprocals
     "num_labels": (1, 2, 3, 5),
-    "(attention|mlp|router)_bias": (True, False),  # where a config lacks it
+    "(attention|mlp)_bias": (True, False),  # where a config lacks it
     r".*shared_expert.*size": (0, 12, 20, 28),
     r".*(num|n)_shared_expert.*|num_dense_layers|first_k_dense_replace|num_kv_shared_layers": (0, 1, 2, 3),
 }
@@ -68,6 +68,7 @@ BY_LAYER = r".*(_layers|layer_indices|layer_ids|_indexes)"  # lists of the numbe
 EQUAL = (
     ("num_attention_heads", "num_key_value_heads"),
     ("n_heads", "kv_n_heads"),
+    ("attention_bias", "mlp_bias"),
     ("qk_rope_head_dim", "head_dim"),
 )
 RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
