@@ -8,7 +8,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -68,12 +68,13 @@ BY_LAYER = r".*(_layers|layer_indices|layer_ids|_indexes)"  # lists of the numbe
 EQUAL = (
     ("num_attention_heads", "num_key_value_heads"),
     ("n_heads", "kv_n_heads"),
-    ("attention_bias", "mlp_bias"),
+    *(("attention_bias", "mlp_bias"), ("mlp_bias", "attention_bias")),
     ("qk_rope_head_dim", "head_dim"),
 )
 RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
 FACTORS = (
-    *(("head_dim", "num_attention_heads"), ("num_heads", "head_dim"), ("linear_num_key_heads", "linear_key_head_dim")),
+    *(("head_dim", "num_attention_heads"), ("num_heads", "head_dim")),
+    *(("linear_num_key_heads", "linear_key_head_dim"), ("linear_num_value_heads", "linear_value_head_dim")),
 )
 NEEDS = {  # pattern of names -> a field beside it, and its value, without which it has no effect
     "n_group|topk_group": ("topk_method", "group_limited_greedy"),
@@ -168,21 +169,17 @@ def groups(name: str, value: int | None, beside: Fields, generator: random.Rando
 
 def in_proportion(name: str, value: int, before: int, beside: Fields) -> dict[str, Any]:
     """Numbers that have to fit a new one: an equal number, one in the same ratio, or another factor of the same product."""
-    found = {other: value for other in others(name, EQUAL) if beside.get(other) == before}
+    found = {other: value for one, other in EQUAL if name == one and beside.get(other) == before}
     for one, other in RATIOS:
         if name == one and isinstance(count := beside.get(other), int):
             found[other] = count * value // before
             break
-    for other in others(name, FACTORS):
+    for pair in FACTORS:
+        other = next((other for other in pair if name in pair and other != name), "")
         count = beside.get(other)
         if isinstance(count, int) and value and count * before % value == 0:
             found[other] = count * before // value
     return found
-
-
-def others(name: str, pairs: Collection[tuple[str, str]]) -> list[str]:
-    """What stands beside a name in these pairs."""
-    return [other for pair in pairs if name in pair for other in pair if other != name]
 
 
 def start(options: tuple[type, ...]) -> Any:
