@@ -76,10 +76,11 @@ FACTORS = (
     *(("head_dim", "num_attention_heads"), ("num_heads", "head_dim")),
     *(("linear_num_key_heads", "linear_key_head_dim"), ("linear_num_value_heads", "linear_value_head_dim")),
 )
-NEEDS = {  # pattern of names -> a field beside it, and its value, without which it has no effect
-    "n_group|topk_group": ("topk_method", "group_limited_greedy"),
-    "sliding_window|layer_types": ("use_sliding_window", True),
-}
+NEEDS = (  # pattern of names, a field beside it, the value with which it has no effect, and one with which it has
+    ("n_group|topk_group", "topk_method", "greedy", "group_limited_greedy"),
+    ("sliding_window|layer_types", "use_sliding_window", False, True),
+    ("layer_types", "sliding_window", None, 4),
+)
 ONE_OF = {"default_language": "languages"}  # a field -> one beside it that lists its values
 NEVER_NONE = r"time_step_limit|.*eps"  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -139,9 +140,8 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
 
 def together(name: str, value: Any, place: Place, generator: random.Random) -> Fields:
     """The values of fields that have to fit a new value, or that give it an effect."""
-    needed = {
-        other: fit for pattern, (other, fit) in NEEDS.items() if re.fullmatch(pattern, name) and other in place.beside
-    }
+    matching = [row[1:] for row in NEEDS if re.fullmatch(row[0], name)]
+    needed = {other: fit for other, unfit, fit in matching if place.beside.get(other, fit) == unfit}
     needed |= groups(name, value, place.beside, generator)
     before, turning = place.beside.get(name), place.beside.get("rope_parameters")
     if not isinstance(value, int) or not isinstance(before, int):

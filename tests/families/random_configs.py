@@ -89,6 +89,7 @@ FIXED = {
     "mpt.attn_config.attn_impl": "names a kernel",
     "*mt5.tie_word_embeddings": "transformers always says that it is True",
     "olmoe.head_dim": "transformers norms hidden_size features, of all heads",
+    "pixtral.head_dim": "other values than an equal part of hidden_size are refused",
     "qwen2*_vl.use_sliding_window": "of text_config; old checkpoints repeat it",
     "qwen2*_vl_text.head_dim": "heads have equal parts of hidden_size",
     "qwen3_omni_moe_text.num_local_experts": "a name of num_experts in other parts of the model",
