@@ -108,6 +108,7 @@ FIXED = {
     "t5gemma2.eoi_token_index": "transformers replaces it by the encoder's",
     "xlm.*lang*": "embeddings of languages are refused: only one of n_langs and use_lang_emb has another value",
     "xlm.is_encoder": "it is an encoder",
+    "xlstm.num_blocks": "num_hidden_layers; other numbers are refused",
     "xlstm.weight_mode": "transformers builds no model with 'fused'",
     "zamba.attention_hidden_size": "twice hidden_size",
     "zaya.num_experts_per_tok": "transformers refuses others than 1",
