@@ -133,15 +133,16 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
             return generator.choice((True, False))
         return now if now is None else near(now, generator)
     if isinstance(now, str):
-        words = [word for word in place.beside.get(ONE_OF.get(name, ""), spelled(place.of, name)) if word != now]
-        return generator.choice(words) if words else now
+        known = place.beside.get(ONE_OF.get(name, ""), spelled(place.of, name))
+        others = [word for word in known if word != now]
+        return generator.choice(others) if others else now
     return near(now, generator)
 
 
 def together(name: str, value: Any, place: Place, generator: random.Random) -> Fields:
     """The values of fields that have to fit a new value, or that give it an effect."""
     matching = [row[1:] for row in NEEDS if re.fullmatch(row[0], name)]
-    needed = {other: fit for other, unfit, fit in matching if place.beside.get(other, fit) == unfit}
+    needed: dict[str, Any] = {other: fit for other, unfit, fit in matching if place.beside.get(other, fit) == unfit}
     needed |= groups(name, value, place.beside, generator)
     before, turning = place.beside.get(name), place.beside.get("rope_parameters")
     if not isinstance(value, int) or not isinstance(before, int):

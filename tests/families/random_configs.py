@@ -233,7 +233,7 @@ def values(line: Case, paths: Collection[Path], generator: random.Random) -> lis
         if value != beside.get(name):
             fitting = together(name, value, place, generator) if generator.random() < FITTING else {}
             found.append({path: value} | {(*path[:-1], other): fit for other, fit in fitting.items()})
-            beside |= {name: value} | fitting
+            beside |= {name: value, **fitting}
     return found
 
 
