@@ -54,6 +54,10 @@ FIXED = {
     "*.scale_factor": "prompts have as many tokens as there are patches after merging",
     "*.spatial_merge_size": "prompts have as many tokens as there are patches after merging",
     "*.vision_aspect_ratio": "prompts have as many tokens as there are tiles",
+    **dict.fromkeys(
+        ("axk1.head_dim", "deepseek_v3.head_dim", "longcat_flash.head_dim"),
+        "other values than qk_rope_head_dim are refused",
+    ),
     "bitnet.head_dim": "transformers norms hidden_size features, of all heads, before the output",
     "bloom.seq_length": "of checkpoints of old versions",
     "dbrx.attn_config.rope_theta": "transformers does not read it; the model was trained with it",
@@ -83,6 +87,7 @@ FIXED = {
     "longcat_flash.mla_scale_*": "not fields of transformers",
     "longcat_flash.router_bias": "refused",
     "mimo_v2_flash.partial_rotary_factor": "a part of rope_parameters",
+    "mistral4.head_dim": "other values than the sum of both parts are refused",
     "mllama_text_model.head_dim": "heads have equal parts of hidden_size",
     "mobilebert.true_hidden_size": "follows from use_bottleneck",
     "mpnet.relative_attention_num_buckets": "transformers looks up as many as there are by default",

@@ -77,6 +77,7 @@ def test_every_class_of_a_family_is_drawn():
         ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
+        *((name, {"head_dim": 2}, "head_dim=2") for name in ("axk1", "deepseek_v3", "longcat_flash", "mistral4")),
         ("recurrent_gemma", {"block_types": ["recurrent", "full_attention"]}, r"block_types \['full_attention'\]"),
         ("t5gemma2", {"decoder": T5GEMMA2 | {"use_bidirectional_attention": True}}, "use_bidirectional_attention=True"),
         ("gemma3n_text", {"use_bidirectional_attention": True}, "ignores use_bidirectional_attention=True"),
