@@ -41,6 +41,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": SIGLIP},
     "emu3": {"vocabulary_map": VOCABULARY, "vq_config": VQ},
     "gemma3n": {"audio_config": AUDIO},
+    "muse_glimmer": {"out_hidden_size": 16, "projector_hidden_size": 16},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1000},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 1000},

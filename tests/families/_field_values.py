@@ -11,9 +11,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from types import NoneType
 from typing import Any, get_args
 
+from transformers import MODEL_MAPPING
 from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 
 Fields = Mapping[str, Any]
@@ -25,7 +27,7 @@ LAYERS = (
 
 # Pattern of names -> values; other fields get values that are near the present one.
 VALUES: dict[str, tuple[Any, ...]] = {
-    "|".join(LAYERS): (1, 2, 3, 4),
+    "|".join(LAYERS): (1, 2, 3, 4, 5),
     "hidden_size|n_embd|d_model|dim|emb_dim": (24, 32, 48, 64),
     r".*(heads|n_head|num_kv_heads|kv_n_heads)": (1, 2, 3, 4, 6, 8),
     r"(head_dim|.*_head_dim|d_kv|kv_channels|.*head_size|attention_head_dim)": (4, 6, 8, 12, 16),
@@ -36,6 +38,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "feed_forward_proj": (*ACTIVATIONS, *(f"gated-{act}" for act in ACTIVATIONS)),
     r".*theta|rotary_emb_base": (10.0, 100.0, 500.0, 10000.0),
     r".*soft_?cap(ping)?": (0.7, 2.0, 9.0),
+    "tie_word_embeddings|use_sliding_window": (True, False),  # where a config lacks it
     r".*(window|window_size|chunk_size)|local_attention": (1, 3, 4, 6, 9),
     "conv_kernel_size": (3, 5, 7),
     r".*groups?": (1, 2, 3, 4, 8),
@@ -47,6 +50,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "vision_feature_layer": (-1, -2, 1, [-2, 1]),
     "vision_feature_select_strategy": ("default", "full"),
     "pos_att_type": (["c2p"], ["p2c"], ["c2p", "p2c"], "c2p|p2c", []),
+    "scoring_func": ("sigmoid", "softmax", "sqrtsoftplus"),
     "norm_rel_ebd": ("none", "layer_norm"),
     "position_buckets": (-1, 3, 6),
     "max_relative_positions": (-1, 5, 12),
@@ -55,6 +59,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "type_vocab_sizes": ([3, 2, 4], [2, 5, 3, 2]),
     "global_block_size": (2, 4, 8),  # of others transformers rounds the sum of their reciprocals
     "num_labels": (1, 2, 3, 5),
+    "(attention|mlp)_bias": (True, False),  # where a config lacks it
     r".*shared_expert.*size": (0, 12, 20, 28),
     r".*(num|n)_shared_expert.*|num_dense_layers|first_k_dense_replace|num_kv_shared_layers": (0, 1, 2, 3),
 }
@@ -63,11 +68,21 @@ BY_LAYER = r".*(_layers|layer_indices|layer_ids|_indexes)"  # lists of the numbe
 EQUAL = (
     ("num_attention_heads", "num_key_value_heads"),
     ("n_heads", "kv_n_heads"),
+    *(("attention_bias", "mlp_bias"), ("mlp_bias", "attention_bias")),
     ("qk_rope_head_dim", "head_dim"),
 )
-RATIOS = (("hidden_size", "num_heads"),)
-FACTORS = (("mamba_d_head", "mamba_n_heads"), ("head_dim", "num_attention_heads"), ("num_heads", "head_dim"))
-NEVER_NONE = ("time_step_limit",)  # in transformers it fails in every layer that reads it
+RATIOS = (("hidden_size", "num_heads"), ("hidden_size", "head_dim"))
+FACTORS = (
+    *(("head_dim", "num_attention_heads"), ("num_heads", "head_dim")),
+    *(("linear_num_key_heads", "linear_key_head_dim"), ("linear_num_value_heads", "linear_value_head_dim")),
+)
+NEEDS = (  # pattern of names, a field beside it, the value with which it has no effect, and one with which it has
+    ("n_group|topk_group", "topk_method", "greedy", "group_limited_greedy"),
+    ("sliding_window|layer_types", "use_sliding_window", False, True),
+    ("layer_types", "sliding_window", None, 4),
+)
+ONE_OF = {"default_language": "languages"}  # a field -> one beside it that lists its values
+NEVER_NONE = r"time_step_limit|.*eps"  # in transformers it fails in every layer that reads it
 ROPE = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
 
@@ -90,11 +105,15 @@ class Place:
         width = next((now[n] for n in ("hidden_size", "n_embd", "d_model") if isinstance(now.get(n), int)), 32)
         return int(now.get("qk_rope_head_dim") or now.get("head_dim") or width // heads) // 2
 
+    def n_pairs_turned(self, turning: Fields) -> int:
+        """How many of them are, by the parameters of a rotary embedding."""
+        return int(self.n_pairs * turning.get("partial_rotary_factor", 1.0))
+
 
 def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
     """Another value for a field; the same one where none is known."""
     options = annotations(place.of).get(name, ())
-    can_be_none = NoneType in options and name not in NEVER_NONE and not isinstance(now, (bool, NoneType))
+    can_be_none = NoneType in options and not re.fullmatch(NEVER_NONE, name) and not isinstance(now, (bool, NoneType))
     if can_be_none and generator.random() < 0.2:
         return None
     if name == "rope_parameters" and isinstance(now, dict):
@@ -106,33 +125,61 @@ def another(name: str, now: Any, place: Place, generator: random.Random) -> Any:
             return generator.choice([value for value in values if value != now])
     if isinstance(now, list):
         return of_list(name, now, place, generator)
+    if now is None and (words := spelled(place.of, name)):
+        return generator.choice(words)
     if now is None:
         now = start(options)
-        return now if isinstance(now, (bool, NoneType)) else near(now, generator)
+        if isinstance(now, bool):
+            return generator.choice((True, False))
+        return now if now is None else near(now, generator)
     if isinstance(now, str):
-        words = [word for word in spelled(place.of, name) if word != now]
-        return generator.choice(words) if words else now
+        known = place.beside.get(ONE_OF.get(name, ""), spelled(place.of, name))
+        others = [word for word in known if word != now]
+        return generator.choice(others) if others else now
     return near(now, generator)
 
 
-def together(name: str, value: Any, beside: Fields) -> Fields:
-    """The values of fields that have to fit a new value: an equal number, one in the same ratio, or another
-    factor of the same product."""
-    found, before = {}, beside.get(name)
+def together(name: str, value: Any, place: Place, generator: random.Random) -> Fields:
+    """The values of fields that have to fit a new value, or that give it an effect."""
+    matching = [row[1:] for row in NEEDS if re.fullmatch(row[0], name)]
+    needed: dict[str, Any] = {other: fit for other, unfit, fit in matching if place.beside.get(other, fit) == unfit}
+    needed |= groups(name, value, place.beside, generator)
+    before, turning = place.beside.get(name), place.beside.get("rope_parameters")
     if not isinstance(value, int) or not isinstance(before, int):
-        return found
-    for one, other in EQUAL:
-        if name == one and beside.get(other) == before:
-            found[other] = value
+        return needed
+    found = needed | in_proportion(name, value, before, place.beside)
+    if isinstance(turning, dict) and "mrope_section" in turning:
+        n_pairs = Place(place.of, {**place.beside, **found, name: value}).n_pairs_turned(turning)
+        if sum(turning["mrope_section"]) != n_pairs:
+            found["rope_parameters"] = {**turning, "mrope_section": sections(n_pairs, generator)}
+    return found
+
+
+def groups(name: str, value: int | None, beside: Fields, generator: random.Random) -> dict[str, int | None]:
+    """At least as many groups as are chosen; neither, if one of them is None."""
+    other = {"n_group": "topk_group", "topk_group": "n_group"}.get(name)
+    if other is None or other not in beside:
+        return {}
+    now = beside[other]
+    if value is None or now is None:
+        return {other: value}
+    if name == "topk_group":
+        return {other: value * generator.choice((1, 2))} if now < value else {}
+    return {other: value // generator.choice((1, 2)) or 1} if now > value else {}
+
+
+def in_proportion(name: str, value: int, before: int, beside: Fields) -> dict[str, Any]:
+    """Numbers that have to fit a new one: an equal number, one in the same ratio, or another factor of the same product."""
+    found = {other: value for one, other in EQUAL if name == one and beside.get(other) == before}
     for one, other in RATIOS:
         if name == one and isinstance(count := beside.get(other), int):
             found[other] = count * value // before
+            break
     for pair in FACTORS:
-        if name in pair:
-            (other,) = {*pair} - {name}
-            count = beside.get(other)
-            if isinstance(count, int) and value and count * before % value == 0:
-                found[other] = count * before // value
+        other = next((other for other in pair if name in pair and other != name), "")
+        count = beside.get(other)
+        if isinstance(count, int) and value and count * before % value == 0:
+            found[other] = count * before // value
     return found
 
 
@@ -181,14 +228,20 @@ def rope(now: dict[str, Any], place: Place, generator: random.Random) -> dict[st
         found["rope_theta"] = generator.choice((10.0, 100.0, 500.0, 10000.0))
     if "partial_rotary_factor" in found:
         found["partial_rotary_factor"] = generator.choice((0.25, 0.5, 1.0, found["partial_rotary_factor"]))
-    n_pairs = int(place.n_pairs * found.get("partial_rotary_factor", 1.0))
+    n_pairs = place.n_pairs_turned(found)
     if "mrope_section" in found and (sum(found["mrope_section"]) != n_pairs or generator.random() < 0.5):
-        cuts = sorted(generator.choices(range(n_pairs + 1), k=2))
-        found["mrope_section"] = [cuts[0], cuts[1] - cuts[0], n_pairs - cuts[1]]
+        found["mrope_section"] = sections(n_pairs, generator)
     if "llama_4_scaling_beta" in found:
         found |= {"llama_4_scaling_beta": generator.choice((0.3, 0.9)), **trained(generator)}
     kind = "default" if "mrope_section" in now and generator.random() < 0.5 else generator.choice(ROPE)
     return {**found, "rope_type": kind, **STRETCHED[kind](n_pairs, generator)}
+
+
+def sections(n_pairs: int, generator: random.Random) -> list[int]:
+    """Pairs for time, height and width; in some families the last two have to be equal, in others the first two."""
+    one, other = generator.choices(range(n_pairs // 2 + 1), k=2)
+    other = generator.choice((one, other))
+    return generator.sample([one, other, n_pairs - one - other], 3)
 
 
 def trained(generator: random.Random) -> dict[str, Any]:
@@ -259,6 +312,8 @@ def source(of: type) -> str:
     """The text of the modules that define the config and the models of a type."""
     config = sys.modules[of.__module__]
     modeling = config.__name__.replace("configuration_", "modeling_")
+    if find_spec(modeling) is None:  # its models are those of another type
+        modeling = MODEL_MAPPING[of].__module__
     __import__(modeling)
     return inspect.getsource(config) + inspect.getsource(sys.modules[modeling])
 
@@ -277,5 +332,5 @@ def spelled(of: type, name: str) -> tuple[str, ...]:
     compared = re.findall(rf"\b{name}\b\s*(?:==|!=|in)\s*[\[({{]?\"([\w-]+)\"", text)
     is_mlp = name.startswith("mlp")
     layers = [word for word in ALLOWED_LAYER_TYPES if f'"{word}"' in text and (word in MLPS) == is_mlp]
-    layers = layers if "type" in name else []
+    layers = layers if "type" in name and "embedding" not in name else []
     return tuple(sorted({word for word in (*literals, *compared, *layers) if isinstance(word, str)}))

@@ -10,7 +10,9 @@ same numbers.
 
 import copy
 import random
+import re
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -34,6 +36,8 @@ from tests.families._vision import VisionCase
 
 Path = tuple[str, ...]  # the name of a field, after those of the configs that it is in
 SHARE = 0.5  # of the fields change
+FITTING = 0.8  # of the values come with others that fit them
+REFUSALS = 3  # of a field's values, and none that is accepted: it has one value
 NO_FIELDS = {"architectures", "model_type", "id2label", "quantization_config", "is_encoder_decoder"}
 SIZES_FIRST = (*LAYERS, "hidden_size", "n_embd", "d_model", "num_attention_heads", "n_head", "n_heads", "head_dim")
 HEADS = ("MaskedLM", "PreTraining", "NextSentencePrediction", "SequenceClassification", "TokenClassification")
@@ -45,22 +49,74 @@ FIXED = {
     "*.per_layer_config*": "sizes of single layers, which have to fit each other",
     "*.image_token_*": "prompts have this token where an image is",
     "*.image_grid_pinpoints": "prompts have as many tokens as there are tiles of this size",
+    "*.mamba_d_head": "mamba_n_heads times it is the width of the mixer",
+    "*.mm_tokens_per_image": "prompts have as many tokens as there are patches after pooling",
     "*.scale_factor": "prompts have as many tokens as there are patches after merging",
     "*.spatial_merge_size": "prompts have as many tokens as there are patches after merging",
     "*.vision_aspect_ratio": "prompts have as many tokens as there are tiles",
+    **dict.fromkeys(
+        ("axk1.head_dim", "deepseek_v3.head_dim", "longcat_flash.head_dim"),
+        "other values than qk_rope_head_dim are refused",
+    ),
+    "bitnet.head_dim": "transformers norms hidden_size features, of all heads, before the output",
     "bloom.seq_length": "of checkpoints of old versions",
     "dbrx.attn_config.rope_theta": "transformers does not read it; the model was trained with it",
+    "dbrx.ffn_config.hidden_size": "transformers replaces it by d_model",
+    "dbrx.ffn_config.moe_jitter_eps": "of training",
+    "dbrx.ffn_config.moe_loss_weight": "of training",
     "dbrx.tie_word_embeddings": "transformers refuses it",
+    "deberta-v2.attention_head_size": "the output of transformers takes hidden_size features, of all heads",
+    "deepseek_ocr2_text.head_dim": "transformers replaces it by an equal part of hidden_size",
+    "doge.keep_window_size": "of equal keys transformers keeps some by chance; test_a_few_keys_by_their_values has none",
+    "dots3_note_text.head_dim": "its rotary part is qk_rope_head_dim of it: transformers divides, and multiplies",
+    "esm.is_folding_model": "refused",
+    "esmc.head_dim": "heads have equal parts of hidden_size",
+    "esmc.num_key_value_heads": "transformers demands num_attention_heads of them",
+    "esmc.tie_word_embeddings": "transformers never ties them",
+    "flaubert.*lang*": "embeddings of languages are refused: only one of n_langs and use_lang_emb has another value",
     "flaubert.is_encoder": "it is an encoder",
     "flaubert.pre_norm": "refused",
     "fnet.use_tpu_fourier_optimizations": "for other sizes",
+    "gemma3n_text.use_bidirectional_attention": "refused; no model of transformers has it",
+    "gemma4*_text.use_bidirectional_attention": "'all' is refused; the others differ on images",
     "glm*_text.attention_bias": "the same in every model",
-    "laguna.moe_apply_router_weight_on_input": "transformers builds no model with it",
-    "mobilebert.true_hidden_size": "follows from use_bottleneck",
+    "glm4v_text.head_dim": "other values than an equal part of hidden_size are refused",
     "gpt_neo.num_layers": "follows from attention_layers",
+    "laguna.moe_apply_router_weight_on_input": "transformers builds no model with it",
+    "laguna.num_attention_heads": "num_attention_heads_per_layer counts",
     "longcat_flash.mla_scale_*": "not fields of transformers",
+    "longcat_flash.router_bias": "refused",
+    "mimo_v2_flash.partial_rotary_factor": "a part of rope_parameters",
+    "mistral4.head_dim": "other values than the sum of both parts are refused",
+    "mllama_text_model.head_dim": "heads have equal parts of hidden_size",
+    "mobilebert.true_hidden_size": "follows from use_bottleneck",
     "mpnet.relative_attention_num_buckets": "transformers looks up as many as there are by default",
     "mpt.attn_config.attn_impl": "names a kernel",
+    "*mt5.tie_word_embeddings": "transformers always says that it is True",
+    "olmoe.head_dim": "transformers norms hidden_size features, of all heads",
+    "pixtral.head_dim": "other values than an equal part of hidden_size are refused",
+    "qwen2*_vl.use_sliding_window": "of text_config; old checkpoints repeat it",
+    "qwen2*_vl_text.head_dim": "heads have equal parts of hidden_size",
+    "qwen3_omni_moe_text.num_local_experts": "a name of num_experts in other parts of the model",
+    "qwen3_omni_moe_text.sliding_window": "the attention of transformers has no window",
+    "qwen3_vl_moe_text.sliding_window": "transformers replaces it by None",
+    "qwen3_vl_text.layer_types": "transformers attends to all positions in every layer",
+    "rembert.tie_word_embeddings": "transformers never ties them",
+    "siglip.vision_config.vision_use_head": "without it an image has no vector, which is refused",
+    "stablelm.head_dim": "heads have equal parts of hidden_size; transformers reads it for positions alone",
+    "step3p5.hidden_act": "transformers replaces it by 'silu'",
+    "step3p5.use_bidirectional_attention": "refused",
+    "t5gemma*.encoder.*final_logit_softcapping": "an encoder has no logits",
+    "t5gemma*coder.*tie_word_embeddings": "the whole model's counts",
+    "t5gemma.decoder.cross_attention_hidden_size": "transformers replaces it by the encoder's hidden_size",
+    "t5gemma2.*use_bidirectional_attention": "refused; no model of transformers has it",
+    "t5gemma2.eoi_token_index": "transformers replaces it by the encoder's",
+    "xlm.*lang*": "embeddings of languages are refused: only one of n_langs and use_lang_emb has another value",
+    "xlm.is_encoder": "it is an encoder",
+    "xlstm.num_blocks": "num_hidden_layers; other numbers are refused",
+    "xlstm.weight_mode": "transformers builds no model with 'fused'",
+    "zamba.attention_hidden_size": "twice hidden_size",
+    "zaya.num_experts_per_tok": "transformers refuses others than 1",
 }
 
 
@@ -70,6 +126,8 @@ def reason(line: Case, path: Path) -> str | None:
     for glob, why in FIXED.items():
         if fnmatchcase(names, glob):
             return why
+    if path[-1] in of.attribute_map:
+        return f"another name of {of.attribute_map[path[-1]]}"
     return None if path[-1] == "num_labels" or is_read(of, path[-1]) else "transformers does not read it"
 
 
@@ -111,6 +169,10 @@ class Draw:
         tree = tree_of(self.case)
         return {path for path in self.changes if self.without(path) != tree}
 
+    def refused_by_name(self) -> set[Path]:
+        """The changes that we refuse with an error that names the field."""
+        return {path for path, error in self.refused.items() if re.search(rf"\b{path[-1]}\b", error)}
+
     def without(self, path: Path) -> Any:
         """Our config of the same draw without one change; None if there is none."""
         try:
@@ -125,19 +187,22 @@ def drawn(model_type: str, seed: int) -> Case:
 
 
 def draw(model_type: str, seed: int, among: Collection[Path] | None = None) -> Draw:
-    """The config of this seed, and how it came about; `among` are the fields to change, by default half of
-    all, to which some of the others come."""
+    """The config of this seed, and how it came about; `among` are the fields to change, all or half of
+    them, to which some of the others come, or none; by default half of all change."""
     generator = random.Random(f"{model_type} {seed}")
     line = replace(generator.choice(lines(model_type)), name=f"drawn-{seed}")
     if is_of_text(line):
-        other = replace(line, n_prompt=generator.choice((9, 16, 24)))
+        like = [replace(line, n_prompt=generator.choice((9, 16, 24)))]
         if kind(line) == "HookedEncoder" and generator.random() < SHARE:
-            other = replace(other, auto=generator.choice(CLASSES))
-        line = other if judged(other) == (True, None) else line
+            like = [*(replace(like[0], auto=auto) for auto in generator.sample(CLASSES, len(CLASSES))), *like]
+        line = next((other for other in like if judged(other) == (True, None)), line)
     found = Draw(line, line)
     free = [path for path in fields_read(line) if not reason(line, path)]
     known = sorted(sorted(free), key=lambda path: (path[-1] not in SIZES_FIRST, generator.random()))
-    shares = [SHARE if among is None else 1.0 if path in among else SHARE / 2 for path in known]
+    these, others = (
+        (SHARE, SHARE) if among is None else (generator.choice((SHARE, 1.0)), generator.choice((0.0, SHARE / 2)))
+    )
+    shares = [these if path in (among or ()) else others for path in known]
     chosen = [path for path, share in zip(known, shares, strict=True) if generator.random() < share]
     found.add(values(line, chosen, generator))
     return found
@@ -168,11 +233,12 @@ def values(line: Case, paths: Collection[Path], generator: random.Random) -> lis
     now, found = config.to_dict() | {"num_labels": config.num_labels}, list[dict[Path, Any]]()
     for path in paths:
         beside, name = at(now, path[:-1]), path[-1]
-        value = another(name, beside.get(name), Place(class_at(config, path), beside), generator)
+        place = Place(class_at(config, path), beside)
+        value = another(name, beside.get(name), place, generator)
         if value != beside.get(name):
-            fitting = together(name, value, beside) if generator.random() < SHARE else {}
+            fitting = together(name, value, place, generator) if generator.random() < FITTING else {}
             found.append({path: value} | {(*path[:-1], other): fit for other, fit in fitting.items()})
-            beside |= {name: value} | fitting
+            beside |= {name: value, **fitting}
     return found
 
 
@@ -189,8 +255,13 @@ def changed(case: Case, changes: Mapping[Path, Any]) -> Case:
         if name in LAYERS and isinstance(before, int) and isinstance(value, int):
             for other, values in beside.items():
                 if isinstance(values, list) and len(values) == before > 1 and other not in NOT_BY_LAYER:
-                    beside[other] = (values * value)[:value]
+                    beside[other] = of_length(values, value)
     return replace(case, fields=fields)
+
+
+def of_length(values: list[Any], n: int) -> list[Any]:
+    """A list with a value for each of n layers: of fewer than there were the first and the last ones."""
+    return [*values[: n - 1], values[-1]] if 1 < n < len(values) else (values * n)[:n]
 
 
 def at(fields: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -209,7 +280,7 @@ def value_at(fields: Any, path: Path) -> Any:
     return fields
 
 
-def class_at(config: Any, path: Path) -> type:
+def class_at(config: Any, path: Path) -> type[PreTrainedConfig]:
     """The class of the config that holds a field."""
     for name in path[:-1]:
         nested = getattr(config, name, None)
@@ -313,19 +384,23 @@ def runs(case: Case) -> bool:
     return True
 
 
-def without_effect(name: str, seeds: int = 24) -> list[str]:
+def without_effect(name: str, seeds: int = 40) -> list[str]:
     """The fields that a family reads and that have no other value with an effect in accepted configs of these seeds.
 
-    Left out are those for which `FIXED` has a reason, and of models of images and text those of their parts, which are families
-    themselves.
+    Left out are those for which `FIXED` has a reason, those of which we refuse each other value by name, and of models of
+    images and text those of their parts, which are families themselves.
     """
     read = {path: line for line in lines(name) for path in fields_read(line)}
     if isinstance(lines(name)[0], VisionCase):
         read = {path: line for path, line in read.items() if len(path) == 1}
-    left = {path for path, line in read.items() if not reason(line, path)}
+    left, refusals = {path for path, line in read.items() if not reason(line, path)}, Counter[Path]()
     for seed in range(seeds):
-        if left:
-            left -= draw(name, seed, among=left).effective()
+        if not left:
+            break
+        found = draw(name, seed, among=left)
+        refusals.update(found.refused_by_name())
+        refusals.update(dict.fromkeys(found.changes, -seeds))  # one that is accepted is not refused
+        left -= found.effective() | {path for path, n in refusals.items() if n >= REFUSALS}
     return sorted(".".join(path) for path in left)
 
 

@@ -57,7 +57,7 @@ OTHERS = [
     Case("hunyuan_v1_dense", "grouped", {**SIZES, **GROUPED, **SHARP, "head_dim": 8}),
     Case("hunyuan_v1_dense", "alpha-biased-tied", {**SIZES, **FULL, **BIASED, **TIED, **OF_RELATIVES, **rope("dynamic",
          factor=1.0, alpha=30.0, beta_fast=32), "head_dim": 8}, n_prompt=40),
-    Case("internlm3", "biased-tied-wide", {**SIZES, **FULL, **TIED, "qkv_bias": True, "bias": True, "head_dim": 16}),
+    Case("internlm3", "biased-tied-wide", {**SIZES, **FULL, **TIED, "attention_bias": True, "mlp_bias": True, "head_dim": 16}),
     Case("nanochat", "full", {**SIZES, **FULL, **SHARP, "logits_soft_cap": 15.0}),
     Case("nanochat", "linear-uncapped-gelu", {**SIZES, **FULL, **LINEAR, "final_logit_softcapping": None,
          "hidden_act": "gelu"}),

@@ -17,13 +17,16 @@ from tests.core import CORE, marks, thinned
 from tests.families import Case
 from tests.families._answers import assert_same_answers
 from tests.families._models import hooked
-from tests.families.random_configs import draw, drawn, families, lines
+from tests.families.random_configs import draw, drawn, families, lines, without_effect
+
+T5GEMMA2 = lines("t5gemma2")[0].fields["decoder"]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    draws = metafunc.config.option.draws
     if "nth" in metafunc.fixturenames:
-        draws = metafunc.config.option.draws
         metafunc.parametrize("nth", range(draws or 1))
+    if "name" in metafunc.fixturenames and not metafunc.definition.get_closest_marker("parametrize"):
         names = [name for name in families() if draws or name in CORE]
         metafunc.parametrize("name", [pytest.param(name, marks=marks(name)) for name in names])
 
@@ -37,6 +40,12 @@ def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRe
         again = f"pytest --seed {seed} 'tests/families/test_random_configs.py' -k 'drawn_at_random and {name}'"
         text = f"{case.auto}, a prompt of {case.n_prompt}, {case.fields}: {error}\nagain: {again}"
         raise AssertionError(text) from error
+
+
+@pytest.mark.slow
+def test_every_field_that_a_family_reads_is_varied(name: str):
+    """With an effect on our model, in a config that both sides accept; or `FIXED` says why not, or we refuse what it says."""
+    assert without_effect(name) == []
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------------------
@@ -68,6 +77,10 @@ def test_every_class_of_a_family_is_drawn():
         ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
+        *((name, {"head_dim": 2}, "head_dim=2") for name in ("axk1", "deepseek_v3", "longcat_flash", "mistral4")),
+        ("recurrent_gemma", {"block_types": ["recurrent", "full_attention"]}, r"block_types \['full_attention'\]"),
+        ("t5gemma2", {"decoder": T5GEMMA2 | {"use_bidirectional_attention": True}}, "use_bidirectional_attention=True"),
+        ("gemma3n_text", {"use_bidirectional_attention": True}, "ignores use_bidirectional_attention=True"),
     ],
 )
 def test_what_draws_have_found_is_refused_by_name(name: str, fields: dict[str, Any], message: str):
@@ -75,6 +88,14 @@ def test_what_draws_have_found_is_refused_by_name(name: str, fields: dict[str, A
     line = lines(name)[0]
     with pytest.raises(ValueError, match=message):
         hooked(replace(line, name="refused", fields={**line.fields, **fields}))
+
+
+def test_a_field_that_a_family_reads_for_nothing_is_found(monkeypatch: pytest.MonkeyPatch):
+    before, right = without_effect("llama", seeds=6), family("llama").config
+    hooked.cache_clear()
+    monkeypatch.setattr(family("llama"), "config", lambda hf: silu(right(hf)))
+    assert {*without_effect("llama", seeds=6)} - {*before} == {"hidden_act"}
+    hooked.cache_clear()
 
 
 # ---- the comparison can fail -------------------------------------------------------------------------------------------

@@ -323,8 +323,11 @@ def test_masks_are_checked(model: HookedEncoder):
 
 
 @torch.no_grad()
-def test_contacts_are_those_of_transformers():
+@pytest.mark.parametrize("fields", [{}, {"eos_token_id": 7}], ids=["usual", "other end"])
+def test_contacts_are_those_of_transformers(fields: dict[str, int]):
+    """In which the end is token 2, whatever the config says."""
     case = by_name("esm-masked-rotary")
+    case = replace(case, name="contacts", fields=case.fields | fields)
     tokens = torch.tensor([[0, 5, 6, 7, 8, 9, 2], [0, 9, 8, 7, 2, 1, 1]])
     mask = (tokens != 1).long()
     expected = copy.deepcopy(reference(case)).predict_contacts(tokens, mask)

@@ -23,6 +23,7 @@ NO_EFFECT = (*deepseek.NO_EFFECT, "num_nextn_predict_layers", "moe_layer_freq", 
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.require(head_dim=hf.qk_rope_head_dim)  # only the rotary embedding of transformers reads it
     norm = llama_like.rms_norm(hf)
     return _with_mixtures(glm4_moe_lite.config(hf), lambda block, mixture: replace(block, ln2_post=norm))
 

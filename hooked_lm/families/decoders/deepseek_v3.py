@@ -14,6 +14,7 @@ NO_EFFECT = (*deepseek.NO_EFFECT, "num_mtp_layers", "num_nextn_predict_layers")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.require(head_dim=hf.qk_rope_head_dim)  # only the rotary embedding of transformers reads it
     experts = moe.deepseek_experts(hf, hf.n_routed_experts, hf.n_shared_experts)
     mlps = moe.some_sparse(hf, experts, moe.from_layer(hf.first_k_dense_replace))
     return moe.decoder(hf, deepseek.attention(hf, adjacent_pairs=hf.rope_interleave), mlps)

@@ -23,6 +23,7 @@ NO_EFFECT = ("altup_coef_clip",)  # in training only
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.ignored_by_transformers(use_bidirectional_attention=False)  # but for the window that it saves
     n_streams, widths = hf.altup_num_inputs, hf.intermediate_size
     as_gemma4 = hf.changed(
         intermediate_size=0,

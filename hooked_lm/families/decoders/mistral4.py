@@ -21,6 +21,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         )
     hf, scale = position_scaled(hf)
     d_head, parameters = hf.qk_nope_head_dim + hf.qk_rope_head_dim, dict(hf.rope_parameters)
+    hf.require(head_dim=d_head)  # only the rotary embedding of transformers reads it
     if int(d_head * parameters.pop("partial_rotary_factor", 1.0)) != hf.qk_rope_head_dim:
         raise ValueError(f"partial_rotary_factor must be qk_rope_head_dim / {d_head}, the share of a head with rotary")
     attn = deepseek.attention(hf.changed(rope_parameters=parameters), adjacent_pairs=hf.rope_interleave)

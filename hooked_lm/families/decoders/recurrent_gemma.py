@@ -34,6 +34,8 @@ def config(hf: HFConfig) -> DecoderConfig:
         "attention": PreNormBlock.Config(attn=_attention(hf), ln1=norm, mlp=mlp, ln2=norm),
     }
     kinds = (list(hf.block_types) * hf.num_hidden_layers)[: hf.num_hidden_layers]
+    if unknown := {*kinds} - {*blocks}:
+        raise ValueError(f"block_types {sorted(unknown)} are not supported; {' and '.join(blocks)} are")
     return DecoderConfig(
         n_ctx=N_CTX,  # neither states nor local attention set a limit
         # the scale is rounded to bf16 for every dtype of the model

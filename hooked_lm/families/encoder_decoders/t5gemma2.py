@@ -30,6 +30,8 @@ def config(hf: HFConfig) -> EncoderDecoderConfig:
     eoi = hf.part("encoder").eoi_token_index
     hf.require(is_encoder_decoder=True, eoi_token_index=eoi)
     parts = hf.part("encoder").part("text_config"), hf.part("decoder")
+    for part in parts:
+        part.ignored_by_transformers(use_bidirectional_attention=False)  # but for the window that it saves
     encoder, decoder = (gemma3_text.config(part.changed(use_bidirectional_attention=False)) for part in parts)
     embed = ReplacedEmbed.Config(**vars(decoder.embed), replaced=eoi)
     return EncoderDecoderConfig(

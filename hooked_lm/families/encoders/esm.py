@@ -21,6 +21,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "RENAMED", "config", "rows"]
 
 PREFIX = "esm."
 N_TOKENS, PAD = 33, 1  # defaults of ESM's alphabet
+END = 2  # as contacts see it: transformers does not ask the config
 HEADS = Names(untied_bias="lm_head.bias")
 RENAMED = bert_like.RENAMED | {
     r"encoder\.layer\.[^.]+\.attention\.self\.rotary_embeddings": "rotary_embeddings"  # each layer had a copy
@@ -60,9 +61,7 @@ def config(hf: HFConfig) -> EncoderConfig:
         blocks=(PreNormBlock.Config(attn=attn, ln1=norm, mlp=mlp, ln2=norm),) * hf.num_hidden_layers,
         ln_final=norm,
         rotary=StoredRotary.Config(rotary) if rotary and stored else None,
-        contact_head=ContactHead.Config(n_maps, hf.eos_token_id)
-        if hf.holds("contact_head.regression.weight")
-        else None,
+        contact_head=ContactHead.Config(n_maps, END) if hf.holds("contact_head.regression.weight") else None,
         **bert_like.heads(hf, HEADS),
     )
 
