@@ -90,11 +90,16 @@ class HookObject(Shown, ABC):
     @property
     def is_enabled(self) -> bool:
         """Whether the hook acts in forward passes of this thread or task."""
-        return self._is_on and not any(one is self for one in _disabled.get())
+        return self._is_on and not self.is_off_here
 
     @is_enabled.setter
     def is_enabled(self, is_on: bool) -> None:
         self._is_on = is_on
+
+    @property
+    def is_off_here(self) -> bool:
+        """Whether a `disabled` block is open for it, in this thread or task."""
+        return any(one is self for one in _disabled.get())
 
     def enable(self) -> None:
         """Switches the hook on again, in all threads."""

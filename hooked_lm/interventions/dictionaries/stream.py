@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
 from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.hooks import HookedRootModule
@@ -35,7 +36,7 @@ class Stream(Protocol):
         """The vectors of buffer `number`; deterministic."""
 
     def about(self) -> dict[str, Any]:
-        """Metadata of the vectors."""
+        """Metadata of the vectors: a training resumes only from one of the same. "sha256" is a hash of what determines them."""
 
 
 @dataclass(repr=False)
@@ -49,7 +50,7 @@ class Vectors(Shown):
         return self.inputs, self.inputs if self.outputs is None else self.outputs
 
     def about(self) -> dict[str, Any]:
-        return origin(None, rows=len(self.inputs))
+        return origin(None, rows=len(self.inputs), sha256=Digest().of((self.inputs, self.outputs)).hex())
 
     def __repr__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {[*self.outputs.shape]}"
@@ -131,7 +132,10 @@ class Activations:
 
     def about(self) -> dict[str, Any]:
         counts = {"prompts": len(self.prompts), "buffer_prompts": self.buffer_prompts}
-        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed)
+        tokenizer = getattr(self.model, "tokenizer", None)
+        read_by = None if tokenizer is None else tokenizer_digest(tokenizer)
+        whole = Digest().of((self.model, self.prompts, read_by, modes())).hex()
+        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed, sha256=whole)
 
     def _order(self, epoch: int) -> list[int]:
         """The order of the prompts in an epoch."""

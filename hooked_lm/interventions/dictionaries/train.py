@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import some_rows
 from hooked_lm.files import made_folder, writable_folder
@@ -286,6 +287,8 @@ class _Training:
     def __init__(self, stream: Stream, cfg: SAE.Config, settings: Settings) -> None:
         self.settings, self.about = settings, stream.about()
         read, written = stream.fill(0)
+        if "sha256" not in self.about:
+            self.about = {**self.about, "sha256 of the first buffer": Digest().of((read, written)).hex()}
         if (read.shape[1], written.shape[1]) != (cfg.d_in, cfg.width_out):
             raise ValueError(
                 f"the stream has vectors of widths {read.shape[1]} and {written.shape[1]}, and the dictionary has inputs of "
