@@ -206,15 +206,23 @@ def side_by_side(model: HookedRootModule, site: str, value: Tensor) -> Tensor:
 def batches(
     stream: Stream, size: int, seed: int, fill: int = 0, start: int = 0
 ) -> Iterator[tuple[Pair, tuple[int, int]]]:
-    """Yields shuffled batches endlessly from a place (buffer, row) in the stream on, each with the place after it."""
+    """Yields shuffled batches endlessly from a place (buffer, row) in the stream on, each with the place after it.
+
+    A later buffer that is smaller than a step, as the last of an epoch may be, is joined by the next ones. Raises ValueError if
+    the first one is.
+    """
     while True:
         read, written = stream.fill(fill)
-        if len(read) < size:
+        if len(read) < size and fill == 0:
             raise ValueError(
                 f"the buffer holds {len(read)} vectors, fewer than a step needs ({size}): give more prompts"
             )
+        after = fill + 1
+        while len(read) < size:
+            more = stream.fill(after)
+            read, written, after = torch.cat([read, more[0]]), torch.cat([written, more[1]]), after + 1
         order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed * 1_000_003 + fill))
         for at in range(start, len(read) - size + 1, size):
             rows = order[at : at + size].to(read.device)
             yield (read[rows], written[rows]), (fill, at + size)
-        fill, start = fill + 1, 0
+        fill, start = after, 0
