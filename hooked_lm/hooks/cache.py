@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.files import replacing
+from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.point import HookPoint
@@ -233,11 +233,12 @@ class Cache(Mapping[str, Tensor]):
             save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
 
     @classmethod
+    @names_the_file
     def load(cls, path: str | Path, *args: Any) -> "Cache":
         """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model).
 
         Warns if the file was saved from another model than this one, whose weights decompositions would read. Raises
-        FileNotFoundError if there is no such file, ValueError for any other file.
+        FileNotFoundError if there is no such file, ValueError for any other and for a damaged one.
         """
         from safetensors import SafetensorError, safe_open
 

@@ -295,6 +295,7 @@ class Hooks(Shown, list[Kind]):
         stored.write(path, FORMAT, tensors, {"objects": described, "version": VERSION})
 
     @classmethod
+    @stored.names_the_file
     def load(cls: type[Loaded], path: str | Path, store: str | Path | None = None) -> Loaded:
         """The hook objects of a file that `save` wrote.
 

@@ -119,6 +119,7 @@ class MaxActivating:
         stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "MaxActivating":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.MaxActivating")

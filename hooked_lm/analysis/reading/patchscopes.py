@@ -96,6 +96,7 @@ class Patchscope(Tabular):
         stored.write(path, "hooked_lm.Patchscope", {"tokens": self.tokens, "unpatched": self.unpatched}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Patchscope":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.Patchscope")

@@ -22,6 +22,7 @@ from hooked_lm.results import stored
 Tensors = dict[str, Tensor]
 
 
+@stored.names_the_file
 def load(path: str | Path) -> SAE | Normalized:
     """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote.
 
@@ -36,6 +37,7 @@ def load(path: str | Path) -> SAE | Normalized:
     return sae if normalization is None else frozen(Normalized(sae, normalization))
 
 
+@stored.names_the_file
 def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE | Normalized:
     """A dictionary in SAELens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
@@ -125,6 +127,7 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         unfinished.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
+@stored.names_the_file
 def load_dictionary_learning(path: str | Path, dict_class: str | None = None) -> SAE:
     """A dictionary in the format of `dictionary_learning`: `ae.pt`, or the folder with it and `config.json`.
 

@@ -69,6 +69,7 @@ class Trained(Tabular):
         stored.write(path, TRAINED, tensors, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Trained":
         """What `save` wrote, with the dictionary in evaluation mode. Raises ValueError for any other file."""
         tensors, header = stored.read(path, TRAINED)
@@ -403,6 +404,7 @@ class _Training:
         tensors |= {"unseen_for": self.unseen_for, "losses": torch.tensor(self.losses, dtype=torch.float64)}
         stored.write(path, FORMAT, tensors, {**self._metadata(), "place": self.place, "scales": self.scales})
 
+    @stored.names_the_file
     def resume(self, path: Path) -> None:
         """Resumes from a checkpoint; ValueError for one of another training."""
         tensors, header = stored.read(path, FORMAT)
