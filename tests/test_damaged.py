@@ -1,6 +1,7 @@
 """Damaged files of every type: they load, or they are refused by a ValueError that names the file."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import patching
+from hooked_lm.harvest import harvest
 from tests import shown
+from tests.close import assert_close
 
 Content = tuple[dict[str, Tensor], dict[str, str]]
 TEXT, CORRUPTED = "The capital of France is", "The capital of Spain is"
@@ -87,3 +90,22 @@ def test_a_file_without_one_of_its_tensors_is_refused(tmp_path: Path) -> None:
         save_file(rest, tmp_path / "file", header)
         with pytest.raises(ValueError, match=r"file is damaged: it has the tensors"):
             hooked_lm.load(tmp_path / "file")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_conflicts_in_a_folder_are_ignored_with_a_warning(tmp_path: Path) -> None:
+    store = harvest(shown.model(), ["Mary", "John went"], "blocks.0.hook_resid_post", tmp_path, progress=False)
+    shutil.copy(store.path / "shard-000000.json", store.path / "shard-000000 (1).json")
+    with pytest.warns(UserWarning, match=r"files that are no shards: shard-000000 \(1\)\.json. They are ignored"):
+        again = hooked_lm.load(store.path)
+    assert again.shards == store.shards
+
+
+def test_what_a_store_gives_is_not_the_file(tmp_path: Path) -> None:
+    store = harvest(shown.model(), ["Mary", "John went"], "blocks.0.hook_resid_post", tmp_path, progress=False)
+    before = store["resid_post0"][:].clone()
+    for which in (slice(None), slice(1, 3), [0, 1], 0):
+        store["resid_post0"][which].zero_()
+        assert_close(store["resid_post0"][:], before)

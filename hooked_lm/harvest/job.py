@@ -15,7 +15,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards.job import Advance
-from hooked_lm.shards.records import read_record
+from hooked_lm.shards.records import read_record, record_path, recorded
 from hooked_lm.shards.run import Part
 
 
@@ -43,11 +43,10 @@ class Job(shards.Job):
         if self.plan.data["kind"] != STREAM:
             return
         i, n = part
-        for path in sorted(self.folder.glob("shard-*.json")):
-            shard = int(path.stem.removeprefix("shard-"))
+        for shard in recorded(self.folder):
             if shard % n != i:
                 continue
-            known = read_record(path, ("documents_sha256",))["documents_sha256"]
+            known = read_record(record_path(self.folder, shard), ("documents_sha256",))["documents_sha256"]
             texts = self.documents.between(*self.plan.places(shard))
             if digest(document for _, document in texts) != known:
                 raise ValueError(

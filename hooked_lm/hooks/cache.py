@@ -223,14 +223,19 @@ class Cache(Mapping[str, Tensor]):
         return {}
 
     def save(self, path: str | Path) -> None:
-        """Writes the cache to a safetensors file."""
+        """Writes the cache to a safetensors file. Raises OSError if it cannot be written, or the disk is full."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
         about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims, "model": self.model_facts()}
         metadata = {"format": "hooked_lm.Cache", **{key: json.dumps(value) for key, value in about.items()}}
         with replacing(path) as unfinished:
-            save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
+            try:
+                values = {name: value.detach().clone().contiguous() for name, value in self.items()}
+                save_file(values, unfinished, metadata)
+            except SafetensorError as error:
+                raise OSError(f"cannot write {path}: {error}") from None
 
     @classmethod
     @names_the_file
