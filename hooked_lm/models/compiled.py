@@ -204,7 +204,7 @@ class Compiled:
             return "a hook that is not among its taps and edits"
         if torch.is_autocast_enabled(self.model.device.type):
             return "autocast"
-        if self.model.tokenizer is not None and self.model.cfg.default_padding_side == "left":
+        if self.model.tokenizer is not None and self.model.padding_side == "left":
             return "a tokenizer that pads on the left, for which the ids are searched for padding"
         return None
 

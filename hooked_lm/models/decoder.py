@@ -142,7 +142,7 @@ class Decoder(DecoderMethods):
         cache: KeyValueCache | None = None,
     ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and the context of the run."""
-        side = padding_side or self.cfg.default_padding_side
+        side = padding_side or self.padding_side
         # a tokenizer says which ids are padding; on the right and without a cache it affects no real token
         reads_mask = attention_mask is None and self.tokenizer is not None and (side == "left" or cache is not None)
         is_here = isinstance(input, Tensor) and input.device == self.embed.W_E.device
