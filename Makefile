@@ -47,7 +47,7 @@ test-all: $(READY)  ## the whole test suite
 
 PART := 0/3
 test-part: $(READY)  ## a part of the slow tests: make test-part PART=0/3 (or 1/3, 2/3)
-	$(PYTEST) -m slow --part $(PART)
+	$(PYTEST) -m slow --part $(PART) $(OPTIONS)
 
 test-profile: $(READY)  ## where the CPU seconds of the whole test suite go
 	$(PYTEST) --profile
