@@ -1,17 +1,31 @@
-"""Atomic writing of files: under a temporary name in the same folder, then renamed."""
+"""Atomic writing of files, under a temporary name in the same folder and then renamed; errors of reading that name the file."""
 
 import os
 import re
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-__all__ = ["made_folder", "remove_leftovers", "replacing", "unfinished_path", "writable", "writable_folder"]
+__all__ = [
+    "made_folder",
+    "names_the_file",
+    "remove_leftovers",
+    "replacing",
+    "unfinished_path",
+    "writable",
+    "writable_folder",
+]
 
 UNFINISHED = ".unfinished"
+OF_DAMAGE = (AttributeError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -126,3 +140,20 @@ def _is_running(process: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def names_the_file(load: Callable[P, R]) -> Callable[P, R]:
+    """Decorates what loads the file at `path`: whatever is wrong with its content is a ValueError that names the file."""
+    arguments = signature(load)
+
+    @wraps(load)
+    def loads(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return load(*args, **kwargs)
+        except OF_DAMAGE as error:
+            path = str(arguments.bind(*args, **kwargs).arguments["path"])
+            if isinstance(error, ValueError) and path in str(error):
+                raise
+            raise ValueError(f"{path} is damaged, or from another version: {type(error).__name__}: {error}") from error
+
+    return loads

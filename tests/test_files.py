@@ -14,6 +14,7 @@ import torch
 from hooked_lm import HookedTransformer
 from hooked_lm.files import made_folder, remove_leftovers, replacing, unfinished_path, writable, writable_folder
 from hooked_lm.harvest import harvest
+from hooked_lm.hooks import Cache
 from hooked_lm.interventions import Store
 from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, save_saelens, train_on
 from hooked_lm.results import Scores, stored
@@ -144,6 +145,8 @@ def test_a_full_disk_is_an_os_error() -> None:
         pytest.skip("this system has no /dev/full")
     with pytest.raises(OSError, match="cannot write"):
         stored.write("/dev/full", "some", {"a": torch.zeros(3)}, {})
+    with pytest.raises(OSError, match="cannot write"):
+        Cache({"a": torch.zeros(3)}).save("/dev/full")
 
 
 def test_results_and_caches_go_through_links(tmp_path: Path) -> None:

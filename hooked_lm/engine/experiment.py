@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from types import FrameType
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
+from hooked_lm.results.callers import stacklevel_outside
 
 Metric = Callable[[Tensor], Any]
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
@@ -428,11 +428,3 @@ def _is_number_like(value: Any) -> bool:
     except (TypeError, ValueError, RuntimeError):
         return False
     return True
-
-
-def stacklevel_outside(frame: FrameType) -> int:
-    """The `stacklevel` of a warning in this frame that points to the caller of this package; jaxtyping's frames are skipped."""
-    level = 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):
-        level, frame = level + 1, frame.f_back
-    return level

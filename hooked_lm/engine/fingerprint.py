@@ -6,6 +6,7 @@ Tensors are hashed by their bytes, functions by their code and everything that i
 import dataclasses
 import functools
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -20,8 +21,11 @@ from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.weights.digest import tensor_digest
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, range, type(...), torch.dtype, torch.device, torch.Size)
+AUTOCAST = ("cpu", "cuda", "mps")  # devices with a mode of their own
+LAST_CALL = {"padding": None, "truncation": None}  # what a tokenizer keeps of it
 WRAPPERS = ("jaxtyping", "beartype")  # packages whose wrappers only check annotations
 
 
@@ -51,10 +55,7 @@ class Digest:
         return self._of_object(value)
 
     def _of_tensor(self, value: Tensor) -> Iterator[bytes | str]:
-        plain = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-        flat = plain.cpu().contiguous().reshape(-1)
-        yield from (str(value.dtype), str(tuple(value.shape)))
-        yield hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").digest()
+        yield from (str(value.dtype), str(tuple(value.shape)), tensor_digest(value))
 
     def _of_array(self, value: np.ndarray) -> Iterator[bytes | str]:
         if value.dtype.hasobject:
@@ -73,7 +74,10 @@ class Digest:
         yield from sorted(map(self.of, value))
 
     def _of_module(self, value: ModuleType) -> Iterator[bytes | str]:
-        yield value.__name__
+        """By its name and version, if it is installed. What a function may reach in another one cannot be known."""
+        if not _is_installed(value.__name__):
+            raise Unknown(f"the module '{value.__name__}', of which anything may be used,")
+        yield _full_name_of_module(value)
 
     def _of_model(self, value: nn.Module) -> Iterator[bytes | str]:
         """By the classes of its modules, its parameters and buffers, its configuration and its hooks."""
@@ -96,7 +100,9 @@ class Digest:
         if isinstance(value, HookedRootModule):
             for name, hooks in value.list_hooks().items():
                 yield name
-                yield from (self.of(hook.user_hook) for hook in hooks)
+                for hook in hooks:
+                    is_on = getattr(hook.user_hook, "is_enabled", True)  # here: it may be switched off in a block
+                    yield self.of((hook.dir, hook.when, is_on, hook.user_hook))
 
     def _of_function(self, value: FunctionType) -> Iterator[bytes | str]:
         while hasattr(value, "__wrapped__") and _root(value.__globals__.get("__name__")) in WRAPPERS:
@@ -106,8 +112,26 @@ class Digest:
             return
         parts = (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value))
         yield from map(self.of, parts)
-        for name in sorted(set(_names(value.__code__)) & set(value.__globals__)):
-            yield from (name, self.of(value.__globals__[name]))
+        names = set(_names(value.__code__))
+        for name in sorted(names & set(value.__globals__)):
+            reached = value.__globals__[name]
+            yield name
+            yield from self._reached(reached, names) if isinstance(reached, ModuleType) else [self.of(reached)]
+
+    def _reached(
+        self, module: ModuleType, names: set[str], above: tuple[ModuleType, ...] = ()
+    ) -> Iterator[bytes | str]:
+        """What a function with these names in its code reaches in a module: `scores` of `mymetrics.scores(x)`."""
+        found = sorted(names & set(vars(module))) if not _is_installed(module.__name__) else []
+        if not found:
+            yield self.of(module)
+        for name in found:
+            inner = vars(module)[name]
+            yield name
+            if not isinstance(inner, ModuleType):
+                yield self.of(inner)
+            elif inner not in above:  # modules that import each other
+                yield from self._reached(inner, names, (*above, module))
 
     def _of_code(self, value: CodeType) -> Iterator[bytes | str]:
         yield from (value.co_code, *map(self.of, (value.co_names, value.co_freevars, value.co_consts)))
@@ -139,6 +163,10 @@ class Digest:
     def _of_property(self, value: property) -> Iterator[bytes | str]:
         yield from map(self.of, (value.fget, value.fset))
 
+    def _of_cached(self, value: Any) -> Iterator[bytes | str]:
+        """By the function whose results `functools.cache` keeps."""
+        yield self.of(value.__wrapped__)
+
     def _of_partial(self, value: Any) -> Iterator[bytes | str]:
         yield from map(self.of, (value.func, value.args, value.keywords))
 
@@ -149,7 +177,9 @@ class Digest:
             reduced = value.__reduce_ex__(4)
         except TypeError:
             raise Unknown(f"a {_full_name(type(value))}") from None
-        if isinstance(reduced, str):
+        if isinstance(reduced, str):  # where to find it, not what it is
+            if not _is_installed(getattr(value, "__module__", None)):
+                raise Unknown(f"'{reduced}', a {_full_name(type(value))}")
             yield reduced
         else:
             for part in reduced:
@@ -160,7 +190,7 @@ class Digest:
         (dict, _of_mapping), ((set, frozenset), _of_set), (ModuleType, _of_module), (FunctionType, _of_function),
         (CodeType, _of_code), (CellType, _of_cell), (MethodType, _of_method), (BuiltinFunctionType, _of_builtin),
         (type, _of_class), ((classmethod, staticmethod), _of_wrapper), (functools.partial, _of_partial),
-        (property, _of_property),
+        (property, _of_property), (type(functools.cache(len)), _of_cached),
     )  # fmt: skip
 
 
@@ -177,7 +207,7 @@ def fingerprint(
     cannot be hashed.
     """
     digest = Digest()
-    parts = [*map(digest.of, (version("hooked-lm"), str(torch.__version__), about, list(runs)))]
+    parts = [*map(digest.of, (version("hooked-lm"), str(torch.__version__), modes(), about, list(runs)))]
     for name, metric in metrics.items():
         parts.append(digest.of(name))
         try:
@@ -200,6 +230,21 @@ def fingerprint(
     return _hashed(*parts).hex()
 
 
+def modes() -> dict[str, str]:
+    """The settings of torch under which the same forward pass has other results: autocast, and float32 products in less."""
+    on = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]
+    found = {f"autocast on {device}": str(torch.get_autocast_dtype(device)) for device in on}
+    precision = torch.get_float32_matmul_precision()
+    return found if precision == "highest" else {**found, "precision of float32 products": precision}
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A hash of what a tokenizer does, but for the padding and truncation of its last call."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    about = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str()) | LAST_CALL
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
 def _parts_of(change: Change) -> tuple[Any, ...]:
     if isinstance(change, Edit):
         return change.site, change.positions, change.rest, change.rows, change.value
@@ -213,6 +258,11 @@ def _hashed(*parts: bytes | str) -> bytes:
         part = part.encode() if isinstance(part, str) else part
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.digest()
+
+
+def _full_name_of_module(value: ModuleType) -> str:
+    """The name of an installed module, and the version of its package."""
+    return f"{value.__name__} {getattr(sys.modules.get(_root(value.__name__)), '__version__', '')}"
 
 
 def _full_name(value: Any) -> str:
@@ -234,6 +284,8 @@ def _root(module: str | None) -> str:
 def _is_installed(module: str | None) -> bool:
     """Whether a module belongs to Python, this package or an installed one, so that names identify its contents."""
     root = _root(module)
+    if root == "__main__":  # also of a script that was installed
+        return False
     if root in sys.stdlib_module_names or root in ("builtins", "hooked_lm"):
         return True
     file = getattr(sys.modules.get(root), "__file__", None) or ""

@@ -1,6 +1,5 @@
 """SweepResult: the scores of a sweep, one for each cell of a grid and each prompt."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -9,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 
 Own = TypeVar("Own", bound="SweepResult")
@@ -115,7 +115,7 @@ class SweepResult(Scores):
                     f"cannot normalise: the clean mean{of} is {high:.6g}, the corrupted mean {low:.6g}; "
                     f"they must differ by more than {1e-6 * size:.2g}"
                 )
-        self._warn_if_close()
+        self.warn_if_close()
 
         is_change = CHANGE in self._scale
 
@@ -131,19 +131,11 @@ class SweepResult(Scores):
             self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="", about=about
         )
 
-    def _warn_if_close(self) -> None:
+    def warn_if_close(self) -> None:
         """Warns if the difference of the baselines may be 0: within two standard errors."""
-        if self.clean is None or self.n_prompts < 2:
-            return
-        difference = (self.clean - self.corrupted).double().reshape(-1, self.n_prompts)
-        error = difference.std(-1) / self.n_prompts**0.5
-        for mean, two in zip(difference.mean(-1).tolist(), (2 * error).tolist(), strict=True):
-            if abs(mean) < two:
-                warnings.warn(
-                    f"the clean and the corrupted prompts hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference "
-                    "say little; use effects(), or other prompts",
-                    stacklevel=3,
-                )
+        if self.clean is not None:
+            between, advice = "the clean and the corrupted prompts", "use effects(), or other prompts"
+            warn_if_small(self.clean - self.corrupted, between, advice)
 
     @property
     def _scale(self) -> str:

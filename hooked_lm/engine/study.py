@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.engine.edit import Cell
-from hooked_lm.engine.experiment import Experiment, Metric, stacklevel_outside
+from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.fingerprint import fingerprint
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
@@ -21,6 +21,7 @@ from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
+from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.scores import origin
 from hooked_lm.shown import Shown, Table, in_short
 

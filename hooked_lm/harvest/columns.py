@@ -112,8 +112,7 @@ class Columns(Shards):
 class Column(Shown):
     """The values of one site, or of one column of numbers, of all tokens: [token, ...].
 
-    `column[i]`, `column[a:b]`, `column[[3, 5]]` and `column[tensor]` read these tokens; a slice within one shard is a view of the
-    file.
+    `column[i]`, `column[a:b]`, `column[[3, 5]]` and `column[tensor]` read these tokens, as tensors of their own.
     """
 
     def __init__(self, store: Columns, name: str) -> None:
@@ -177,7 +176,7 @@ class Column(Shown):
             parts.append(self.store.rows(self.store.shards[i], self.name, rows))
         if not parts:
             return torch.empty(0, *self.shape[1:], dtype=self.dtype)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0].clone() if len(parts) == 1 else torch.cat(parts)  # a view of the file could be written to
 
     def _at(self, numbers: Tensor) -> Tensor:
         found = torch.empty(len(numbers), *self.shape[1:], dtype=self.dtype)

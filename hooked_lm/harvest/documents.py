@@ -15,10 +15,12 @@ from torch import Tensor
 from hooked_lm.shards.plan import check_counts, check_integers
 
 Document = str | Sequence[int]
+STREAM = "stream"  # the kind of data whose documents are known only when they are read
 COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # of a data set on the hub
-SAMPLE = 1000  # documents, evenly spaced: the sample by which a corpus is measured and identified
+SAMPLE = 1000  # documents, evenly spaced: the sample by which a corpus is measured
+AT_ONCE = 4096  # documents that are read together to identify a data set
 
 
 @runtime_checkable
@@ -33,7 +35,7 @@ class Documents(Protocol):
         """The documents at these places, each with its number in the data set; fewer where a stream ends."""
 
     def about(self) -> dict[str, Any]:
-        """What identifies the data set."""
+        """What identifies the data set; of a stream its beginning, while the record of each shard identifies the rest."""
 
 
 class Listed:
@@ -53,9 +55,9 @@ class Listed:
         return [checked(self.documents[number], number) for number in numbers]
 
     def about(self) -> dict[str, Any]:
-        step = max(1, self.n_documents // SAMPLE)
-        read = self._read(range(0, self.n_documents, step)[:SAMPLE])
-        return {"kind": self.kind, "documents": self.n_documents, "seed": self.seed, "sample": digest(read)}
+        pieces = (range(self.n_documents)[start : start + AT_ONCE] for start in range(0, self.n_documents, AT_ONCE))
+        whole = digest(document for numbers in pieces for document in self._read(numbers))
+        return {"kind": self.kind, "documents": self.n_documents, "seed": self.seed, "sha256": whole}
 
 
 class InDataset(Listed):
@@ -104,7 +106,7 @@ class Streamed:
     def about(self) -> dict[str, Any]:
         first = [document for _, document in self.between(0, SAMPLE)]
         self.reader = None
-        return {"kind": "stream", "documents": self.n_documents, "column": self.column, "sample": digest(first)}
+        return {"kind": STREAM, "documents": self.n_documents, "column": self.column, "sample": digest(first)}
 
 
 def documents_of(
@@ -197,7 +199,7 @@ def checked(document: object, number: int) -> Document:
     )
 
 
-def digest(documents: Sequence[Document]) -> str:
+def digest(documents: Iterable[Document]) -> str:
     """A hash of documents."""
     whole = hashlib.sha256()
     for document in documents:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hooked_lm import shards
-from hooked_lm.harvest.documents import Documents
+from hooked_lm.harvest.documents import STREAM, Documents, digest
 from hooked_lm.harvest.plan import Plan, planned
 from hooked_lm.harvest.rows import RowMaker
 from hooked_lm.harvest.shard import write_shard
@@ -15,6 +15,8 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards.job import Advance
+from hooked_lm.shards.records import read_record, record_path, recorded
+from hooked_lm.shards.run import Part
 
 
 @dataclass
@@ -32,6 +34,25 @@ class Job(shards.Job):
 
     def n_units(self, n_shards: int) -> int:
         return round(self.plan.tokens_per_document * self.plan.items_per_shard * n_shards)
+
+    def check_documents(self, part: Part) -> None:
+        """Raises ValueError for a complete shard of the part that was computed from other documents.
+
+        Only a stream can have others under the same plan, which knows its beginning.
+        """
+        if self.plan.data["kind"] != STREAM:
+            return
+        i, n = part
+        for shard in recorded(self.folder):
+            if shard % n != i:
+                continue
+            known = read_record(record_path(self.folder, shard), ("documents_sha256",))["documents_sha256"]
+            texts = self.documents.between(*self.plan.places(shard))
+            if digest(document for _, document in texts) != known:
+                raise ValueError(
+                    f"shard {shard} in {self.folder} was computed from other documents: the stream begins as that one did, and "
+                    "goes on differently. Give another directory, or delete the folder"
+                )
 
     def write(self, shard: int, advance: Advance) -> bool:
         return write_shard(self.plan, self.documents, self.maker, self.folder, shard, advance) is not None

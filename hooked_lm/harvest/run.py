@@ -47,7 +47,8 @@ def harvest(
 
     Args:
         documents: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
-            a file, a folder or a pattern of jsonl, parquet, csv or txt (a line of a txt file is a document).
+            a file, a folder or a pattern of jsonl, parquet, csv or txt (a line of a txt file is a document). All of them are
+            read once more, to identify the corpus; of a stream those of shards that are complete, to compare them.
         sites: names, short names or globs of sites with a vector for each token.
         directory: the harvest is a folder in it, whose name has the hash of its plan.
         positions: "all" tokens, those of the "text" (without special tokens), or indices of positions in each row.
@@ -79,7 +80,7 @@ def harvest(
     (['blocks.1.hook_resid_post'], (10, 128))
     """
     chosen = part_of(part)
-    check_workers(n_workers, engine)
+    check_workers(model, n_workers, engine)
     writable_folder(directory)
     job = job_of(
         model,
@@ -95,6 +96,7 @@ def harvest(
         threads=threads,
     )
     ActivationStore(job.folder).check_sizes()  # of shards that are not computed again
+    job.check_documents(chosen)
     carry_out(job, chosen, n_workers, engine, progress)
     return ActivationStore(job.folder)
 

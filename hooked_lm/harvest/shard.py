@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from hooked_lm.harvest.documents import Documents
+from hooked_lm.harvest.documents import Documents, digest
 from hooked_lm.harvest.plan import Plan
 from hooked_lm.harvest.rows import RowMaker, Rows, batched, padded_batch
 from hooked_lm.harvest.shard_file import Layout, ShardFile
@@ -59,6 +59,7 @@ def write_shard(
             {
                 "shard": shard,
                 "documents": [start, start + len(texts)],
+                "documents_sha256": digest(document for _, document in texts),
                 "rows": len(rows.ids),
                 "tokens": sum(counts),
                 "is_last": plan.data["documents"] is None and len(texts) < end - start,

@@ -1,5 +1,6 @@
 """The vectors of a store in a random order, to train a dictionary on."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.harvest.columns import Column
+from hooked_lm.shards.records import read_record, record_path
 
 
 class ShuffledVectors:
@@ -53,4 +55,8 @@ class ShuffledVectors:
         """What identifies the vectors."""
         names = [column.name for column in self.columns]
         counts = {"shards": len(self.store.shards), "run": self.run, "runs_per_buffer": self.runs_per_buffer}
-        return {"harvest": self.store.plan.digest, "sites": names, "seed": self.seed, **counts}
+        shards = [
+            read_record(record_path(self.store.path, shard), ("sha256",))["sha256"] for shard in self.store.shards
+        ]
+        identity = {"harvest": self.store.plan.digest, "sha256": hashlib.sha256("".join(shards).encode()).hexdigest()}
+        return {**identity, "sites": names, "seed": self.seed, **counts}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.files import replacing
+from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.point import HookPoint
@@ -223,21 +223,27 @@ class Cache(Mapping[str, Tensor]):
         return {}
 
     def save(self, path: str | Path) -> None:
-        """Writes the cache to a safetensors file."""
+        """Writes the cache to a safetensors file. Raises OSError if it cannot be written, or the disk is full."""
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
         about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims, "model": self.model_facts()}
         metadata = {"format": "hooked_lm.Cache", **{key: json.dumps(value) for key, value in about.items()}}
         with replacing(path) as unfinished:
-            save_file({name: value.detach().clone().contiguous() for name, value in self.items()}, unfinished, metadata)
+            try:
+                values = {name: value.detach().clone().contiguous() for name, value in self.items()}
+                save_file(values, unfinished, metadata)
+            except SafetensorError as error:
+                raise OSError(f"cannot write {path}: {error}") from None
 
     @classmethod
+    @names_the_file
     def load(cls, path: str | Path, *args: Any) -> "Cache":
         """The cache that `save` wrote; `args` are passed to the class (an ActivationCache takes the model).
 
         Warns if the file was saved from another model than this one, whose weights decompositions would read. Raises
-        FileNotFoundError if there is no such file, ValueError for any other file.
+        FileNotFoundError if there is no such file, ValueError for any other and for a damaged one.
         """
         from safetensors import SafetensorError, safe_open
 

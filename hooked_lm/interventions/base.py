@@ -90,11 +90,16 @@ class HookObject(Shown, ABC):
     @property
     def is_enabled(self) -> bool:
         """Whether the hook acts in forward passes of this thread or task."""
-        return self._is_on and not any(one is self for one in _disabled.get())
+        return self._is_on and not self.is_off_here
 
     @is_enabled.setter
     def is_enabled(self, is_on: bool) -> None:
         self._is_on = is_on
+
+    @property
+    def is_off_here(self) -> bool:
+        """Whether a `disabled` block is open for it, in this thread or task."""
+        return any(one is self for one in _disabled.get())
 
     def enable(self) -> None:
         """Switches the hook on again, in all threads."""
@@ -290,6 +295,7 @@ class Hooks(Shown, list[Kind]):
         stored.write(path, FORMAT, tensors, {"objects": described, "version": VERSION})
 
     @classmethod
+    @stored.names_the_file
     def load(cls: type[Loaded], path: str | Path, store: str | Path | None = None) -> Loaded:
         """The hook objects of a file that `save` wrote.
 

@@ -107,6 +107,7 @@ class GradientReport(Tabular, Detector):
         stored.write(path, FORMAT, {}, {**settings, "sums": {site: vars(sums) for site, sums in self._sums.items()}})
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "GradientReport":
         """The report that `save` wrote, to which more runs can be added. Raises ValueError for any other file."""
         _, header = stored.read(path, FORMAT)

@@ -301,6 +301,7 @@ class Statistics(Streaming[Moments]):
         stored.write(path, FORMAT, tensors, {"counts": counts, "shapes": shapes, "settings": settings})
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Statistics":
         """Statistics from a file that `save` wrote, at the sites that had values; more data can be added.
 

@@ -243,6 +243,7 @@ class SteeringVectors(Tabular):
         stored.write(path, FORMAT, {**tensors, "separation": self.separation.values}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "SteeringVectors":
         """Reads a file that `save` wrote; ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)

@@ -75,6 +75,7 @@ class Examples(Tabular):
         stored.write(path, "hooked_lm.Examples", self.tensors(), {})
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Examples":
         """Reads a file that `save` wrote; ValueError for any other file."""
         return cls(**stored.read(path, "hooked_lm.Examples")[0])

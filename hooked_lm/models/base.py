@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.shown import model_html
 from hooked_lm.models.stack import Stack, follow_flags
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
-from hooked_lm.models.weights.init import init_weights
+from hooked_lm.models.weights.init import init_weights, leave_unfilled, still_unfilled
 from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
 
 Model = TypeVar("Model", bound="BaseModel")
@@ -55,6 +56,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     flags: tuple[Any, ...] | None = None  # of the config, as last applied to the components
     hf_config: dict[str, Any] | None = None  # of the checkpoint that it was loaded from
     device_map: DeviceMap | None = None  # the device of each block, if they are on several; "" is all else
+    unfilled: tuple[str, ...] = ()  # the parameters that nobody has filled yet: not to be run with
     offloaded: dict[str, Rest] | None = None  # the blocks whose weights rest in memory or on disk, if there are any
 
     # ---- building ----------------------------------------------------------------------------------------------------
@@ -82,6 +84,8 @@ class BaseModel(QuantizeMethods, HookedRootModule):
             super().to(self.cfg.dtype)
         if self.cfg.init_weights:
             self.init_weights()
+        else:
+            self.unfilled = leave_unfilled(self)
         self.cfg.seal()
         self.setup()
 
@@ -201,9 +205,26 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         refuse_quantized(self, "load_state_dict", "load other weights into a model before quantize()")
         state_dict = in_our_names(self, state_dict)
         check_shared(self, state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        found = super().load_state_dict(state_dict, *args, **kwargs)
+        self.unfilled = still_unfilled(self)
+        return found
 
     def init_weights(self) -> None:
         """Initializes the weights at random according to `cfg.init_mode` and `cfg.seed`."""
         refuse_quantized(self, "init_weights", "initialize the weights before quantize()")
         init_weights(self, self.cfg)
+
+    def untrained(self: Model, seed: int = 0) -> Model:
+        """The model's untrained twin: the same config, tokenizer, device and dtype, and random weights drawn with `seed`.
+
+        What a method finds in it as well, it does not find by training (Adebayo et al. 2018, arXiv:1810.03292).
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> twin = model.untrained(seed=1)
+        >>> twin.W_Q.shape == model.W_Q.shape, torch.equal(twin.W_Q, model.W_Q)
+        (True, False)
+        """
+        new = {"init_weights": True, "seed": seed, "processed": (), "tokenizer_name": None, "device": str(self.device)}
+        known = {name: value for name, value in new.items() if hasattr(self.cfg, name)}
+        return type(self)(replace(self.cfg, **known), self.tokenizer)

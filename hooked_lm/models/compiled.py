@@ -1,22 +1,27 @@
 """Compiled: a model's forward pass and decode step as one graph for each shape, with chosen sites read and edited inside it."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.modules import module as of_all_modules
 
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.traced import Add, DecodeStep, Graph, Run
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 
 BACKENDS = ("auto", "inductor", "cudagraph", "traced")
+PLAIN = (bool, int, float, str)
+OF_RUNS = ("settings", "training")  # attributes of components that follow the config, or that no run reads
 ROOM = 256  # the positions of a decode step are a multiple of this, so that prompts of similar lengths share a graph
 
 
@@ -29,7 +34,7 @@ class Compiled:
     `taps` holds the values of the last run by site, after the edits; the next run overwrites them. `edits` holds the buffers,
     which the caller fills in place; zeros change nothing. Whatever a graph cannot do (other hooks, gradients, options of the
     forward pass, models that cannot be traced) runs eagerly, with the same taps and edits, and warns once of each reason. A graph
-    follows changes of weights in place, and is made anew after weights or modules were replaced or moved.
+    follows changes of weights in place, and is made anew after weights, modules or what these read were replaced or moved.
     """
 
     def __init__(
@@ -104,8 +109,14 @@ class Compiled:
         """The logits of the first new token; keeps the keys and values of a prompt, with room for `max_new_tokens`.
 
         The prompt runs eagerly. Rows of different lengths are padded on the left, with a mask. Raises ValueError if the prompt
-        and the new tokens exceed n_ctx.
+        and the new tokens exceed n_ctx, and for a mask that ends with padding.
         """
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            row = int((attention_mask[:, -1] == 0).nonzero()[0])
+            raise ValueError(
+                f"row {row} of attention_mask ends with padding, after which no token can follow: pad the prompt on the left, as "
+                "model.to_tokens(texts, padding_side='left') does"
+            )
         n_pos, n_ctx = tokens.shape[1] + max_new_tokens, self.model.cfg.n_ctx
         if max_new_tokens < 1 or n_pos > n_ctx:
             raise ValueError(
@@ -193,7 +204,7 @@ class Compiled:
             return "a hook that is not among its taps and edits"
         if torch.is_autocast_enabled(self.model.device.type):
             return "autocast"
-        if self.model.tokenizer is not None and self.model.cfg.default_padding_side == "left":
+        if self.model.tokenizer is not None and self.model.padding_side == "left":
             return "a tokenizer that pads on the left, for which the ids are searched for padding"
         return None
 
@@ -204,12 +215,14 @@ class Compiled:
 
 
 class _Snapshot:
-    """The modules, weights, edits and settings of a model when its graphs were made."""
+    """The modules, their attributes, weights, edits and settings of a model when its graphs were made."""
 
     def __init__(self, model: BaseModel, edits: Mapping[str, Tensor]) -> None:
         self.model, self.settings = model, dict(vars(model.cfg))
         self.modules = list(model.modules())
         self.places = [(part, name, part[name]) for m in self.modules for part in _parts(m) for name in part]
+        self.attributes = [(vars(m), name, value) for m in self.modules for name, value in _attributes(m)]
+        self.forwards = {of: of.forward for of in map(type, self.modules)}
         weights = [value for *_, value in self.places if isinstance(value, Tensor)]
         self.is_quantized = any(isinstance(weight, QuantizedWeight) for weight in weights)
         tensors = [*edits.values(), *(weight for weight in weights if not isinstance(weight, QuantizedWeight))]
@@ -220,6 +233,9 @@ class _Snapshot:
         return (
             all(part.get(name) is value for part, name, value in self.places)
             and sum(len(part) for module in self.modules for part in _parts(module)) == len(self.places)
+            and all(_is_same(own.get(name), value) for own, name, value in self.attributes)
+            and sum(1 for module in self.modules for _ in _attributes(module)) == len(self.attributes)
+            and all(of.forward is forward for of, forward in self.forwards.items())
             and all(tensor.data_ptr() == address for tensor, address in self.tensors)
             and vars(self.model.cfg) == self.settings
         )
@@ -230,9 +246,26 @@ class _Snapshot:
 
     def has_hooks(self) -> bool:
         """Whether a hook would run in this context."""
-        return any(p.is_listening for p in self.model.hook_points()) or any(
-            m._forward_hooks or m._forward_pre_hooks for m in self.modules
+        return (
+            any(p.is_listening for p in self.model.hook_points())
+            or any(m._forward_hooks or m._forward_pre_hooks for m in self.modules)
+            or bool(of_all_modules._global_forward_hooks or of_all_modules._global_forward_pre_hooks)
         )
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a forward pass may read of a module beside its parts: activations, scales, a replaced `forward`, its `cfg`."""
+    if isinstance(module, HookPoint):
+        return
+    for name, value in vars(module).items():
+        is_of_runs = name != "forward" if isinstance(module, BaseModel) else name.startswith("_") or name in OF_RUNS
+        if not is_of_runs:
+            yield name, value
+
+
+def _is_same(value: object, before: object) -> bool:
+    is_value = isinstance(value, PLAIN) or is_dataclass(value)  # else an object, which is known by its identity
+    return value is before or (is_value and type(value) is type(before) and value == before)
 
 
 def _parts(module: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -2,6 +2,7 @@
 
 import re
 from operator import index
+from types import NoneType
 from typing import Any, SupportsIndex
 
 ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
@@ -64,9 +65,14 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
 def site_name(site: object, n_layers: int) -> str:
     """The full name of a short name or a tuple (name, layer[, sublayer]); negative layers count from the end.
 
-    Raises IndexError for a layer that the model does not have.
+    Raises IndexError for a layer that the model does not have, KeyError for a third part that is not a sublayer.
     """
     parts: list[Any] = list(site) if isinstance(site, tuple) else [site]
+    if len(parts) > 3 or (len(parts) == 3 and not isinstance(parts[2], (str, NoneType))):
+        raise KeyError(
+            f"a site is (name, layer) or (name, layer, sublayer), as in ('scale', 1, 'ln1'), got {site!r}; a head or a position "
+            "is an index of the value: cache['pattern', 1][:, 7]"
+        )
     if len(parts) > 1 and isinstance(parts[1], SupportsIndex):
         parts[1] = checked_index(index(parts[1]), n_layers, "layer")
     gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1

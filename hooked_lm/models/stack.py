@@ -17,6 +17,7 @@ from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, ids_on_device, real_of, unknown_id
 from hooked_lm.models.loss import from_the_end
+from hooked_lm.models.weights.init import check_filled
 
 Stream = Float[Tensor, "batch pos d_model"]
 
@@ -137,6 +138,13 @@ def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
     if -d_vocab <= low and high < d_vocab:
         return from_the_end(tokens, d_vocab) if low < 0 else tokens
     raise unknown_id(tokens, d_vocab)
+
+
+def make_ready(model: Any) -> None:
+    """Called at the start of every run. Raises ValueError for weights that nobody filled; applies changed flags."""
+    if model.unfilled:
+        check_filled(model)
+    follow_flags(model)
 
 
 def follow_flags(model: Any) -> None:

@@ -22,7 +22,6 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
-from hooked_lm.engine.experiment import stacklevel_outside
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
@@ -30,6 +29,7 @@ from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.shown import Shown, Table, in_short
 from hooked_lm.viz.numbers import rounded
 

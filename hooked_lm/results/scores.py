@@ -266,6 +266,7 @@ class Scores(Tabular):
         stored.write(path, self._format(), tensors, {**metadata, "axes": list(self.axes.items())})
 
     @classmethod
+    @stored.names_the_file
     def load(cls: type[Own], path: str | Path) -> Own:
         """The scores that `save` wrote. Raises ValueError for any other file."""
         tensors, metadata = stored.read(path, cls._format())

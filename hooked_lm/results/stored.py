@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.files import replacing
+from hooked_lm.files import names_the_file, replacing
 
-__all__ = ["kind_of", "read", "write"]
+__all__ = ["kind_of", "names_the_file", "read", "write"]
 
 PREFIX = "hooked_lm."  # of the formats in headers
+NAMES = "tensors"  # the names of a file's tensors, in its header
 
 
 def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
@@ -23,7 +24,8 @@ def write(path: str | Path, format: str, tensors: Mapping[str, Tensor], metadata
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    header = {"format": format, **{name: json.dumps(value) for name, value in metadata.items()}}
+    facts = {**metadata, NAMES: list(tensors)}
+    header = {"format": format, **{name: json.dumps(value) for name, value in facts.items()}}
     with replacing(path) as unfinished:
         try:
             save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, unfinished, header)
@@ -45,7 +47,11 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
             holds = f"{path} holds type {found.removeprefix(PREFIX)}, not {wanted}"
             raise ValueError(f"{holds}; hooked_lm.load(path) loads any type")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    return tensors, {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
+    facts = {name: _parsed(path, name, value) for name, value in header.items() if name != "format"}
+    names = facts.pop(NAMES, list(tensors))
+    if not isinstance(names, list) or {*map(str, names)} != tensors.keys():
+        raise ValueError(f"{path} is damaged: it has the tensors {', '.join(tensors)}, and its header says {names}")
+    return tensors, facts
 
 
 def kind_of(path: str | Path) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from hooked_lm.engine.fingerprint import Digest
+from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
 from hooked_lm.files import made_folder, replacing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.shown import Shown
@@ -126,14 +126,8 @@ def facts_of_model(model: HookedRootModule) -> dict[str, Any]:
         "tokenizer": None if tokenizer is None else tokenizer_digest(tokenizer),
         "device": parameter.device.type,
         "dtype": str(parameter.dtype).removeprefix("torch."),
+        **modes(),
     }
-
-
-def tokenizer_digest(tokenizer: Any) -> str:
-    """A hash of what a tokenizer does."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,14 @@ AGAIN = "delete it, and run the same call again"
 def record_path(folder: Path, shard: int) -> Path:
     """The file of a shard's record; without it the shard does not exist."""
     return folder / f"shard-{shard:06d}.json"
+
+
+def recorded(folder: Path) -> list[int]:
+    """The shards with a record, in order. Warns of files with other names, such as a cloud folder's copies of conflicts."""
+    named = {path.name: re.fullmatch(r"shard-(\d{6,})\.json", path.name) for path in folder.glob("shard-*.json")}
+    if others := sorted(name for name, match in named.items() if match is None):
+        warnings.warn(f"{folder} has files that are no shards: {', '.join(others)}. They are ignored", stacklevel=2)
+    return sorted(int(match[1]) for match in named.values() if match is not None)
 
 
 def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +110,7 @@ def checksum(path: Path) -> str:
 
 def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Some fields of the record of each shard; from the cache, and from records that it lacks."""
-    numbers = {int(path.stem.removeprefix("shard-")) for path in folder.glob("shard-*.json")}
+    numbers = set(recorded(folder))
     cached = _cached(folder / INDEX, fields)
     found = {shard: cached[shard] for shard in numbers & cached.keys()}
     for shard in numbers - found.keys():

@@ -4,7 +4,9 @@ import os
 import re
 from collections.abc import Iterator
 
+from hooked_lm.engine.fingerprint import modes
 from hooked_lm.files import remove_leftovers
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.shards.job import Job
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.shards.workers import ENGINES
@@ -24,11 +26,31 @@ def carry_out(job: Job, part: Part, n_workers: int, engine: str, progress: bool 
         remove_leftovers(job.folder)  # of workers that died
 
 
-def check_workers(n_workers: int, engine: str) -> None:
-    """Raises ValueError for an unknown engine and fewer than one worker, TypeError for a number that is not whole."""
+def check_workers(model: HookedRootModule, n_workers: int, engine: str) -> None:
+    """Raises ValueError for an unknown engine, for fewer than one worker, and for several where something holds only here.
+
+    A worker gets the model with the hooks of `add_hook`, but not the blocks that are open in this thread. Raises TypeError for a
+    number that is not whole.
+    """
     check_counts(n_workers=n_workers)
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+    if (n_workers > 1 or engine != "processes") and (only_here := _open_blocks(model)):
+        raise ValueError(
+            f"workers would compute without {only_here}, which is open in this process only: call it outside of the block "
+            "(hooks of model.add_hook reach workers), or compute in this process, with n_workers=1 and engine='processes'"
+        )
+
+
+def _open_blocks(model: HookedRootModule) -> str:
+    """What holds in this thread and not in a worker; empty if nothing does."""
+    points = model.all_points()
+    for name, hooks in model.list_hooks().items():
+        if not all(points[name].holds(hook) for hook in hooks):
+            return f"the hooks at '{name}'"
+        if any(getattr(hook.user_hook, "is_off_here", False) for hook in hooks):
+            return f"the block in which a hook at '{name}' is disabled"
+    return ", ".join(f"{mode} ({value})" for mode, value in modes().items())
 
 
 def part_of(given: Part | str | None, name: str = "part") -> Part:

@@ -85,7 +85,7 @@ def study_pairs(
     if find_spec("pyarrow") is None:
         raise ImportError("a study writes parquet with the package pyarrow: pip install 'hooked-lm[corpus]'")
     chosen = part_of(part)
-    check_workers(n_workers, engine)
+    check_workers(model, n_workers, engine)
     check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads, max_pairs=max_pairs)
     writable_folder(directory)
     on_gpu = next(model.parameters()).is_cuda

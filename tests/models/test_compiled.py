@@ -3,12 +3,15 @@
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from hooked_lm.components.embeddings.rotary_scaling import DynamicScaling
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -134,6 +137,63 @@ def test_graphs_follow_weights_and_settings() -> None:
     model.to(torch.bfloat16)
     run.edits[EDITED].data = run.edits[EDITED].bfloat16()
     assert run(ids()).dtype == torch.bfloat16
+
+
+def other_norm(model: Any) -> None:
+    norm = model.blocks[1].ln1
+    norm.cfg = replace(norm.cfg, eps=2.0)
+
+
+def other_forward(model: Any) -> None:
+    mlp, forward = model.blocks[2].mlp, model.blocks[2].mlp.forward
+    mlp.forward = lambda x: forward(x) / 2
+
+
+CHANGES: dict[str, Callable[[Any], None]] = {
+    "an activation": lambda model: setattr(model.blocks[0].mlp, "act_fn", torch.relu),
+    "the scale of attention": lambda model: setattr(model.blocks[1].attn, "scale", 0.1),
+    "the config of a norm": other_norm,
+    "the forward of a module": other_forward,
+}
+
+
+@pytest.mark.every_parameter
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_graphs_follow_what_modules_read(change: str) -> None:
+    run, _ = compiled()
+    before = run(ids())
+    CHANGES[change](run.model)
+    after = run.model(ids())
+    assert_apart(after, before)
+    assert_close(run(ids()), after)
+
+
+@torch.no_grad()
+def test_graphs_follow_the_class_of_a_module_and_hooks_of_all_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = compiled()
+    before, mlp = run(ids()), type(run.model.blocks[0].mlp)
+    with monkeypatch.context() as patched:
+        forward = mlp.forward
+        patched.setattr(mlp, "forward", lambda self, x: 2 * forward(self, x))
+        assert_close(run(ids()), after := run.model(ids()))
+        assert_apart(after, before)
+    handle = register_module_forward_hook(lambda module, given, out: 2 * out if isinstance(module, mlp) else None)
+    try:
+        with pytest.warns(UserWarning, match="a hook that is not among its taps"):
+            assert_close(run(ids()), after)
+    finally:
+        handle.remove()
+    assert_close(run(ids()), before)
+
+
+@torch.no_grad()
+def test_a_prompt_that_ends_with_padding_is_refused() -> None:
+    tokens, mask = padded([ids(1, 7)[0], ids(1, 3, seed=4)[0]], "right")
+    run, _ = compiled()
+    with pytest.raises(ValueError, match="row 1 of attention_mask ends with padding"):
+        run.prefill(tokens, 2, attention_mask=mask)
+    run.prefill(tokens[:1], 2, attention_mask=mask[:1])
 
 
 @torch.no_grad()

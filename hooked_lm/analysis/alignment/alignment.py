@@ -141,6 +141,7 @@ class Alignment(Tabular, nn.Module):
         stored.write(path, FORMAT, tensors, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Alignment":
         """The alignment that `save` wrote, bit for bit. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)

@@ -208,6 +208,7 @@ class Circuit(Tabular):
         stored.write(path, FORMAT, tensors, {"about": self.about, **header})
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Circuit":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)

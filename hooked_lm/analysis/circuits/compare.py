@@ -88,6 +88,7 @@ class Comparison(Tabular):
         stored.write(path, FORMAT, {ONE: self.one, OTHER: self.other}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Comparison":
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)

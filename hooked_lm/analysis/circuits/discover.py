@@ -125,6 +125,7 @@ def discover(
     check_keywords(f"method {method!r}", options, OPTIONS[method])
     common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
     found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
+    found.warn_if_close()
     about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **options}
     return _best(model, found, method, limits, about)
 

@@ -229,9 +229,12 @@ class Evaluation(Scores):
     def _summary(self) -> list[str]:
         if len(self.n_edges) > 8:
             return [f"area {self.area:.3f}"]
-        random = self.random_faithfulness
+        random, (low, high) = self.random_faithfulness, self._intervals(0.95)
+        ends = [f" ({a:.2f} to {b:.2f})" for a, b in zip(_rounded(low[0]), _rounded(high[0]), strict=True)]
+        ends = ends if self.n_prompts > 1 else [""] * len(ends)
         shown = [
-            f"{value:.2f} with {n} edges" for value, n in zip(_rounded(self.faithfulness), self.n_edges, strict=True)
+            f"{value:.2f}{interval} with {n} edges"
+            for value, interval, n in zip(_rounded(self.faithfulness), ends, self.n_edges, strict=True)
         ]
         if random is not None:
             shown = [
@@ -276,7 +279,8 @@ def evaluate(
         metric, ablation, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than a second.
 
-    Returns an Evaluation. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
+    Returns an Evaluation. Warns if the metrics of the full model and the empty circuit differ by less than two standard errors
+    over prompts. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
     metric with the same mean in the full model and the empty circuit, as faithfulness is undefined then.
 
     >>> from hooked_lm import HookedTransformer
@@ -304,6 +308,7 @@ def evaluate(
             f"no scale: the metric is {float(empty.mean()):.6g} without edges and as much in the full model; "
             "faithfulness is the share of this difference that a circuit recovers"
         )
+    runner.warn_if_close()
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
     about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None

@@ -33,6 +33,7 @@ from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.results.gap import warn_if_small
 
 ABLATIONS = ("resample", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
@@ -148,6 +149,12 @@ class Runner:
     def empty(self) -> Float[Tensor, " prompt"]:
         """The metric of the circuit without edges."""
         return self.values(torch.zeros(1, *self.graph.is_edge.shape))[0]
+
+    def warn_if_close(self) -> None:
+        """Warns if the metric of the full model may be that without edges: then circuits are shares of nothing."""
+        difference = self.full - self.empty()
+        advice = "the model may not do this task, as an untrained one does not; other prompts or another metric may differ more"
+        warn_if_small(difference, "the full model and the one without edges", advice)
 
     @torch.no_grad()
     def values(

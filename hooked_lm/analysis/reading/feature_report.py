@@ -121,6 +121,7 @@ class FeatureReport:
         stored.write(path, FORMAT, tensors, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "FeatureReport":
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)

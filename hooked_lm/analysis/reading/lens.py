@@ -132,6 +132,7 @@ class Lens(Tabular):
         stored.write(path, "hooked_lm.Lens", tensors, {**header, "words": list(self.words.items())})
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Lens":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.Lens")

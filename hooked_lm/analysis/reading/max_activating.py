@@ -119,6 +119,7 @@ class MaxActivating:
         stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "MaxActivating":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.MaxActivating")
@@ -175,7 +176,7 @@ def max_activating_examples(
     for name, number, least in (("k", k, 1), ("context", context, 0), ("skip", skip, 0), ("batch_size", batch_size, 1)):
         if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
-    measure = _measure(model, site, direction, neuron, heads, sae, feature)
+    measure = _measure(model, site, direction, neuron, heads, sae, feature, largest)
     settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
     top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
     for tokens, real in batches(model, prompts, batch_size):
@@ -190,27 +191,32 @@ def max_activating_examples(
     about = origin(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
     found = {name: value[: min(k, n_positions)] for name, value in top.examples().tensors().items()}
     if sae is not None:
-        found = {name: value[found["values"] != 0] for name, value in found.items()}
+        acts = (found["values"] != 0) & found["values"].isfinite()
+        found = {name: value[acts] for name, value in found.items()}
+        found["activations"] = found["activations"].masked_fill(found["activations"] == torch.inf, 0.0)
     shown = found["tokens"]
     return MaxActivating(**found, words=spelled(model, shown[shown >= 0]), about=about)
 
 
 class _Feature:
-    """The activation of a feature of a dictionary at each position."""
+    """The activation of a feature of a dictionary at each position; infinite where a search for the smallest skips it."""
 
-    def __init__(self, model: Decoder, site: Site | None, sae: object, feature: int | None) -> None:
+    def __init__(
+        self, model: Decoder, site: Site | None, sae: object, feature: int | None, largest: bool = True
+    ) -> None:
         if sae is None or feature is None:
             raise ValueError("sae= is a dictionary, and feature= the index of one of its features: give both")
         read = site_read(sae, site)
         names = model.names(read)
         if len(names) != 1:
             raise ValueError(f"{read!r} means {len(names)} sites: give one, such as {names[0]!r}")
-        self.site, self.sae, self.feature = names[0], cast(Coder, sae), feature
+        self.site, self.sae, self.feature, self.largest = names[0], cast(Coder, sae), feature, largest
         self.name = f"{self.site} feature {feature}"
 
     def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
         found = encoded(self.sae, flat(self.sae, upcast(value), f"'{self.site}'"))
-        return found[..., checked_index(self.feature, found.shape[-1], "feature", "the dictionary")]
+        found = found[..., checked_index(self.feature, found.shape[-1], "feature", "the dictionary")]
+        return found if self.largest else found.masked_fill(found == 0, torch.inf)
 
 
 def _measure(
@@ -221,12 +227,13 @@ def _measure(
     heads: int | str | None,
     sae: object | None,
     feature: int | None,
+    largest: bool,
 ) -> "_Measure | _Feature":
     """The function from the value at a site to the activation at each position, from the arguments that say which."""
     if sae is not None or feature is not None:
         if not (direction is None and neuron is None and heads is None):
             raise ValueError("a feature of a dictionary is no direction, neuron or head: give sae and feature alone")
-        return _Feature(model, site, sae, feature)
+        return _Feature(model, site, sae, feature, largest)
     if site is None:
         raise ValueError("give site=, such as ('post', 2), or sae= and feature=")
     return _Measure(model, site, direction, neuron, heads)

@@ -96,6 +96,7 @@ class Patchscope(Tabular):
         stored.write(path, "hooked_lm.Patchscope", {"tokens": self.tokens, "unpatched": self.unpatched}, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Patchscope":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.Patchscope")
@@ -131,9 +132,9 @@ def patchscope(
     """Decode hidden states by text generation (Ghandeharioun et al. 2024, arXiv:2401.06102).
 
     The residual stream of the source prompt, at one position after each source layer, replaces that of the target prompt at one
-    position after a target layer. Then greedy decoding continues the target prompt. The state is patched only while the prompt
-    is processed; generated tokens see it through attention. The target prompt should make the model repeat or describe the
-    state, as `IDENTITY_PROMPT` does with few-shot repetitions, which the model must be able to follow.
+    position after a target layer. Then greedy decoding continues the target prompt. Only this position of the prompt is patched;
+    generated tokens see it through attention. The target prompt should make the model repeat or describe the state, as
+    `IDENTITY_PROMPT` does with few-shot repetitions, which the model must be able to follow.
 
     Args:
         source_prompt, target_prompt: one text or row of ids each; `VisionInputs` for a model that reads images.
@@ -241,7 +242,7 @@ def _continued(
     for row, (state, site) in enumerate(cells):
         if state is not None:
             by_site.setdefault(site, {})[row] = state
-    hooks = [(site, _PutOnce(rows, position)) for site, rows in by_site.items()]
+    hooks = [(site, _Put(rows, position)) for site, rows in by_site.items()]
     with model.hooks(fwd_hooks=hooks):
         whole = model.generate(
             rows, n, stop_at_eos=False, do_sample=False, return_type="tokens", verbose=False,
@@ -250,17 +251,20 @@ def _continued(
     return whole[:, rows.shape[1] :].cpu()
 
 
-class _PutOnce:
-    """A hook that replaces a position of some rows in the first forward pass only, that of the prompt."""
+class _Put:
+    """A hook that replaces a position of the prompt in some rows, in every forward pass that computes it.
+
+    With a key/value cache that is the first one, without a cache it is every one.
+    """
 
     def __init__(self, states: dict[int, Tensor], position: int) -> None:
         self.rows, self.states = list(states), torch.stack(list(states.values()))
-        self.position, self.done = position, False
+        self.position = position
 
     def __call__(self, value: Float[Tensor, "cell pos d_model"], hook: HookPoint) -> Tensor | None:
-        if self.done:
+        n_generated = hook.step or 0
+        if hook.grows and n_generated and value.shape[1] <= n_generated:  # of new tokens only
             return None
-        self.done = True
         value = value.clone()
         value[self.rows, self.position] = self.states.to(value)
         return value

@@ -126,6 +126,7 @@ class Saliency:
         )
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Saliency":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.Saliency")

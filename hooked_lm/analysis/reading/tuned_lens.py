@@ -124,6 +124,7 @@ class TunedLens(Tabular):
         stored.write(path, "hooked_lm.TunedLens", tensors, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "TunedLens":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.TunedLens")

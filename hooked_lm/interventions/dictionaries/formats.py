@@ -22,6 +22,7 @@ from hooked_lm.results import stored
 Tensors = dict[str, Tensor]
 
 
+@stored.names_the_file
 def load(path: str | Path) -> SAE | Normalized:
     """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote.
 
@@ -36,6 +37,7 @@ def load(path: str | Path) -> SAE | Normalized:
     return sae if normalization is None else frozen(Normalized(sae, normalization))
 
 
+@stored.names_the_file
 def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE | Normalized:
     """A dictionary in SAELens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
@@ -97,7 +99,7 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
 def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
     """Writes a dictionary as a folder that SAELens reads; BatchTopK is saved as "jumprelu", as it is outside training.
 
-    Raises ValueError for transcoders whose activation SAELens does not support.
+    Raises ValueError for transcoders whose activation SAELens does not support, and for those of normalised inputs.
     """
     inner, how = (sae.sae, sae.how) if isinstance(sae, Normalized) else (sae, "none")
     cfg, tensors = inner.cfg, {name: weight.detach().cpu() for name, weight in inner.state_dict().items()}
@@ -105,6 +107,8 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
     if inner.kind == "batchtopk":
         tensors["threshold"] = tensors["threshold"].clamp_min(0)
     is_transcoder = cfg.hook_point_out is not None or cfg.width_out != cfg.d_in
+    if is_transcoder and how != "none":
+        raise ValueError(f"SAELens has no transcoder of normalised inputs ({how}): use formats.save")
     if is_transcoder and kind != "transcoder":
         if kind != "jumprelu":
             raise ValueError(f"SAELens has no transcoder of kind {kind!r}: use formats.save")
@@ -125,6 +129,7 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         unfinished.write_text(json.dumps(settings, indent=1), encoding="utf-8")
 
 
+@stored.names_the_file
 def load_dictionary_learning(path: str | Path, dict_class: str | None = None) -> SAE:
     """A dictionary in the format of `dictionary_learning`: `ae.pt`, or the folder with it and `config.json`.
 

@@ -203,6 +203,7 @@ class SAE(Shown, nn.Module):
         write_dictionary(self, path)
 
     @classmethod
+    @stored.names_the_file
     def load(cls: type[Kind], path: str | Path) -> Kind:
         """The dictionary of a file that `save` wrote, in evaluation mode; its weights require no gradient.
 
@@ -247,6 +248,7 @@ def write_dictionary(sae: SAE, path: str | Path, normalization: str | None = Non
     stored.write(path, FORMAT, sae.state_dict(), {"dictionary": sae.to_dict(), "normalized": normalization})
 
 
+@stored.names_the_file
 def read_dictionary(path: str | Path) -> tuple[SAE, str | None]:
     """The dictionary of a file that `save` wrote, and the normalisation of its input (None: it is not normalised)."""
     tensors, header = stored.read(path, FORMAT)

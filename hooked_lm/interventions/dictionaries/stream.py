@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
 from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.hooks import HookedRootModule
@@ -35,7 +36,7 @@ class Stream(Protocol):
         """The vectors of buffer `number`; deterministic."""
 
     def about(self) -> dict[str, Any]:
-        """Metadata of the vectors."""
+        """Metadata of the vectors: a training resumes only from one of the same. "sha256" is a hash of what determines them."""
 
 
 @dataclass(repr=False)
@@ -49,7 +50,7 @@ class Vectors(Shown):
         return self.inputs, self.inputs if self.outputs is None else self.outputs
 
     def about(self) -> dict[str, Any]:
-        return origin(None, rows=len(self.inputs))
+        return origin(None, rows=len(self.inputs), sha256=Digest().of((self.inputs, self.outputs)).hex())
 
     def __repr__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {[*self.outputs.shape]}"
@@ -131,7 +132,10 @@ class Activations:
 
     def about(self) -> dict[str, Any]:
         counts = {"prompts": len(self.prompts), "buffer_prompts": self.buffer_prompts}
-        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed)
+        tokenizer = getattr(self.model, "tokenizer", None)
+        read_by = None if tokenizer is None else tokenizer_digest(tokenizer)
+        whole = Digest().of((self.model, self.prompts, read_by, modes())).hex()
+        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed, sha256=whole)
 
     def _order(self, epoch: int) -> list[int]:
         """The order of the prompts in an epoch."""
@@ -202,15 +206,23 @@ def side_by_side(model: HookedRootModule, site: str, value: Tensor) -> Tensor:
 def batches(
     stream: Stream, size: int, seed: int, fill: int = 0, start: int = 0
 ) -> Iterator[tuple[Pair, tuple[int, int]]]:
-    """Yields shuffled batches endlessly from a place (buffer, row) in the stream on, each with the place after it."""
+    """Yields shuffled batches endlessly from a place (buffer, row) in the stream on, each with the place after it.
+
+    A later buffer that is smaller than a step, as the last of an epoch may be, is joined by the next ones. Raises ValueError if
+    the first one is.
+    """
     while True:
         read, written = stream.fill(fill)
-        if len(read) < size:
+        if len(read) < size and fill == 0:
             raise ValueError(
                 f"the buffer holds {len(read)} vectors, fewer than a step needs ({size}): give more prompts"
             )
+        after = fill + 1
+        while len(read) < size:
+            more = stream.fill(after)
+            read, written, after = torch.cat([read, more[0]]), torch.cat([written, more[1]]), after + 1
         order = torch.randperm(len(read), generator=torch.Generator().manual_seed(seed * 1_000_003 + fill))
         for at in range(start, len(read) - size + 1, size):
             rows = order[at : at + size].to(read.device)
             yield (read[rows], written[rows]), (fill, at + size)
-        fill, start = fill + 1, 0
+        fill, start = after, 0

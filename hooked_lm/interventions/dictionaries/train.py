@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import some_rows
 from hooked_lm.files import made_folder, writable_folder
@@ -68,6 +69,7 @@ class Trained(Tabular):
         stored.write(path, TRAINED, tensors, header)
 
     @classmethod
+    @stored.names_the_file
     def load(cls, path: str | Path) -> "Trained":
         """What `save` wrote, with the dictionary in evaluation mode. Raises ValueError for any other file."""
         tensors, header = stored.read(path, TRAINED)
@@ -286,6 +288,8 @@ class _Training:
     def __init__(self, stream: Stream, cfg: SAE.Config, settings: Settings) -> None:
         self.settings, self.about = settings, stream.about()
         read, written = stream.fill(0)
+        if "sha256" not in self.about:
+            self.about = {**self.about, "sha256 of the first buffer": Digest().of((read, written)).hex()}
         if (read.shape[1], written.shape[1]) != (cfg.d_in, cfg.width_out):
             raise ValueError(
                 f"the stream has vectors of widths {read.shape[1]} and {written.shape[1]}, and the dictionary has inputs of "
@@ -400,6 +404,7 @@ class _Training:
         tensors |= {"unseen_for": self.unseen_for, "losses": torch.tensor(self.losses, dtype=torch.float64)}
         stored.write(path, FORMAT, tensors, {**self._metadata(), "place": self.place, "scales": self.scales})
 
+    @stored.names_the_file
     def resume(self, path: Path) -> None:
         """Resumes from a checkpoint; ValueError for one of another training."""
         tensors, header = stored.read(path, FORMAT)

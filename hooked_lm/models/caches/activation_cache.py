@@ -15,6 +15,7 @@ from hooked_lm.hooks.select import advice
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
 from hooked_lm.models.placement import together
+from hooked_lm.models.weights.digest import weights_digest
 
 if TYPE_CHECKING:
     from hooked_lm.viz import View
@@ -50,10 +51,10 @@ class NamedCache(Cache):
         return self
 
     def model_facts(self) -> dict[str, Any]:
-        """The name, sizes and processing of the model."""
+        """The name, sizes, processing and weights of the model."""
         cfg = getattr(self.model, "cfg", None)
         facts = {name: getattr(cfg, name, None) for name in ("model_name", "n_layers", "d_model")}
-        return {**facts, "processed": list(getattr(cfg, "processed", ()))}
+        return {**facts, "processed": list(getattr(cfg, "processed", ())), "weights": weights_digest(self.model)[:16]}
 
     def dims_of(self, site: str) -> tuple[str, ...]:
         """The axis names of a site, including batch; empty if the model has no such site."""

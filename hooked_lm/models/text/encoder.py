@@ -30,7 +30,7 @@ class EncoderText(TextMethods):
         rows = [self._row(text, truncate) for text in texts_of(input)]
         if not all(ids for ids, _ in rows):
             raise ValueError("a text becomes zero tokens, but a model needs at least one")
-        side = self.cfg.default_padding_side
+        side = self.padding_side
         tokens, mask = padded([ids for ids, _ in rows], self.tokens.pad_id, side)
         types, _ = padded([types for _, types in rows], 0, side)
         if move_to_device:

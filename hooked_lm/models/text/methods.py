@@ -21,10 +21,18 @@ class TextMethods:
     tokenizer: Any = None
     device: torch.device
     _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the arguments of the last `Tokens`, and it
+    _side_at_first: tuple[Any, str | None] = (None, None)  # the tokenizer, and its `padding_side` when it was set
 
     def _text_defaults(self) -> tuple[bool, str]:
         """The defaults of `prepend_bos` and `padding_side`."""
-        return False, self.cfg.default_padding_side
+        return False, self.padding_side
+
+    @property
+    def padding_side(self) -> str:
+        """Where shorter texts are padded: on the side of the config, unless somebody set `tokenizer.padding_side` since."""
+        side = getattr(self.tokenizer, "padding_side", None)
+        was = self._side_at_first[1] if self._side_at_first[0] is self.tokenizer else side
+        return self.cfg.default_padding_side if side == was else side
 
     @property
     def tokens(self) -> Tokens:
@@ -38,6 +46,7 @@ class TextMethods:
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
         """Sets the model's tokenizer, which is never modified."""
         self.tokenizer = tokenizer
+        self._side_at_first = tokenizer, getattr(tokenizer, "padding_side", None)
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         if tokenizer is None:
@@ -73,7 +82,7 @@ class DecoderText(TextMethods):
     cfg: HookedTransformerConfig
 
     def _text_defaults(self) -> tuple[bool, str]:
-        return self.cfg.default_prepend_bos, self.cfg.default_padding_side
+        return self.cfg.default_prepend_bos, self.padding_side
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
         """Sets the model's tokenizer, which is never modified."""
@@ -147,7 +156,7 @@ class DecoderText(TextMethods):
                     "stream, give start_at_layer"
                 )
             tokens = self._ids(input)
-            side = padding_side or self.cfg.default_padding_side
+            side = padding_side or self.padding_side
             matters = side == "left" or cache is not None
             if attention_mask is None and self.tokenizer is not None and matters:
                 is_continuation = cache is not None and cache.length > 0

@@ -1,11 +1,15 @@
 """Random initial weights of a new model."""
 
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+# Weight matrices, lists of them, and vectors that stand in for embeddings; other parameters have values from the start.
+DRAWN = re.compile(r"(.*\.)?(W|W\.\d+|W_.*|image_newline|w_replaced)")
 
 
 def init_weights(model: nn.Module, cfg: Any) -> None:
@@ -21,9 +25,7 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
     if fill is None:
         raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
     generators: dict[torch.device, torch.Generator | None] = {}
-    for name, weight in model.named_parameters():
-        if (".W_" not in name and not name.endswith(".W")) or weight.is_meta:
-            continue
+    for name, weight in drawn_weights(model):
         if weight.device not in generators:
             seeded = None if cfg.seed is None else torch.Generator(weight.device).manual_seed(cfg.seed)
             generators[weight.device] = seeded
@@ -33,8 +35,39 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
             weight.copy_(drawn)
 
 
+def drawn_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters that have no values before they are drawn or loaded, by name."""
+    named = model.named_parameters()
+    return ((name, weight) for name, weight in named if DRAWN.fullmatch(name) and not weight.is_meta)
+
+
+@torch.no_grad()
+def leave_unfilled(model: nn.Module) -> tuple[str, ...]:
+    """Fills with NaN what nobody has filled, and returns the names; see `check_filled`."""
+    return tuple(name for name, weight in drawn_weights(model) if weight.fill_(math.nan).numel())
+
+
+def still_unfilled(model: Any) -> tuple[str, ...]:
+    """Those of `model.unfilled` that nobody has filled since."""
+    weights = dict(model.named_parameters()) if model.unfilled else {}
+    return tuple(name for name in model.unfilled if name in weights and weights[name].isnan().all())
+
+
+def check_filled(model: Any) -> None:
+    """Raises ValueError if weights of a new model have no values yet. Once they all have, nothing is checked again."""
+    model.unfilled = still_unfilled(model)
+    if model.unfilled:
+        raise ValueError(
+            f"{len(model.unfilled)} weights were never filled, such as '{model.unfilled[0]}': the config has "
+            "init_weights=False, as that of a loaded model has. For random weights build the model with init_weights=True, or "
+            "take loaded_model.untrained(seed); for given ones call load_state_dict"
+        )
+
+
 def _fan_in(name: str, weight: Tensor) -> int:
     """The number of inputs of one output: heads x d_head for W_O, otherwise the second last axis."""
+    if weight.ndim == 1:  # one row of an embedding
+        return 1
     return weight.shape[0] * weight.shape[1] if name.endswith(("W_O", "W_O_pair")) else weight.shape[-2]
 
 

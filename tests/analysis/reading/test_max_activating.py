@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading.max_activating import MaxActivating, max_activating_examples
 from hooked_lm.demo.experiment import prompt_pairs
+from hooked_lm.interventions.dictionaries import TopK
 from tests.close import assert_close
 
 TEXTS = [
@@ -68,6 +69,23 @@ def test_they_are_those_of_a_sort(model: HookedTransformer, tokens: Tensor, what
             else:
                 assert found.tokens[i, place] == -1
                 assert found.activations[i, place].isnan()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_positions_where_a_feature_is_silent_are_left_out(model: HookedTransformer, tokens: Tensor, largest: bool):
+    sae = TopK.Config(128, 64, k=2, hook_point="blocks.1.hook_resid_post").build(0)
+    _, cache = model.run_with_cache(tokens, names_filter="blocks.1.hook_resid_post")
+    with torch.no_grad():
+        acts = sae.encode(cache["resid_post", 1])
+    feature = int((acts > 0).flatten(0, 1).sum(0).argmax())
+    found = max_activating_examples(model, tokens, sae=sae, feature=feature, k=5, largest=largest, context=2)
+    values = acts[..., feature][acts[..., feature] > 0]
+    assert len(values) < acts[..., 0].numel()
+    assert_close(found.values, values.sort(descending=largest).values[:5])
+    assert found.activations[found.tokens >= 0].isfinite().all()
+    for i, (row, pos) in enumerate(zip(found.texts.tolist(), found.positions.tolist(), strict=True)):
+        if pos:
+            assert_close(found.activations[i, 1], acts[row, pos - 1, feature], scale=values)
 
 
 def test_equal_numbers_come_in_the_order_of_the_data(model: HookedTransformer, tokens: Tensor):

@@ -12,6 +12,7 @@ from hooked_lm.analysis.reading import patchscopes
 from hooked_lm.analysis.reading.patchscopes import IDENTITY_PROMPT, Patchscope, patchscope
 from tests.families import DECODER_CASES
 from tests.families._models import hooked, prompt
+from tests.models.toys import ids, toy
 
 FIRST = {case.family: case for case in reversed(DECODER_CASES)}
 FRANCE, SPAIN = "The capital of France is", "The capital of Spain is"
@@ -55,6 +56,19 @@ def test_a_grid_is_plain_forward_passes(family: str, length: int, monkeypatch: p
     own = model.generate(target, 4, do_sample=False, stop_at_eos=False, verbose=False, return_type="tokens")
     assert found.unpatched.tolist() == own[0, length:].tolist()
     assert differ != {tuple(found.unpatched.tolist())}  # the patch does something
+
+
+@pytest.mark.parametrize("length", [6, 1])
+def test_every_pass_is_patched_where_each_reads_the_prompt_again(length: int):
+    """A bidirectional layer allows no key/value cache."""
+    model, target = toy(attention_dir="bidirectional"), ids(1, length)
+    source, site = ids(1, 6, seed=5), "blocks.1.hook_resid_post"
+    state = model.run_with_cache(source, names_filter=site)[1][site][0, 2]
+    expected = without_a_cache(model, target, length - 1, site, state, 6)
+    places = {"source_positions": 2, "source_layers": [1], "target_layers": [1]}
+    found = patchscope(model, source, target, **places, max_new_tokens=6)
+    assert found.tokens[0, 0].tolist() == expected
+    assert found.unpatched.tolist() != expected
 
 
 def test_a_state_in_its_own_place_changes_nothing(model: HookedTransformer):

@@ -217,6 +217,14 @@ def test_what_is_written_for_saelens_is_read_again(cfg: SAE.Config, tmp_path: Pa
     assert (shapes["W_enc"], shapes["W_dec"]) == ((D, WIDTH), (WIDTH, cfg.width_out))
 
 
+def test_saelens_gets_no_transcoder_of_normalised_inputs(tmp_path: Path) -> None:
+    """It has no such thing, and `load_saelens` would refuse the folder."""
+    sae = filled(next(cfg for cfg in CONFIGS if kind_of(cfg) == "transcoder"))
+    with pytest.raises(ValueError, match=r"SAELens has no transcoder of normalised inputs \(layer_norm\)"):
+        save_saelens(Normalized(sae, "layer_norm"), tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
 def test_saelens_that_is_not_understood_is_refused_by_name(tmp_path: Path) -> None:
     w = weights("b_enc")
     with pytest.raises(ValueError, match="architecture 'crosscoder' is not among standard, topk"):

@@ -1,5 +1,8 @@
 """Training: what was planted is found, on vectors and at a model's site; checkpoints, seeds, figures, mistakes."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +30,7 @@ from hooked_lm.interventions.dictionaries import (
     train_on,
 )  # fmt: skip
 from hooked_lm.interventions.dictionaries import train as training_file
+from hooked_lm.interventions.dictionaries.stream import batches
 from tests.close import assert_close, assert_near
 from tests.families import ENCODER_CASES
 from tests.families._models import hooked, prompt
@@ -308,6 +312,38 @@ def test_a_training_that_was_broken_off_goes_on_as_if_it_had_not_been(
     assert_same(load(tmp_path / "dictionary.safetensors"), whole.sae)
     other = train_dictionary(model, texts, **{**options, "directory": None, "seed": 1})
     assert not torch.equal(other.sae.W_enc, whole.sae.W_enc)
+
+
+@dataclass
+class Buffers:
+    """Buffers of given sizes, again and again, of vectors that say where they come from."""
+
+    sizes: Sequence[int]
+
+    def fill(self, number: int) -> tuple[Tensor, Tensor]:
+        vectors = torch.full((self.sizes[number % len(self.sizes)], 4), 1.0 + number)
+        return vectors, vectors
+
+    def about(self) -> dict[str, Any]:
+        return {"sizes": list(self.sizes)}
+
+
+def test_a_small_last_buffer_is_joined_by_the_next() -> None:
+    """As the last one of an epoch may be: a training does not end there, and resumes there."""
+    stream = Buffers((50, 40, 10))
+    found = list(islice(batches(stream, 20, seed=0), 9))
+    assert [int(read.amax()) for (read, _), _ in found] == [1, 1, 2, 2, 4, 4, 4, 5, 5]  # buffer 3, joined to 2
+    place = found[4][1]
+    assert place[0] == 2
+    again = batches(stream, 20, 0, *place)
+    for (expected, _), after in found[5:]:
+        (read, _), place = next(again)
+        assert torch.equal(read, expected)
+        assert place == after
+    settings = Settings(steps=12, vectors_per_step=20)
+    train_on(stream, TopK.Config(d_in=4, d_sae=8, k=2), settings, progress=False)
+    with pytest.raises(ValueError, match="the buffer holds 10 vectors, fewer than a step needs"):
+        train_on(Buffers((10, 50)), TopK.Config(d_in=4, d_sae=8, k=2), settings, progress=False)
 
 
 def test_the_model_stays_as_it_was(model: HookedTransformer, texts: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Which tokenizer a model gets by name, and whether text for it begins with BOS."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.families import family, supported
+from tests.close import assert_close
 from tests.families import CASES, reference
 from tests.models.toys import D_VOCAB, words
 
@@ -123,3 +125,24 @@ def test_more_positions_than_the_checkpoint(tmp_path: Path) -> None:
     assert pretrained.from_pretrained(tmp_path / "llama", n_ctx=trained - 1).cfg.n_ctx == trained - 1
     with pytest.raises(ValueError, match="embeddings for"):
         pretrained.from_pretrained("demo", n_ctx=100_000)
+
+
+def test_the_padding_side_of_the_tokenizer_counts_once_somebody_sets_it() -> None:
+    """As in `model.tokenizer.padding_side = "left"`; the side that a checkpoint's tokenizer comes with does not."""
+    model, texts = HookedTransformer.from_pretrained("demo"), ["Mary", "Mary and John left"]
+    alone, right = model("Mary")[0, -1], model.to_tokens(texts)
+    model.tokenizer.padding_side = "left"
+    assert model.padding_side == "left"
+    assert torch.equal(model.to_tokens(texts), model.to_tokens(texts, padding_side="left"))
+    for given in (texts, model.to_tokens(texts)):
+        assert_close(model(given)[0, -1], alone)
+    assert torch.equal(model.to_tokens(texts, padding_side="right"), right)
+    model.tokenizer.padding_side = "right"
+    assert torch.equal(model.to_tokens(texts), right)
+    other = copy.deepcopy(model.tokenizer)
+    other.padding_side = "left"
+    model.set_tokenizer(other)
+    assert model.padding_side == "right"
+    model.set_tokenizer(other, default_padding_side="left")
+    assert model.padding_side == "left"
+    assert copy.deepcopy(model).padding_side == "left"

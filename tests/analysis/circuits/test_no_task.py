@@ -1,0 +1,94 @@
+"""A circuit of a model that does not do the task is a share of nothing: it warns; one that does it, does not."""
+
+import warnings
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+
+import pytest
+from torch import Tensor
+
+import hooked_lm
+from hooked_lm import HookedTransformer
+from hooked_lm.analysis import metrics
+from hooked_lm.analysis.circuits import discover, evaluate
+from hooked_lm.analysis.metrics import Metric
+from hooked_lm.demo.corpus import TASKS, Example
+from hooked_lm.demo.experiment import prompt_pairs
+
+N_PAIRS = 8
+PACKAGE = Path(hooked_lm.__file__).parent
+Task = tuple[Tensor, Tensor, Metric]  # corrupted and clean prompts, the difference of their answers' logits
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo")
+
+
+def task(
+    model: HookedTransformer, clean: list[str], corrupted: list[str], answers: list[str], wrong: list[str]
+) -> Task:
+    ids = [[model.to_single_token(word) for word in words] for words in (answers, wrong)]
+    return model.to_tokens(corrupted), model.to_tokens(clean), metrics.logit_difference(*ids)
+
+
+def names(model: HookedTransformer) -> Task:
+    pairs = prompt_pairs(N_PAIRS)
+    columns = ([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
+    return task(model, *columns)
+
+
+def drawn(model: HookedTransformer, name: str) -> Task:
+    """Pairs of examples of a task, of one length and with other answers."""
+    rng, waiting = Random(0), defaultdict[int, list[Example]](list)
+    found = defaultdict[int, list[tuple[Example, Example]]](list)
+    pairs: list[tuple[Example, Example]] = []
+    while len(pairs) < N_PAIRS:
+        example = TASKS[name](rng)
+        if len(model.to_tokens(example.answer, prepend_bos=False)[0]) > 1:
+            continue
+        length = len(model.to_tokens(example.prompt)[0])
+        others, pairs = waiting[length], found[length]
+        if others and others[-1].answer != example.answer:
+            pairs.append((example, others.pop()))
+        else:
+            others.append(example)
+    clean, corrupted = zip(*pairs, strict=True)
+    return task(
+        model,
+        [one.prompt for one in clean],
+        [one.prompt for one in corrupted],
+        [one.answer for one in clean],
+        [one.answer for one in corrupted],
+    )
+
+
+def warned(model: HookedTransformer, of: Task, method: str) -> int:
+    """How many of the two functions warn, of the caller's line."""
+    corrupted, clean, metric = of
+    options = {"threshold": 0.02} if method == "acdc" else {"n_edges": 75}
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        circuit = discover(model, corrupted, clean, metric=metric, method=method, progress=False, **options)
+        evaluation = evaluate(model, circuit, corrupted, clean, metric=metric, n_random=0, progress=False)
+    assert " to " in repr(evaluation).split("faithfulness")[1].split(" with ")[0], "it has no interval"
+    files = [Path(warning.filename) for warning in found if "hardly differ" in str(warning.message)]
+    assert not any(PACKAGE in file.parents for file in files), "a warning points into the package"
+    return len(files)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_untrained_models_do_no_task(model: HookedTransformer, seed: int) -> None:
+    assert warned(model.untrained(seed), names(model), "eap") == 2
+
+
+@pytest.mark.parametrize("method", ["eap", "pruning", "acdc"])
+def test_every_search_warns(model: HookedTransformer, method: str) -> None:
+    assert warned(model.untrained(0), names(model), method) == 2
+
+
+@pytest.mark.parametrize("name", ["capitals", "days", "months", "pronouns", "agreement"])
+def test_trained_tasks_do_not_warn(model: HookedTransformer, name: str) -> None:
+    assert warned(model, drawn(model, name), "eap") == 0
