@@ -30,9 +30,10 @@ class TextMethods:
     @property
     def padding_side(self) -> str:
         """Where shorter texts are padded: on the side of the config, unless somebody set `tokenizer.padding_side` since."""
-        side = getattr(self.tokenizer, "padding_side", None)
+        side: str | None = getattr(self.tokenizer, "padding_side", None)
         was = self._side_at_first[1] if self._side_at_first[0] is self.tokenizer else side
-        return self.cfg.default_padding_side if side == was else side
+        default: str = self.cfg.default_padding_side
+        return default if side is None or side == was else side
 
     @property
     def tokens(self) -> Tokens:
