@@ -222,7 +222,8 @@ class _Snapshot:
         self.modules = list(model.modules())
         self.places = [(part, name, part[name]) for m in self.modules for part in _parts(m) for name in part]
         self.attributes = [(vars(m), name, value) for m in self.modules for name, value in _attributes(m)]
-        self.forwards: dict[Any, Any] = {of: of.forward for of in map(type, self.modules)}
+        kinds: set[Any] = {*map(type, self.modules)}
+        self.forwards = {kind: kind.forward for kind in kinds}
         weights = [value for *_, value in self.places if isinstance(value, Tensor)]
         self.is_quantized = any(isinstance(weight, QuantizedWeight) for weight in weights)
         tensors = [*edits.values(), *(weight for weight in weights if not isinstance(weight, QuantizedWeight))]
