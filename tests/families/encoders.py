@@ -51,7 +51,12 @@ DEBERTA: dict[str, Any] = {
 }
 C2P: dict[str, Any] = {"pos_att_type": ["c2p"]}
 P2C: dict[str, Any] = {"pos_att_type": ["p2c"], "max_relative_positions": -1}
-V3: dict[str, Any] = {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+V3: dict[str, Any] = {
+    "position_buckets": 8,
+    "max_relative_positions": 20,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+}
 FULL = {"attention_type": "original_full"}
 LANGUAGES: dict[str, Any] = {"languages": ["en_XX", "de_DE", "sw_KE"], "default_language": "de_DE"}
 ONE_LANGUAGE = {"default_language": "en_XX"}

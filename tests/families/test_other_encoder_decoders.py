@@ -31,7 +31,7 @@ def assert_sweep_is_exact(case: Case, name: str, site: str, positions: int) -> N
     grid = patching.sweep(
         model, SOURCE, OTHER, metric=metric, decoder_input=TARGET, sites=name, positions="each", progress=False
     )
-    _, cache = model.run_with_cache(OTHER, TARGET)
+    logits, cache = model.run_with_cache(OTHER, TARGET)
     point = model.hook_dict[site.format(0)]
     axis = next(i for i, dim in enumerate(point.dims) if dim in ("pos", "query_pos") or (i == 1 and dim == "key_pos"))
     assert grid.values.shape[:-1].numel() == len(model.decoder) * positions
@@ -44,7 +44,8 @@ def assert_sweep_is_exact(case: Case, name: str, site: str, positions: int) -> N
                 return value
 
             expected = metric(model.run_with_hooks(SOURCE, TARGET, fwd_hooks=[(site.format(layer), patch)]))
-            assert_close(grid.values.reshape(len(model.decoder), positions, -1)[layer, pos], expected)
+            found = grid.values.reshape(len(model.decoder), positions, -1)[layer, pos]
+            assert_close(found, expected, scale=logits)  # of which it is a difference
     assert grid.effects().mean.abs().max() > 1e-3
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from hooked_lm.cli import app
 from hooked_lm.demo.corpus import training_text
 from hooked_lm.shards import with_threads
+from tests.rounding import undisturbed
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.hook_resid_post"]
 COMMAND = Path(sys.executable).with_name("hooked-lm")
@@ -38,6 +40,13 @@ def command(data: Path, directory: Path, *options: str, before: list[str] = []) 
     done = subprocess.run(run, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def true_kernels() -> Iterator[None]:
+    """Other processes do not round as `--rounding` does."""
+    with undisturbed():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ COMPARED = {
     "clip": ("similarities as in transformers",),
     "clip_vision_model": ("projected as in transformers",),
     "vit": ("logits as in transformers",),
-    "dinov2": ("pooled as in transformers",),
+    "siglip_vision_model": ("pooled as in transformers",),
 }
 
 

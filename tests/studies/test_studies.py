@@ -23,6 +23,7 @@ from hooked_lm.shards import with_threads
 from hooked_lm.studies import PairTable, study_pairs
 from tests.close import assert_close
 from tests.core import thinned
+from tests.rounding import undisturbed
 
 NAMES = [("Mary", "John"), ("Alice", "Tom"), ("Sarah", "Peter"), ("Laura", "David"), ("Mary", "Tom")]
 OPTIONS = {"layers": [0, 2], "sites": ["resid_pre", "mlp_out"]}
@@ -419,4 +420,5 @@ def test_bad_options_of_the_command(file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("harvest workers")
 def test_two_workers_write_the_same_bytes(model: HookedTransformer, tmp_path: Path) -> None:
-    assert contents(run(model, tmp_path / "two", n_workers=2)) == contents(run(model, tmp_path / "one"))
+    with undisturbed():  # other processes do not round as `--rounding` does
+        assert contents(run(model, tmp_path / "two", n_workers=2)) == contents(run(model, tmp_path / "one"))
