@@ -237,6 +237,7 @@ def test_padding_of_texts_is_left_out(model: HookedTransformer):
     assert any(is_close(held[:, 0], one) for one in each)
 
 
+@pytest.mark.slow
 def test_a_lens_file_holds_everything(tuned: TunedLens, tmp_path: Path):
     tuned.save(tmp_path / "tuned.safetensors")
     again = TunedLens.load(tmp_path / "tuned.safetensors")
