@@ -14,7 +14,7 @@ ENGINE = mutants({
     ],
     "engine/schedule.py": [
         ("positions after a changed key are not computed", "engine/test_properties.py::a_sweep_is_the_plain_loop",
-         "if changed_keys != NONE and not is_replaced:", "if changed_keys != NONE and is_replaced:"),
+         "        if changed_keys != NONE:\n            query_rows", "        if changed_keys == NONE:\n            query_rows"),
         ("the last layer computes one position too few", "engine/test_properties.py::a_sweep_is_the_plain_loop",
          "key_rows[1] - spans.key_rows[0]] for part", "key_rows[1] - spans.key_rows[0] - 1] for part"),
         ("an edit after one that nobody reads is lost", "engine/test_partial_blocks.py::nobody_reads",
@@ -36,6 +36,14 @@ ENGINE = mutants({
          "engine/test_exact_families.py::mamba2",
          "    entry.length = before.length\n    if before", "    entry.length = 0\n    if before"),
     ],
+    "engine/fingerprint.py": [
+        ("functions of a module count by its name", "test_identities.py::functions_are_hashed_through_modules",
+         "found = sorted(names & set(vars(module))) if not _is_installed(module.__name__) else []", "found: list[str] = []"),
+        ("a disabled hook counts as an enabled one", "test_identities.py::a_hook_that_is_disabled_here",
+         'is_on = getattr(hook.user_hook, "is_enabled", True)', "is_on = True"),
+        ("autocast does not count", "test_identities.py::modes_of_torch",
+         "on = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]", "on: list[str] = []"),
+    ],
     "engine/budget.py": [
         ("a memory limit that is too small is ignored", "engine/test_budget.py::too_little_for_one_cell",
          "if n_bytes > available and budget.is_user_set:", "if n_bytes > available and not budget.is_user_set:"),
@@ -52,8 +60,6 @@ ENGINE = mutants({
         ("a share is scaled by the wrong baseline",
          "results/test_result.py::normalized_lies_between_the_mean_baselines_of_each_metric",
          "return ((values.double() - start) / span).float()", "return ((values.double() - start) / (span + start)).float()"),
-        ("baselines that may be equal are not mentioned", "engine/test_study.py::shares_of_a_difference_that_may_be_zero",
-         "            if abs(mean) < two:\n", "            if abs(mean) < two / 2 and False:\n"),
     ],
     "patching/setters.py": [
         ("a head is patched at the position of its number",

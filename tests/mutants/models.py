@@ -103,6 +103,14 @@ MODELS = mutants({
         ("gated MLPs count two matrices", "models/test_mixtures.py::flat_names",
          "return int((2 if isinstance(mlp, MLP.Config) else 3)", "return int((2 if isinstance(mlp, MLP.Config) else 2)"),
     ],
+    "models/weights/init.py": [
+        ("weights that nobody filled run", "models/weights/test_unfilled.py::the_config_of_a_loaded_model",
+         "name in weights and weights[name].isnan().all()", "name in weights and weights[name].isinf().all()"),
+    ],
+    "models/compiled.py": [
+        ("a graph does not notice what its modules read", "models/test_compiled.py::graphs_follow_what_modules_read",
+         "return value is before or (is_value and type(value) is type(before) and value == before)", "return True"),
+    ],
     "models/weights/fold.py": [
         ("the bias of a norm is folded after its weight", "models/weights/test_fold.py::logits_stay_but_for_centering_them",
          "_add(module, bias_name, shift.to(weight.dtype) @ weight)\n            if gain is not None:\n"
