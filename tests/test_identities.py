@@ -58,7 +58,7 @@ class Stream:
 def test_a_corpus_that_differs_in_one_document_is_another(model: HookedTransformer, tmp_path: Path, kind: str) -> None:
     """Also where no sample of 1,000 documents sees it."""
     texts = corpus(2500)
-    other = [*texts[:2], "Anna gave it to Paul", *texts[3:]]
+    other = [*texts[:3], "Anna gave it to Paul", *texts[4:]]
     if kind == "dataset":
         datasets = pytest.importorskip("datasets")
         texts, other = (datasets.Dataset.from_dict({"text": list(given)}) for given in (texts, other))
@@ -66,7 +66,7 @@ def test_a_corpus_that_differs_in_one_document_is_another(model: HookedTransform
     first, second, again = (harvest(model, given, SITE, tmp_path, **settings) for given in (texts, other, texts))
     assert first.path == again.path
     assert first.path != second.path
-    assert_apart(first[SITE][2], second[SITE][2])
+    assert_apart(first[SITE][3], second[SITE][3])
 
 
 def test_a_stream_that_goes_on_differently_is_refused(model: HookedTransformer, tmp_path: Path) -> None:
