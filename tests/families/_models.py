@@ -133,15 +133,16 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float("inf") if largest != largest else largest
 
 
+@torch.no_grad()
 def allowed(case: Case, tokens: Tensor) -> float:
-    """How far two paths of transformers are apart that compute the same logits, three times; 0, if there is but one."""
-    fused = copy.deepcopy(reference(case))
+    """Three times how far transformers is from itself: from its logits in double precision, and by another path to them."""
+    plain, fused = logits_of(case, tokens), copy.deepcopy(reference(case))
+    rounding = distance(plain.double(), logits_of(case, tokens, torch.float64))
     try:
         fused.set_attn_implementation("sdpa")
     except ValueError:  # it has no other path
-        return 0.0
-    with torch.no_grad():
-        return 3 * distance(fused(tokens).logits, logits_of(case, tokens))
+        return 3 * rounding
+    return 3 * max(rounding, distance(fused(tokens).logits, plain))
 
 
 def assert_same_logits(case: Case) -> None:
