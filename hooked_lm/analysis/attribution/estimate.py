@@ -1,5 +1,6 @@
 """The result of attribution: the estimated effects of many exchanges, and how well they agree with exact ones."""
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, ClassVar
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 else:
     pd = later("pandas", "viz")
 
+TOP = 0.05  # the share of the cells that are the largest
+NUMBERS = ("spearman", "spearman_live", "pearson", "slope", "top", "sign")
 BY = ("metric", "site")  # the axes whose agreement is measured separately
 ROUNDING = 1e-5  # relative to the largest effect; smaller ones count as 0
 
@@ -51,11 +54,12 @@ class Attribution(SweepResult):
     def agreement(self) -> "pd.DataFrame":
         """How well estimated and exact mean effects agree: a row for each metric and site.
 
-        Columns: `cells` (the number measured exactly), `spearman` (rank correlation), `pearson`, `sign` (the share of cells
-        with the right sign, of those whose exact effect is above a hundredth of the largest). Empty without exact values.
+        Columns: `cells` (the number measured exactly) and the numbers of `hooked_lm.analysis.attribution.estimate.agreement`:
+        `spearman` and `spearman_live` (rank correlation, and that among cells with an effect), `pearson`, `slope` (1 if the
+        sizes are right), `top` (how much the largest 5 % have in common) and `sign`. Empty without exact values.
         """
         if self.exact is None:
-            return pd.DataFrame(columns=["cells", "spearman", "pearson", "sign"])
+            return pd.DataFrame(columns=["cells", *NUMBERS])
         by = [name for name in BY if name in self.axes]
         return pd.DataFrame([dict(zip(by, key, strict=True)) | row for key, row in self._agreements().items()])
 
@@ -94,15 +98,20 @@ class Attribution(SweepResult):
                 *parts,
                 f"agreement with exact patching of {of} is undefined: estimates or exact effects do not vary",
             ]
-        return [
-            *parts,
-            f"agrees with exact patching of {of}: rank correlation {min(known):.2f}{' or more' * (len(found) > 1)}",
-        ]
+        several = " or more" * (len(found) > 1)
+        slopes = sorted({f"{row['slope']:.2f}" for row in found.values() if row["slope"] == row["slope"]}, key=float)
+        slope = f", slope {slopes[0]}{f' to {slopes[-1]}' * (len(slopes) > 1)}" if slopes else ""
+        return [*parts, f"agrees with exact patching of {of}: rank correlation {min(known):.2f}{several}{slope}"]
 
 
 def agreement(estimated: Float[Tensor, " cell"], exact: Float[Tensor, " cell"]) -> dict[str, float | int]:
-    """How well estimates agree with exact effects: the number of cells, the rank correlation (Spearman 1904), the correlation
-    (Pearson), and the share of right signs among the effects above a hundredth of the largest. NaN where nothing varies.
+    """How well estimates agree with exact effects.
+
+    `cells` is their number. `spearman` is the rank correlation (Spearman 1904), `spearman_live` that among the cells whose exact
+    effect is above a hundredth of the largest: most cells of a grid have none, and to rank those among themselves is of no use.
+    `pearson` is the correlation. `slope` is that of the line through 0 from exact effects to estimates: 1 if the sizes are right,
+    less if the estimates are too small. `top` is the share of the largest 5 % of the exact effects that are among the largest
+    5 % of the estimates, `sign` that of the right signs among live cells. NaN where nothing varies.
 
     For ranks, effects below a hundred-thousandth of the largest count as 0: they are rounding.
 
@@ -112,14 +121,25 @@ def agreement(estimated: Float[Tensor, " cell"], exact: Float[Tensor, " cell"]) 
     """
     both = torch.stack([estimated, exact]).double()
     both = both[:, ~both.isnan().any(0)]
-    large = both[:, both[1].abs() > both[1].abs().amax() / 100] if both.shape[1] else both
+    live = both[:, both[1].abs() > both[1].abs().amax() / 100] if both.shape[1] else both
     ranks = [_ranks(one.where(one.abs() > ROUNDING * one.abs().max(), 0.0)) if len(one) else one for one in both]
     return {
         "cells": both.shape[1],
         "spearman": _correlation(*ranks),
+        "spearman_live": _correlation(*(_ranks(one) if len(one) else one for one in live)),
         "pearson": _correlation(*both),
-        "sign": float((large[0] * large[1] > 0).double().mean()),
+        "slope": float((both[0] * both[1]).sum() / both[1].square().sum()),
+        "top": _in_common(*both.abs()),
+        "sign": float((live[0] * live[1] > 0).double().mean()),
     }
+
+
+def _in_common(one: Float[Tensor, " cell"], other: Float[Tensor, " cell"]) -> float:
+    """The share of the largest 5 % that two lists of numbers have in common."""
+    n = math.ceil(TOP * len(one))
+    if not n or not bool(other.any()):
+        return math.nan
+    return len({*one.topk(n).indices.tolist()} & {*other.topk(n).indices.tolist()}) / n
 
 
 def _ranks(numbers: Float[Tensor, " cell"]) -> Float[Tensor, " cell"]:

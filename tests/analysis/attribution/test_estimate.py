@@ -31,8 +31,23 @@ def test_agreement_by_hand() -> None:
     assert found["cells"] == 4
     assert_close(found["spearman"], 0.2)  # 1 - 6 * (0 + 4 + 4 + 0) / 60, from the ranks 2 1 3 4 and 2 3 1 4
     assert found["sign"] == 1.0, "only the largest is above a hundredth of the largest"
-    assert_close(agreement(exact, exact), {"cells": 4, "spearman": 1, "pearson": 1, "sign": 1})
+    same = agreement(exact, exact)
+    assert math.isnan(same.pop("spearman_live")), "one cell has no rank"
+    assert_close(same, {"cells": 4, "spearman": 1, "pearson": 1, "slope": 1, "top": 1, "sign": 1})
     assert_close(agreement(-exact, exact)["spearman"], -1)
+
+
+def test_agreement_of_sizes_and_of_the_cells_that_matter_by_hand() -> None:
+    """Estimates that are half as large, that mix up the cells without an effect, and miss one of the two largest."""
+    exact = torch.tensor([*[1e-3 * i for i in range(-18, 18)], 4.0, 3.0, 2.0, 1.0])
+    estimated = torch.tensor([*[1e-3 * (i % 7) for i in range(36)], 2.0, 1.0, 1.5, 0.5])
+    found = agreement(estimated, exact)
+    assert_close(found["spearman_live"], 1 - 6 * (1 + 1) / (4 * 15))  # ranks 4 2 3 1 for 4 3 2 1
+    assert_close(found["slope"], float((estimated * exact).sum() / exact.square().sum()))
+    assert 0.4 < found["slope"] < 0.5
+    assert found["top"] == 0.5  # two are the largest 5 % of 40
+    assert_close(agreement(2 * exact, exact)["slope"], 2)
+    assert math.isnan(agreement(exact, torch.zeros(40))["top"])
 
 
 def test_ties_share_a_rank_and_no_variation_is_nan() -> None:
