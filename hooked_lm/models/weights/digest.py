@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 
 def tensor_digest(value: Tensor) -> bytes:
-    """A hash of the numbers of a tensor, on any device and in any layout."""
+    """A hash of the numbers of a tensor, on any device and in any layout. A tensor on "meta" has none."""
+    if value.is_meta:
+        return b""
     plain = value.detach().to_dense() if value.layout != torch.strided else value.detach()
     flat = plain.cpu().contiguous().reshape(-1)
     return hashlib.sha256(flat.view(torch.uint8).numpy().data if flat.numel() else b"").digest()
