@@ -194,6 +194,7 @@ def test_logits_that_are_nan_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the right answer is not")  # of random weights
+@pytest.mark.filterwarnings("ignore:the .* hardly differ:UserWarning")  # of random weights
 def test_a_graph_with_few_edges(task: circuit.Task) -> None:
     """Two shares of them are the same number, and all are measured exactly: layers without attention cost something."""
     tokenizer = HookedTransformer.from_pretrained("demo").tokenizer

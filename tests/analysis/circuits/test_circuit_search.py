@@ -19,6 +19,9 @@ from tests.close import assert_close
 from tests.core import thinned
 from tests.unchecked import unchecked
 
+# of models with random weights, which do no task
+pytestmark = pytest.mark.filterwarnings("ignore:the (full model|clean and the corrupted).* hardly differ:UserWarning")
+
 PLANTED = [
     ("input", "L0H1<v>"),
     ("input", "L2H0<q>"),
