@@ -62,7 +62,7 @@ def test_a_grid_is_plain_forward_passes(family: str, length: int, monkeypatch: p
 def test_every_pass_is_patched_where_each_reads_the_prompt_again(length: int):
     """A bidirectional layer allows no key/value cache."""
     model, target = toy(attention_dir="bidirectional"), ids(1, length)
-    source, site = ids(1, 6, seed=5), "blocks.1.hook_resid_post"
+    source, site = ids(1, 6, seed=7), "blocks.1.hook_resid_post"
     state = model.run_with_cache(source, names_filter=site)[1][site][0, 2]
     expected = without_a_cache(model, target, length - 1, site, state, 6)
     places = {"source_positions": 2, "source_layers": [1], "target_layers": [1]}
