@@ -92,10 +92,11 @@ def test_a_sweep_is_a_forward_pass_for_each_cell(model: HookedEncoderDecoder, na
     _, cache = model.run_with_cache(CLEAN, TARGET)
     cells = cells_by_hand(model, grid, cache)
     assert found.values.shape[:-1].numel() == len(cells)
+    logits = model(CORRUPTED, TARGET)  # of which the metric is a difference
     for place, (site, index) in cells.items():
-        assert_close(found.values[place], by_hand(model, site, index, cache[site]))
-    assert_close(found.corrupted, metric(model(CORRUPTED, TARGET)))
-    assert_close(found.clean, metric(model(CLEAN, TARGET)))
+        assert_close(found.values[place], by_hand(model, site, index, cache[site]), scale=logits)
+    assert_close(found.corrupted, metric(logits), scale=logits)
+    assert_close(found.clean, metric(model(CLEAN, TARGET)), scale=logits)
     assert found.effects().mean.abs().max() > 1e-3
 
 
