@@ -163,7 +163,7 @@ class Digest:
     def _of_property(self, value: property) -> Iterator[bytes | str]:
         yield from map(self.of, (value.fget, value.fset))
 
-    def _of_cached(self, value: Any) -> Iterator[bytes | str]:
+    def _of_cached(self, value: "functools._lru_cache_wrapper[object]") -> Iterator[bytes | str]:
         """By the function whose results `functools.cache` keeps."""
         yield self.of(value.__wrapped__)
 

@@ -232,14 +232,9 @@ class SteeringVectors(Tabular):
 
     def save(self, path: str | Path) -> None:
         """Writes everything to one safetensors file; `load` restores it bit for bit."""
-        tensors = {f"directions.{layer}": found for layer, found in self.directions.items()}
-        header = {
-            "site": self.site,
-            "method": self.method,
-            "midpoints": list(self.midpoints.items()),
-            "axes": list(self.separation.axes.items()),
-            "about": self.separation.about,
-        }
+        tensors = {f"directions.{layer}": direction for layer, direction in self.directions.items()}
+        found = {"axes": list(self.separation.axes.items()), "about": self.separation.about}
+        header = {"site": self.site, "method": self.method, "midpoints": list(self.midpoints.items()), **found}
         stored.write(path, FORMAT, {**tensors, "separation": self.separation.values}, header)
 
     @classmethod

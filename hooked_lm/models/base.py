@@ -183,7 +183,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         """Registers the hook points; call it again after replacing a component."""
         super().setup()
         self.flags = None  # components may have been replaced
-        if hasattr(self, "cfg"):
+        if hasattr(self, "cfg") and not self.unfilled:
             follow_flags(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         state_dict = in_our_names(self, state_dict)
         check_shared(self, state_dict)
         found = super().load_state_dict(state_dict, *args, **kwargs)
-        self.unfilled = still_unfilled(self)
+        self.unfilled = still_unfilled(self, self.unfilled)
         return found
 
     def init_weights(self) -> None:

@@ -15,7 +15,7 @@ from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
-from hooked_lm.models.stack import Stack, Stream, checked_ids, make_ready
+from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.vision.inputs import VisionInputs
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
@@ -142,9 +142,9 @@ class Decoder(DecoderMethods):
         cache: KeyValueCache | None = None,
     ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and the context of the run."""
-        side = padding_side or self.padding_side
-        # a tokenizer says which ids are padding; on the right and without a cache it affects no real token
-        reads_mask = attention_mask is None and self.tokenizer is not None and (side == "left" or cache is not None)
+        reads_mask = attention_mask is None and self.tokenizer is not None  # which says which ids are padding
+        if reads_mask and cache is None:  # on the right it affects no real token then
+            reads_mask = (padding_side or self.padding_side) == "left"
         is_here = isinstance(input, Tensor) and input.device == self.embed.W_E.device
         if is_here and input.ndim == 2 and input.dtype == torch.long and not reads_mask:
             tokens = input
@@ -180,7 +180,7 @@ class Decoder(DecoderMethods):
         n_past = n_past if cache is None else cache.length
         if new.numel() == 0 or n_past + new.shape[1] > self.cfg.n_ctx:
             checks.check_length(new, n_past, self.cfg.n_ctx)
-        make_ready(self)
+        follow_flags(self)
         return self.context_class(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
 
     def _with_positions(self, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:

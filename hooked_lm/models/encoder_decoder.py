@@ -20,7 +20,7 @@ from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import side_site_name
-from hooked_lm.models.stack import Stack, Stream, make_ready
+from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.verification.identities import encoder_decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
@@ -184,7 +184,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
         tokens, mask = self._source_tokens(input, mask)
         check_length(tokens, 0, self.room(self.tree.encoder))
-        make_ready(self)
+        follow_flags(self)
         real = self.encoder_stack.real(self, mask, tokens)
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
@@ -214,7 +214,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """The decoder's stream after the final norm, and its context."""
         n_past = 0 if cache is None else cache.length
         check_length(tokens, n_past, self.room(self.tree.decoder))
-        make_ready(self)
+        follow_flags(self)
         real = self.decoder_stack.real(self, mask, tokens, cache)
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)

@@ -140,18 +140,12 @@ def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
     raise unknown_id(tokens, d_vocab)
 
 
-def make_ready(model: Any) -> None:
-    """Called at the start of every run. Raises ValueError for weights that nobody filled; applies changed flags."""
-    if model.unfilled:
-        check_filled(model)
-    follow_flags(model)
-
-
 def follow_flags(model: Any) -> None:
-    """Applies the flags of a model's config to its components, if one changed since the last run."""
+    """Applies the flags of a model's config, if one changed since the last run. ValueError for weights that nobody filled."""
     cfg = model.cfg
     copies = cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result
     flags = (cfg.fused_attention, *copies, cfg.n_ctx, cfg.ungroup_grouped_query_attention)
     if flags != model.flags:
+        model.unfilled = check_filled(model, model.unfilled)
         model.apply_flags()
         model.flags = flags

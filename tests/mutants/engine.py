@@ -37,11 +37,11 @@ ENGINE = mutants({
          "    entry.length = before.length\n    if before", "    entry.length = 0\n    if before"),
     ],
     "engine/fingerprint.py": [
-        ("functions of a module count by its name", "test_identities.py::functions_are_hashed_through_modules",
+        ("functions of a module count by its name", "engine/test_identities.py::functions_are_hashed_through_modules",
          "found = sorted(names & set(vars(module))) if not _is_installed(module.__name__) else []", "found: list[str] = []"),
-        ("a disabled hook counts as an enabled one", "test_identities.py::a_hook_that_is_disabled_here",
+        ("a disabled hook counts as an enabled one", "engine/test_identities.py::a_hook_that_is_disabled_here",
          'is_on = getattr(hook.user_hook, "is_enabled", True)', "is_on = True"),
-        ("autocast does not count", "test_identities.py::modes_of_torch",
+        ("autocast does not count", "engine/test_identities.py::modes_of_torch",
          "on = [device for device in AUTOCAST if torch.is_autocast_enabled(device)]", "on: list[str] = []"),
     ],
     "engine/budget.py": [

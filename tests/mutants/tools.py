@@ -155,23 +155,23 @@ TOOLS = mutants({
          "manual_seed(self.seed + epoch)", "manual_seed(self.seed)"),
     ],
     "harvest/job.py": [
-        ("a stream that goes on differently is not noticed", "test_identities.py::a_stream_that_goes_on_differently",
+        ("a stream that goes on differently is not noticed", "engine/test_identities.py::a_stream_that_goes_on_differently",
          "if digest(document for _, document in texts) != known:", "if len(texts) != len(known) and not known:"),
     ],
     "harvest/documents.py": [
-        ("a corpus is known by every second document", "test_identities.py::a_corpus_that_differs_in_one_document",
+        ("a corpus is known by every second document", "engine/test_identities.py::a_corpus_that_differs_in_one_document",
          "range(self.n_documents)[start : start + AT_ONCE]", "range(self.n_documents)[start : start + AT_ONCE : 2]"),
         ("a stream that resumes skips a document", "harvest/test_documents.py::any_place",
          "for _ in zip(range(start), reader, strict=False):", "for _ in zip(reader, range(start), strict=False):"),
     ],
     "shards/run.py": [
-        ("workers run without the hooks of a block", "test_identities.py::workers_do_not_run_without",
+        ("workers run without the hooks of a block", "engine/test_identities.py::workers_do_not_run_without",
          "if not all(points[name].holds(hook) for hook in hooks):", "if not hooks:"),
         ("a part computes each shard", "harvest/test_interrupted.py::parts_together_are_the_whole",
          "        shard += n\n", "        shard += 1\n"),
     ],
     "files.py": [
-        ("a damaged file raises what it happens to raise", "test_damaged.py::damaged_files_are_refused_by_name",
+        ("a damaged file raises what it happens to raise", "results/test_damaged.py::damaged_files_are_refused_by_name",
          "if isinstance(error, ValueError) and path in str(error):", "if not isinstance(error, OSError):"),
     ],
     "shards/plan.py": [

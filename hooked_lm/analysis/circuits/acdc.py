@@ -60,7 +60,7 @@ def acdc(
     if not threshold > 0:
         raise ValueError(f"the threshold must be positive, got {threshold}")
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    runner.warn_if_close()
+    runner.warn_if_close(runner.empty())
     search = Search(runner, threshold)
     with progress_bar("acdc", runner.n_edges, progress, unit="edges") as bar:
         for n_left in search.steps():

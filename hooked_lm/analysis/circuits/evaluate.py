@@ -302,13 +302,7 @@ def evaluate(
     nothing = torch.zeros_like(edges[:1])
     found = runner.values(torch.cat([edges, runner.graph.is_edge & ~edges, nothing, random.flatten(0, 1)]), progress)
     both, empty, by_chance = found[: 2 * len(edges)], found[2 * len(edges)], found[2 * len(edges) + 1 :]
-    difference = float((runner.full.double() - empty.double()).mean())
-    if not abs(difference) > 1e-6:
-        raise ValueError(
-            f"no scale: the metric is {float(empty.mean()):.6g} without edges and as much in the full model; "
-            "faithfulness is the share of this difference that a circuit recovers"
-        )
-    runner.warn_if_close()
+    runner.check_scale(empty)
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
     about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None

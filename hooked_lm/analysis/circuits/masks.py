@@ -85,7 +85,7 @@ def train_masks(
         raise ValueError(f"there must be one step at least, got {steps}")
     check_grad_mode("training masks")
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    runner.warn_if_close()
+    runner.warn_if_close(runner.empty())
     with progress_bar("masks", steps, progress) as bar:
         training = Training(runner, n_edges, steps, learning_rate, seed)
         for _ in range(steps):

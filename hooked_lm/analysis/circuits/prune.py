@@ -63,7 +63,7 @@ def prune(
         )
     check_grad_mode("pruning")
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    runner.warn_if_close()
+    runner.warn_if_close(runner.empty())
     left = runner.graph.is_edge.clone()
     scores = torch.where(left, 1.0, torch.nan)
     with progress_bar("pruning", max(runner.n_edges - n_edges, 0), progress, unit="edges") as bar:

@@ -150,9 +150,18 @@ class Runner:
         """The metric of the circuit without edges."""
         return self.values(torch.zeros(1, *self.graph.is_edge.shape))[0]
 
-    def warn_if_close(self) -> None:
+    def check_scale(self, empty: Float[Tensor, " prompt"]) -> None:
+        """Raises ValueError if the full model has the metric of the one without edges; warns as `warn_if_close`."""
+        if not abs(float((self.full.double() - empty.double()).mean())) > 1e-6:
+            raise ValueError(
+                f"no scale: the metric is {float(empty.mean()):.6g} without edges and as much in the full model; "
+                "faithfulness is the share of this difference that a circuit recovers"
+            )
+        self.warn_if_close(empty)
+
+    def warn_if_close(self, empty: Float[Tensor, " prompt"]) -> None:
         """Warns if the metric of the full model may be that without edges: then circuits are shares of nothing."""
-        difference = self.full - self.empty()
+        difference = self.full - empty
         advice = "the model may not do this task, as an untrained one does not; other prompts or another metric may differ more"
         warn_if_small(difference, "the full model and the one without edges", advice)
 

@@ -47,21 +47,21 @@ def leave_unfilled(model: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, weight in drawn_weights(model) if weight.fill_(math.nan).numel())
 
 
-def still_unfilled(model: Any) -> tuple[str, ...]:
-    """Those of `model.unfilled` that nobody has filled since."""
-    weights = dict(model.named_parameters()) if model.unfilled else {}
-    return tuple(name for name in model.unfilled if name in weights and weights[name].isnan().all())
+def still_unfilled(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the parameters that nobody has filled since."""
+    weights = dict(model.named_parameters()) if names else {}
+    return tuple(name for name in names if name in weights and weights[name].isnan().all())
 
 
-def check_filled(model: Any) -> None:
-    """Raises ValueError if weights of a new model have no values yet. Once they all have, nothing is checked again."""
-    model.unfilled = still_unfilled(model)
-    if model.unfilled:
+def check_filled(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises ValueError if some of these parameters have no values yet; else none is left."""
+    if left := still_unfilled(model, names):
         raise ValueError(
-            f"{len(model.unfilled)} weights were never filled, such as '{model.unfilled[0]}': the config has "
+            f"{len(left)} weights were never filled, such as '{left[0]}': the config has "
             "init_weights=False, as that of a loaded model has. For random weights build the model with init_weights=True, or "
             "take loaded_model.untrained(seed); for given ones call load_state_dict"
         )
+    return left
 
 
 def _fan_in(name: str, weight: Tensor) -> int:
