@@ -22,7 +22,7 @@ MODELS = mutants({
     "models/decoder.py": [
         ("a text with padding is run without its mask",
          "models/test_ids_and_masks.py::padded_parts_one_after_the_other_equal_the_whole",
-         "if reads_mask and cache is None:", "if reads_mask:"),
+         "reads_mask = attention_mask is None and", "reads_mask = attention_mask is None and cache is None and"),
         ("an edit of the token ids is ignored", "models/test_decoder.py::tokens_can_be_edited",
          "tokens = checked_ids(self.hook_tokens(tokens), self.cfg.d_vocab)",
          "tokens = checked_ids((self.hook_tokens(tokens), tokens)[1], self.cfg.d_vocab)"),
