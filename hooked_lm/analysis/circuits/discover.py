@@ -125,7 +125,6 @@ def discover(
     check_keywords(f"method {method!r}", options, OPTIONS[method])
     common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
     found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
-    found.warn_if_close()
     about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **options}
     return _best(model, found, method, limits, about)
 
@@ -160,6 +159,7 @@ def _effects(
 
 def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, Any], about: dict[str, Any]) -> Circuit:
     """The circuit of the edges with the largest effects."""
+    found.warn_if_close()
     graph = Graph.of(model)
     scores = scores_of(graph, found)
     felt = scores.masked_fill(scores == 0, torch.nan)  # edges without effect are never kept

@@ -208,9 +208,8 @@ def assert_queries_and_keys_go_by_their_patterns(model: Any, corrupted: Tensor, 
             found = fix.effects(site, slopes)
             pos, head = (int(torch.randint(n, (), generator=drawn)) for n in found.shape[1:])
             expected = by_pattern(model, corrupted, clean, site, pos, head)
-            assert_close(
-                found[:, pos, head], expected, depth=GRADIENT, dtype=torch.float32
-            )  # as softmax in every dtype
+            # in every dtype a softmax is computed in single precision
+            assert_close(found[:, pos, head], expected, depth=GRADIENT, dtype=torch.float32)
             largest = max(largest, float(expected.abs().max()))
     assert largest > 1e-3
 

@@ -24,10 +24,10 @@ from tests.families._models import hooked
 from tests.families._vision import hooked_vlm
 from tests.families.vision_languages import CASES as VISION_CASES
 
-# one norm for all, heads that share keys, MLPs beside attention, a norm behind attention, states
 # of models with random weights, which do no task
 pytestmark = pytest.mark.filterwarnings("ignore:the (full model|clean and the corrupted).* hardly differ:UserWarning")
 
+# one norm for all, heads that share keys, MLPs beside attention, a norm behind attention, states
 KINDS = ["gpt2", "llama", "gptj", "gemma2", "bamba"]
 # models that read images, alone, as tokens that see each other, and also after layers
 IMAGES = ["llava", "gemma3", "qwen3_vl"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import metrics
+from hooked_lm.analysis import attribute_edges, metrics
 from hooked_lm.analysis.circuits import discover, evaluate
 from hooked_lm.analysis.metrics import Metric
 from hooked_lm.demo.corpus import TASKS, Example
@@ -87,6 +87,13 @@ def test_untrained_models_do_no_task(model: HookedTransformer, seed: int) -> Non
 @pytest.mark.parametrize("method", ["eap", "pruning", "acdc"])
 def test_every_search_warns(model: HookedTransformer, method: str) -> None:
     assert warned(model.untrained(0), names(model), method) == 2
+
+
+def test_effects_that_were_measured_before_warn_too(model: HookedTransformer) -> None:
+    twin, (corrupted, clean, metric) = model.untrained(0), names(model)
+    effects = attribute_edges(twin, corrupted, clean, metric=metric, method="eap", check=False, progress=False)
+    with pytest.warns(UserWarning, match="hardly differ"):
+        discover(twin, corrupted, clean, metric=metric, method=effects, n_edges=75)
 
 
 @pytest.mark.parametrize("name", ["capitals", "days", "months", "pronouns", "agreement"])
