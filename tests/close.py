@@ -47,11 +47,12 @@ def assert_close(
     Tensors must agree in shape and dtype; where `dtype` names the precision of the computation, they may have others, as a
     reference in float64 has. Numbers, arrays and lists of numbers have the precision of the tensor that they are compared with,
     else float32; one expected number stands for a tensor full of it. Lists and dictionaries of tensors are compared item by
-    item, and None is None. NaN equals NaN where anything else is a number. `msg` goes before the message.
+    item, a pattern with the scale of its scores if these are there, and None is None. NaN equals NaN where anything else is a
+    number. `msg` goes before the message.
     """
     if isinstance(expected, Mapping) or _is_list_of_tensors(expected):
-        for name, one, other in _items(actual, expected, msg):
-            assert_close(one, other, depth, scale, name, dtype=dtype)
+        for name, one, other, scores in _items(actual, expected, msg):
+            assert_close(one, other, depth, scores if scale is None else scale, name, dtype=dtype)
         return
     if actual is None or expected is None:
         assert actual is expected, _said(msg, "one of the two is None")
@@ -134,12 +135,15 @@ def _is_list_of_tensors(x: Any) -> bool:
     )
 
 
-def _items(actual: Any, expected: Any, msg: Any) -> Iterator[tuple[str, Any, Any]]:
+def _items(actual: Any, expected: Any, msg: Any) -> Iterator[tuple[str, Any, Any, float | None]]:
+    """Each item's name, both values and scale: a pattern errs by up to half of what its scores err by."""
     keys = list(expected) if isinstance(expected, Mapping) else range(len(expected))
     found = list(actual) if isinstance(expected, Mapping) else range(len(actual))
     assert list(found) == list(keys), _said(msg, f"has {list(found)}, expected {list(keys)}")
     for key in keys:
-        yield _said(msg, f"item {key!r}"), actual[key], expected[key]
+        scores = str(key).removesuffix("hook_pattern") + "hook_attn_scores"
+        scale = _size(expected[scores]) / 2 if scores in keys else None
+        yield _said(msg, f"item {key!r}"), actual[key], expected[key], scale
 
 
 def _said(msg: str | Callable[[str], str] | None, text: str) -> str:

@@ -63,12 +63,12 @@ def rounding(seed: int) -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """The true kernels, within `rounding`: for what is compared with another process, which has them."""
-    _Disturbed.is_paused = True
+    """The true kernels, within `rounding`: for what is compared with another process, which has them, or as the truth."""
+    before, _Disturbed.is_paused = _Disturbed.is_paused, True
     try:
         yield
     finally:
-        _Disturbed.is_paused = False
+        _Disturbed.is_paused = before
 
 
 def _operators() -> list[str]:

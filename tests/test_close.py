@@ -57,6 +57,19 @@ def test_the_rounding_of_a_network_is_within_its_depth():
     assert_close(gradients, exact_gradients, depth=GRADIENT, dtype=torch.float32)
 
 
+def test_a_pattern_errs_by_half_of_what_its_scores_err_by():
+    scores = numbers(64, 16, size=1e3)
+    scores[:, 1] = scores[:, 0] + 0.1  # a tie, which rounding moves most
+    rounded = scores + 1e3 * ROUNDING * torch.finfo(torch.float32).eps * torch.randn_like(scores).sign()
+    found = {"hook_attn_scores": rounded, "hook_pattern": rounded.softmax(-1)}
+    expected = {"hook_attn_scores": scores, "hook_pattern": scores.softmax(-1)}
+    assert not is_close(found["hook_pattern"], expected["hook_pattern"])
+    assert_close(found, expected)
+    expected["hook_pattern"] = expected["hook_pattern"].roll(1, -1)
+    with pytest.raises(AssertionError, match="item 'hook_pattern'"):
+        assert_close(found, expected)
+
+
 @pytest.mark.parametrize("depth", [LAYER, MODEL, GRADIENT])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_bound_is_where_it_says(dtype: torch.dtype, depth: int):

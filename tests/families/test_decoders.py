@@ -43,6 +43,7 @@ from tests.families._models import (
     found,
     has_routes,
     hooked,
+    judged_on_more_where_few_decide,
     logits_of,
     padded,
     prompt,
@@ -101,10 +102,7 @@ def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
         truth, theirs = logits_of(case, tokens, torch.float64), logits_of(case, tokens, torch.bfloat16)
         assert_as_near_the_truth(ours(tokens), theirs, truth, has_routes(ours))
 
-    try:
-        compare(32)
-    except AssertionError:  # errors have long tails: where one of them decides, more prompts do
-        compare(128)
+    judged_on_more_where_few_decide(compare, 32)
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------

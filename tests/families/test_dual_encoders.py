@@ -17,12 +17,14 @@ from tests.families import Case, reference
 from tests.families._alive import without_effect
 from tests.families._models import (
     MODERATE,
+    assert_as_near_the_truth,
     assert_same_files,
     assert_same_gradients_of,
     assert_same_tensors,
     backpropagate,
+    judged_on_more_where_few_decide,
 )
-from tests.families._vision import Inputs, hooked_pair, pair_inputs, theirs
+from tests.families._vision import hooked_pair, pair_inputs, theirs
 from tests.families.dual_encoders import CASES
 from tests.unchecked import unchecked
 
@@ -104,13 +106,15 @@ def test_gradients(case: Case):
 @torch.no_grad()
 @unchecked()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
-    def given(dtype: torch.dtype) -> Inputs:
-        return pair_inputs(case, 48, dtype)
+    ours = copy.deepcopy(hooked_pair(case)).to(torch.bfloat16)
 
-    truth = theirs(case, torch.float64)(**given(torch.float64)).logits_per_image
-    rough = theirs(case, torch.bfloat16)(**given(torch.bfloat16)).logits_per_image.double()
-    ours = copy.deepcopy(hooked_pair(case)).to(torch.bfloat16)(**given(torch.bfloat16)).double()
-    assert (ours - truth).pow(2).mean().sqrt() <= 1.2 * (rough - truth).pow(2).mean().sqrt()
+    def compare(n_pairs: int) -> None:
+        exact, inputs = (pair_inputs(case, n_pairs, dtype) for dtype in (torch.float64, torch.bfloat16))
+        truth = theirs(case, torch.float64)(**exact).logits_per_image
+        rough = theirs(case, torch.bfloat16)(**inputs).logits_per_image
+        assert_as_near_the_truth(ours(**inputs), rough, truth, routed=False)
+
+    judged_on_more_where_few_decide(compare, 48)
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------

@@ -28,12 +28,15 @@ from tests.families._alive import Ignored, without_effect
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
+    assert_as_near_the_truth,
     assert_same_files,
     assert_same_gradients_of,
     assert_same_tensors,
     backpropagate,
     distance,
+    has_routes,
     hooked,
+    judged_on_more_where_few_decide,
     padded,
     with_tree,
 )
@@ -169,14 +172,14 @@ def test_gradients(case: Case):
 @torch.no_grad()
 @unchecked()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
-    """In the root mean square; where rounding sends tokens to other experts, in the median."""
-    inputs = drawn(case, batch=8)
-    truth = logits_of(case, *inputs, torch.float64)
-    rough = logits_of(case, *inputs, torch.bfloat16).double()
-    ours = copy.deepcopy(hooked(case)).to(torch.bfloat16)(*inputs).double()
-    has_experts = any(isinstance(block.mlp, MoE) for block in hooked(case).blocks)
-    size = torch.median if has_experts else torch.mean
-    assert size((ours - truth).pow(2)).sqrt() <= 1.2 * size((rough - truth).pow(2)).sqrt()
+    ours = copy.deepcopy(hooked(case)).to(torch.bfloat16)
+
+    def compare(n_prompts: int) -> None:
+        inputs = drawn(case, batch=n_prompts)
+        truth, rough = logits_of(case, *inputs, torch.float64), logits_of(case, *inputs, torch.bfloat16)
+        assert_as_near_the_truth(ours(*inputs), rough, truth, has_routes(ours))
+
+    judged_on_more_where_few_decide(compare, 8)
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------

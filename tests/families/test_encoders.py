@@ -31,6 +31,7 @@ from tests.families._models import (
     assert_same_tensors,
     backpropagate,
     hooked,
+    judged_on_more_where_few_decide,
     padded,
     with_tree,
 )
@@ -143,12 +144,17 @@ def weighed_sum(outputs: Outputs) -> Tensor:
 @unchecked()
 def test_bf16_is_as_near_the_truth_as_transformers(case: Case):
     """In the root mean square over everything that it gives."""
-    tokens, model = prompt(case, batch=32), copy.deepcopy(hooked(case)).to(torch.bfloat16)
-    truth = of_transformers(theirs(case, torch.float64), tokens)
-    rough = of_transformers(theirs(case, torch.bfloat16), tokens)
-    found = ours(model, tokens, truth)
-    assert all(value.dtype == torch.bfloat16 for value in found.values())
-    assert error(found, truth) <= 1.2 * error(rough, truth)
+    model = copy.deepcopy(hooked(case)).to(torch.bfloat16)
+
+    def compare(n_prompts: int) -> None:
+        tokens = prompt(case, batch=n_prompts)
+        truth = of_transformers(theirs(case, torch.float64), tokens)
+        rough = of_transformers(theirs(case, torch.bfloat16), tokens)
+        found = ours(model, tokens, truth)
+        assert all(value.dtype == torch.bfloat16 for value in found.values())
+        assert error(found, truth) <= 1.2 * error(rough, truth)
+
+    judged_on_more_where_few_decide(compare, 32)
 
 
 def error(found: Outputs, truth: Outputs) -> float:

@@ -29,6 +29,7 @@ from tests.families._models import (
     assert_same_tensors,
     backpropagate,
     has_routes,
+    judged_on_more_where_few_decide,
 )
 from tests.families._vision import VisionCase, hooked_vlm, logits_of, reference, scenes, theirs, written
 from tests.families.vision_languages import CASES
@@ -132,10 +133,14 @@ def test_gradients(case: VisionCase):
 @torch.no_grad()
 @unchecked()
 def test_bf16_is_as_near_the_truth_as_transformers(case: VisionCase):
-    inputs = written(case, [scenes(case)["two"][0]] * 16)
     ours = copy.deepcopy(hooked_vlm(case)).to(torch.bfloat16)
-    own, rough = ours(**double_of(inputs, torch.bfloat16)), logits_of(case, inputs, torch.bfloat16)
-    assert_as_near_the_truth(own, rough, logits_of(case, inputs, torch.float64), has_routes(ours))
+
+    def compare(n_prompts: int) -> None:
+        inputs = written(case, [scenes(case)["two"][0]] * n_prompts)
+        truth, rough = logits_of(case, inputs, torch.float64), logits_of(case, inputs, torch.bfloat16)
+        assert_as_near_the_truth(ours(**double_of(inputs, torch.bfloat16)), rough, truth, has_routes(ours))
+
+    judged_on_more_where_few_decide(compare, 16)
 
 
 # ---- the way in and out ----------------------------------------------------------------------------------------------
