@@ -4,6 +4,7 @@ If the positions that a change can affect are known, cells share one pass throug
 cell is a whole forward pass, several in a batch. Both give the results of a loop with one forward pass for each cell.
 """
 
+import re
 import sys
 import time
 import warnings
@@ -35,6 +36,7 @@ from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
 from hooked_lm.results.callers import stacklevel_outside
 
 Metric = Callable[[Tensor], Any]
+BYPASSED = r"(.*)\.(ln1\.hook_\w+|attn\.kv?_norm\.hook_\w+|attn\.hook_kv_latent)$"  # by some copies of the stream
 Scores = Float[Tensor, "metric prompt"]  # one column if metrics give one number for all prompts
 
 
@@ -79,7 +81,6 @@ class Experiment:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
-        is_kept = is_kept and not sees_changed_states(self.base_changes, self.base_changes)
         if self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
             assert isinstance(self.model, Decoder)
             self.base = BaseRun(self.model, self.tokens, self.site_infos, edits, keep)
@@ -275,7 +276,7 @@ class Experiment:
         later = [change for change, is_early in zip(cell, early, strict=True) if not is_early]
         if not all(isinstance(change, Edit) and change.site in self.site_infos for change in later):
             return False
-        if norm_and_copies([*cell, *self.base_changes]) or sees_changed_states(self.base_changes, cell):
+        if norm_and_copies([*cell, *self.base_changes]):
             return False
         layers = {self.site_infos[change.site].layer for change in later if self.site_infos[change.site].on_demand}
         base = [self.site_infos[change.site] for change in self.base_changes if change.site in self.site_infos]
@@ -294,8 +295,6 @@ class Experiment:
     def _fallback_reason(self, cells: Sequence[Cell]) -> str:
         if self.obstacle is not None:
             return self.obstacle
-        if any(sees_changed_states(self.base_changes, [*cell, *self.base_changes]) for cell in cells):
-            return "a function of states comes after a change of the same states in the base run"
         if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
             return "a norm is changed together with copies of the stream that bypass its sites"
         unsupported = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)
@@ -391,31 +390,15 @@ class Experiment:
 
 
 def norm_and_copies(changes: Sequence[Change]) -> bool:
-    """Whether a norm and a per-sublayer copy of the residual stream (`hook_q_input`, `hook_attn_in`, ...) change in one layer."""
+    """Whether copies of the stream (`hook_q_input`, `hook_attn_in`, ...) change in one layer with what some of them bypass: the
+    norm before attention, or the latent and the norm that keys and values share where their inputs are the same."""
     blocks: dict[bool, set[str]] = {True: set(), False: set()}
     for change in changes:
-        block, _, site = change.site.partition(".ln1.hook_")
         copies = change.site.endswith(("_input", ".hook_attn_in", ".hook_mlp_in", ".hook_mixer_in"))
-        if site or copies:
-            blocks[copies].add(block.rpartition(".hook_")[0] if copies else block)
+        found = re.match(r"(.*)\.hook_\w+$" if copies else BYPASSED, change.site)
+        if found is not None:
+            blocks[copies].add(found[1])
     return not blocks[True].isdisjoint(blocks[False])
-
-
-def sees_changed_states(base: Sequence[Change], changes: Sequence[Change]) -> bool:
-    """Whether a function of a mixer's states comes after a change of these states in the base run.
-
-    In a forward pass the function gets the states without that change. A base run computes position by position, and the
-    function would get the states after the change.
-    """
-    states = [change for change in _edits(base) if change.site.endswith(".mixer.hook_state") and change.positions != ()]
-    functions = [
-        change for change in _edits(changes) if not isinstance(change.value, Tensor) and change.positions != ()
-    ]
-    return any(
-        before.site == after.site and min(before.positions or [0]) < max(after.positions or [sys.maxsize])
-        for before in states
-        for after in functions
-    )
 
 
 def _edits(cell: Sequence[Change]) -> list[Edit]:

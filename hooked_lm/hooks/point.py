@@ -115,6 +115,15 @@ class HookPoint(Shown, nn.Identity):
         """Whether anything in this context may change the value or needs its gradient; false for recorders of values."""
         return self._has_torch_hooks() or any(hook.dir == "bwd" or not hook.records for hook in self.active_hooks())
 
+    @property
+    def may_change(self) -> bool:
+        """Whether anything in this context may change the value; false for recorders, and for hooks on the gradient."""
+        return (
+            bool(self._forward_hooks or self._forward_pre_hooks)
+            or self._has_custom_forward()
+            or any(not hook.records for hook in self.active_hooks("fwd"))
+        )
+
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 

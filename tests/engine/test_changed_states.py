@@ -1,7 +1,6 @@
-"""A function of states after a change of the same states in the base run: whole forward passes, equal to a loop."""
+"""Functions of states after changes of the same states, in the base run or in a cell: equal to whole forward passes."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ CASES = [
     next(case for case in DECODER_CASES if case.family == family)
     for family in ("mamba", "mamba2", "recurrent_gemma", "qwen3_5_text")
 ]
-REASON = "a function of states comes after a change of the same states in the base run: "
 
 
 def halved(*positions: int) -> tuple[str, tuple[int, ...]]:
@@ -31,24 +29,23 @@ def zero(*positions: int) -> tuple[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize(
-    ("base", "cell", "falls_back"),
+    ("base", "cell"),
     [
-        ([halved(1, 2)], [], False),  # the base run alone is a whole forward pass: no cell is
-        ([halved(1, 2)], [zero(6)], True),
-        ([halved(2)], [halved(4)], True),
-        ([zero(2)], [halved(4)], True),
-        ([zero(2), halved(4)], [zero(6)], True),
-        ([halved(4)], [halved(2)], False),
-        ([halved(4)], [zero(2)], False),
-        ([halved(4)], [zero(5)], False),
-        ([zero(2)], [zero(4)], False),
-        ([], [halved(1, 2, 5)], False),
-        ([], [zero(2), halved(4)], False),
+        ([halved(1, 2)], []),
+        ([halved(1, 2)], [zero(6)]),
+        ([halved(2)], [halved(4)]),
+        ([zero(2)], [halved(4)]),
+        ([zero(2), halved(4)], [zero(6)]),
+        ([halved(4)], [halved(2)]),
+        ([halved(4)], [zero(2)]),
+        ([halved(4)], [zero(5)]),
+        ([zero(2)], [zero(4)]),
+        ([], [halved(1, 2, 5)]),
+        ([], [zero(2), halved(4)]),
     ],
 )
-def test_a_function_is_given_the_states_of_the_run_without_the_change(
-    case: Case, base: list, cell: list, falls_back: bool
-) -> None:
+def test_a_function_is_given_the_states_that_follow_from_earlier_changes(case: Case, base: list, cell: list) -> None:
+    """In the base run and in cells, which the engine continues from it."""
     model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=2)
     site = next(name for name in model.all_points() if name.endswith("mixer.hook_state"))
 
@@ -61,16 +58,13 @@ def test_a_function_is_given_the_states_of_the_run_without_the_change(
 
     experiment = Experiment(model, tokens, [metric], base=edits(base))
     assert_close(experiment.scores[0], metric(naive(model, tokens, [], edits(base))), dtype=torch.float32)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        [(_, scores)] = experiment.run([edits(cell)], progress=False) if cell else [(0, experiment.scores)]
-    assert [str(warning.message).startswith(REASON) for warning in seen] == [True] * falls_back
+    [(_, scores)] = experiment.run([edits(cell)], progress=False) if cell else [(0, experiment.scores)]
     assert_close(scores[0], metric(naive(model, tokens, edits(cell), edits(base))), dtype=torch.float32)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_function_of_the_last_layers_states_gets_all_of_them(case: Case) -> None:
-    """Also those of positions that the metric does not read: no state that the function changed at an earlier position."""
+    """Also those of positions that the metric does not read: later states follow from them."""
     model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=2)
     site = [name for name in model.all_points() if name.endswith("mixer.hook_state")][-1]
     edit = Edit(site, lambda x: 0.5 * x)

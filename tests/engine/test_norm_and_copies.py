@@ -1,5 +1,6 @@
 """A norm changed together with copies of the stream that bypass its sites: whole forward passes, equal to a loop."""
 
+import copy
 import warnings
 from typing import Any
 
@@ -9,9 +10,12 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
-from tests.close import assert_close
+from tests.close import assert_apart, assert_close
 from tests.engine.naive import naive
+from tests.families import DECODER_CASES
+from tests.families._models import hooked, prompt
 from tests.models.toys import ids, toy
+from tests.unchecked import unchecked
 
 INPUTS = ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input")
 
@@ -61,3 +65,27 @@ def test_both_in_the_base_run(site: str) -> None:
         found = dict(experiment.run(cells, progress=False))
     for index, cell in enumerate(cells):
         assert_close(found[index][0], metric(naive(model, tokens, cell, base)))
+
+
+@pytest.mark.parametrize("site", ["attn.hook_kv_latent", "attn.kv_norm.hook_scale", "attn.kv_norm.hook_normalized"])
+@pytest.mark.parametrize("copies", ["hook_k_input", "hook_v_input"])
+@torch.no_grad()
+def test_what_keys_and_values_share_with_copies_for_one_of_them(site: str, copies: str) -> None:
+    """Where keys have an input of their own, values have a latent of their own, whose sites no hook sees."""
+    case = next(case for case in DECODER_CASES if case.family == "deepseek_v3")
+    model, tokens = copy.deepcopy(hooked(case)).double(), prompt(case, batch=1)
+    shared = Edit(f"blocks.0.{site}", lambda x: 0.5 * x + 0.3, (10,))
+    cell = [Edit(f"blocks.0.{copies}", lambda x: 0.3 * x, (8,))]
+
+    def metric(logits: Tensor) -> Tensor:
+        return logits[:, -1, 3] - logits[:, -1, 4]
+
+    scores = []
+    for base, whole in (([shared], cell), ([], [shared, *cell])):
+        experiment = Experiment(model, tokens, [metric], base=base)
+        with unchecked(), pytest.warns(UserWarning, match="a norm is changed together with copies"):
+            [(_, [score])] = experiment.run([whole], progress=False)
+        assert_close(score, metric(naive(model, tokens, whole, base)), dtype=torch.float32)
+        scores.append(score)
+    assert_close(scores[0], scores[1])
+    assert_apart(scores[0], metric(naive(model, tokens, cell)).float())

@@ -152,7 +152,6 @@ def experiment(world: World, metrics: Sequence[Metric], base: Sequence[Edit], n_
 MAY_FALL_BACK = pytest.mark.filterwarnings(
     "ignore:a norm is changed together with copies of the stream that bypass its sites",
     "ignore:the positions that a change at",
-    "ignore:a function of states comes after a change of the same states in the base run",
 )
 
 

@@ -291,7 +291,7 @@ def evaluate(
     >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
     >>> circuit = discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40)
     >>> found = evaluate(model, circuit, corrupted, clean, metric=answers, sizes=[0, 40, 1.0])
-    >>> [round(share, 3) for share in found.faithfulness[[0, 2]].tolist()]
+    >>> [abs(round(share, 3)) for share in found.faithfulness[[0, 2]].tolist()]
     [0.0, 1.0]
     """
     runner = Runner(model, corrupted, clean, metric, ablation, max_memory)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.readable import is_at_hand
+from hooked_lm.components.readable import is_at_hand, is_readable
 from hooked_lm.hooks import HookPoint, is_listening
 
 LARGE = 1024  # entries of the states at one position
@@ -59,12 +59,24 @@ def _in_segments(decay: Tensor, update: Steps, start: Tensor | None, length: int
     return torch.addcmul(torch.stack(states, 2), torch.stack(totals, 2), carried).flatten(1, 2)
 
 
+class Run(NamedTuple):
+    """All states of a recurrence, and a function for what each was before its own edit, given those of earlier positions."""
+
+    states: Steps
+    before_edit: Callable[[], Steps]
+
+
 class EditedStates(NamedTuple):
     """The states after a hook point, which of them are unchanged, and what the hooks added to them (zero with a gradient)."""
 
     states: Tensor
     unchanged: Tensor
     difference: Tensor
+
+    def equal(self, other: "EditedStates") -> bool:
+        """Whether the same entries have the same new values."""
+        equal = (self.states == other.states) | (self.states.isnan() & other.states.isnan())
+        return bool((equal | (self.unchanged & other.unchanged)).all())
 
 
 def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
@@ -79,43 +91,101 @@ def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
     return EditedStates(edited, unchanged, edited - states)
 
 
-def edited_scan(decay: Tensor, update: Steps, start: Tensor | None = None, edits: EditedStates | None = None) -> Steps:
+def edited_scan(decay: Tensor, update: Steps, start: Tensor | None = None, edits: EditedStates | None = None) -> Run:
     """All states of `linear_scan`. Edited entries have their new values, and later states are computed from them."""
-    if edits is not None:
-        update = torch.where(edits.unchanged, update + edits.difference, edits.states)
-        decay = torch.where(edits.unchanged, decay, 0.0)
-    return linear_scan(decay, update, start)
+    if edits is None:
+        states = linear_scan(decay, update, start)
+    else:
+        kept = torch.where(edits.unchanged, decay, 0.0)
+        states = linear_scan(kept, torch.where(edits.unchanged, update + edits.difference, edits.states), start)
+
+    def before_edit() -> Steps:
+        first = torch.zeros_like(states[:, :1]) if start is None else start[:, None]
+        return torch.addcmul(update, decay, torch.cat([first, states[:, :-1]], 1))
+
+    return Run(states, before_edit)
 
 
 def all_states(
     step: Callable[[int, Tensor], Tensor], start: Tensor, n_pos: int, edits: EditedStates | None = None
-) -> Steps:
+) -> Run:
     """As `edited_scan`, for any recurrence: `step(pos, state)` is the state after a position, given the one before it."""
-    states, state = list[Tensor](), start
+    before, states, state = list[Tensor](), list[Tensor](), start
     for pos in range(n_pos):
-        state = step(pos, state)
+        before.append(state := step(pos, state))
         if edits is not None:
             state = torch.where(edits.unchanged[:, pos], state + edits.difference[:, pos], edits.states[:, pos])
         states.append(state)
-    return torch.stack(states, 1)
+    return Run(torch.stack(states, 1), lambda: torch.stack(before, 1))
 
 
-def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Steps]) -> tuple[Steps, bool]:
+def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Run]) -> tuple[Steps, bool]:
     """All states that `run` computes after a hook point, and whether they are edited or have a gradient there.
 
-    The hook is called once, with the states of the run without its edit. Entries that it changes keep their new values; all
-    others are recomputed by the recurrence. The gradient at the point includes the effect of a state on later states. In
-    generation with a cache each step calls the hook with states that follow from the edits of earlier steps.
+    Entries that a hook changes keep their new values, and later states follow from them, as token by token with a cache. So a
+    hook that changes states is called again, with what follows from its edits, until they stay the same: once more where they
+    do not depend on the states, else up to once for each position, with the same random numbers. The gradient at the point
+    includes the effect of a state on later states.
     """
-    states = run(None)
-    edits = edited_states(point, states)
-    return (states, False) if edits is None else (run(edits), True)
+    found = run(None)
+    if isinstance(point, HookPoint) and not point.may_change:
+        edits = edited_states(point, found.states)
+        return (found.states, False) if edits is None else (run(edits).states, True)
+    if not is_readable(found.states):
+        raise NotImplementedError(
+            f"an edit of '{point.name}' cannot be compiled, nor run on tensors without values: only values show whether it "
+            "changes what later states follow from; run the model as it is"
+        )
+    draw_again = _same_draws(found.states.device)
+    edits = edited_states(point, found.before_edit())
+    if edits is None:
+        return found.states, False
+    if bool(edits.unchanged[:, :-1].all()):  # nothing follows
+        return run(edits).states, True
+    return _settled(point, run, edits, draw_again), True
+
+
+def _settled(
+    point: HookPoint, run: Callable[[EditedStates | None], Run], edits: EditedStates, draw_again: Callable[[], None]
+) -> Steps:
+    """The states whose edits are those that the hooks make of them."""
+    for _ in range(edits.states.shape[1] + 1):
+        found = run(EditedStates(*(x.detach() for x in edits)))
+        draw_again()
+        following = edited_states(point, found.before_edit())
+        if following is None:
+            break
+        has_gradient = torch.is_grad_enabled() and following.states.requires_grad
+        if edits.equal(following):
+            return run(following).states if has_gradient else found.states
+        if has_gradient:
+            raise NotImplementedError(
+                f"an edit of '{point.name}' depends on states that follow from it, as of what is added at all positions, and "
+                "no gradient passes through such edits; run within torch.no_grad(), or edit one position"
+            )
+        edits = following
+    raise ValueError(
+        f"the edit of '{point.name}' does not settle: at each position it has to depend on the states of this position and "
+        "earlier ones alone, and to be the same when the hook is called again"
+    )
+
+
+def _same_draws(device: torch.device) -> Callable[[], None]:
+    """A function after which torch draws the random numbers again that it draws from now on."""
+    module = torch if device.type == "cpu" else torch.get_device_module(device)
+    here, there = torch.get_rng_state(), module.get_rng_state()
+
+    def draw_again() -> None:
+        torch.set_rng_state(here)
+        module.set_rng_state(there)
+
+    return draw_again
 
 
 def read_states(
     point: HookPoint,
     n_pos: int,
-    run: Callable[[EditedStates | None], Steps],
+    run: Callable[[EditedStates | None], Run],
     read: Callable[[Steps], Tensor],
     in_chunks: Callable[[], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:

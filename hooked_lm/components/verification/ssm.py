@@ -172,7 +172,7 @@ def _(mixer: GatedDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identi
 
     def by_steps() -> tuple[Tensor, Tensor]:
         q, inputs = mixer.rule_inputs(*(at(f"hook_{name}") for name in ("conv_q", "conv_k", "conv_v", "g", "beta")))
-        return (delta_states(inputs, None) @ q[..., None])[..., 0], at("hook_z")
+        return (delta_states(inputs, None).states @ q[..., None])[..., 0], at("hook_z")
 
     for name in ("q", "k", "v"):
         yield f"stream -> {name}", partial(projected, name)

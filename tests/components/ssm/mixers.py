@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -113,6 +115,104 @@ class MixerTests:
         again = model.run_with_hooks(stream, fwd_hooks=[("mixer.hook_state", lambda state, hook: state * 0)])
         assert torch.equal(zeros, again)
         assert_apart(zeros, model(stream))
+
+    @pytest.mark.parametrize(
+        "edit",
+        [
+            lambda state, hook: state * 0.5,
+            lambda state, hook: state + 0.3,
+            lambda state, hook: state.clamp(max=0.1),
+            lambda state, hook: torch.full_like(state, 0.2),
+        ],
+        ids=["halved", "raised", "capped", "set"],
+    )
+    @torch.no_grad()
+    def test_edits_add_up_as_token_by_token(self, model: Rooted, edit: Callable[..., Tensor]) -> None:
+        """An edit of all states acts on what earlier edits left, in one run, in pieces and in single tokens with a cache."""
+        stream, site = some(2, 12, 6), "mixer.hook_state"
+        clean, kept = model.run_with_cache(stream, names_filter=[site])
+        seen: list[Tensor] = []
+        with model.hooks([(site, edit), (site, lambda state, hook: seen.append(state))]):
+            edited, states = model(stream), seen[-1]
+            seen.clear()
+            single, _ = in_steps(model, stream, [1] * 12)
+            assert len(seen) == 12
+            assert_close(states, torch.cat(seen, 1), msg="what the last call of a later hook sees")
+            pieces, _ = in_steps(model, stream, [4, 1, 7])
+        assert_close(edited, single)
+        assert_close(edited, pieces)
+        assert_apart(edited, clean)
+        if not torch.equal(edit(once := edit(kept[site], None), None), once):  # edits add up
+            assert_apart(
+                edited, model.run_with_hooks(stream, fwd_hooks=[(site, lambda state, hook: edit(kept[site], hook))])
+            )
+
+    def test_the_gradient_of_states_that_are_set(self, model: Rooted) -> None:
+        """Is that of a run from the last of them, and a hook on the gradient runs once."""
+        stream, site = some(2, 9, 6), "mixer.hook_state"
+        value, seen = torch.tensor(0.3, dtype=torch.float64, requires_grad=True), list[Tensor]()
+
+        def put(state: Tensor, hook: Any) -> Tensor:
+            return torch.cat([state[:, :3], value.expand_as(state[:, 3:5]), state[:, 5:]], 1)
+
+        with model.hooks([(site, put)], bwd_hooks=[(site, lambda gradient, hook: seen.append(gradient.clone()))]):
+            out = model(stream)[:, -1].sum()
+        [slope] = torch.autograd.grad(out, [value])
+        assert len(seen) == 1
+        assert_close(seen[0][:, 3:5].sum(), slope, GRADIENT)
+        with torch.no_grad():
+            moved = []
+            for step in (1e-4, -1e-4):
+                value += step
+                moved.append(model.run_with_hooks(stream, fwd_hooks=[(site, put)])[:, -1].sum())
+                value -= step
+        assert_near(slope, (moved[0] - moved[1]) / 2e-4, 1e-5, because="a difference quotient, not a slope")
+
+    def test_edits_that_do_not_settle_are_refused(self, model: Rooted) -> None:
+        stream, site, calls = some(2, 9, 6), "mixer.hook_state", []
+
+        def once(state: Tensor, hook: Any) -> Tensor:
+            calls.append(1)
+            return state + 1 if len(calls) == 1 else state
+
+        def more(state: Tensor, hook: Any) -> Tensor:
+            calls.append(1)
+            return state + len(calls)
+
+        with torch.no_grad():
+            for hook in (once, more):
+                with pytest.raises(ValueError, match=r"edit of 'mixer\.hook_state' does not settle"):
+                    model.run_with_hooks(stream, fwd_hooks=[(site, hook)])
+        with pytest.raises(NotImplementedError, match="no gradient passes"):
+            model.run_with_hooks(stream, fwd_hooks=[(site, lambda state, hook: state + 1)])
+
+    def test_edits_without_values_are_refused(self, model: Rooted) -> None:
+        """Whether other states follow from an edit is seen in values."""
+        listen = [("mixer.hook_state", lambda state, hook: None)]
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+            assert model(some(2, 9, 6)).shape == (2, 9, 6)
+            with pytest.raises(NotImplementedError, match=r"edit of 'mixer\.hook_state' cannot be compiled"):
+                model.run_with_hooks(some(2, 9, 6), fwd_hooks=listen)
+
+    @torch.no_grad()
+    def test_noise_is_drawn_once(self, model: Rooted) -> None:
+        stream, site = some(2, 9, 6), "mixer.hook_state"
+        noisy = [(site, lambda state, hook: state + 0.3 * torch.randn_like(state))]
+        torch.manual_seed(1)
+        found, then = model.run_with_hooks(stream, fwd_hooks=noisy), torch.randn(3)
+        shape = model.run_with_cache(stream, names_filter=[site])[1][site].shape
+        torch.manual_seed(1)
+        noise, expected = torch.randn(shape, dtype=torch.float64), torch.randn(3)
+        fixed = model.run_with_hooks(stream, fwd_hooks=[(site, lambda state, hook: state + 0.3 * noise)])
+        assert torch.equal(found, fixed)
+        assert torch.equal(then, expected)
+
+    def test_readers_are_called_once(self, model: Rooted) -> None:
+        seen: list[Tensor] = []
+        for gradient in (True, False):
+            with torch.set_grad_enabled(gradient):
+                model.run_with_hooks(some(2, 9, 6), fwd_hooks=[("mixer.hook_state", lambda s, hook: seen.append(s))])
+        assert len(seen) == 2
 
     def test_the_gradient_of_a_state_includes_later_positions(self, model: Rooted) -> None:
         """It is the difference quotient of the last output for small changes of the state."""

@@ -90,7 +90,7 @@ def test_chunks_equal_steps(n_pos: int, per_column: bool, rate: float) -> None:
     for dtype in (torch.float64, torch.float32):
         typed, queries = DeltaInputs(*(x.to(dtype) for x in inputs)), q.to(dtype)
         for first in (None, state.to(dtype)):
-            states = delta_states(typed, first)
+            states = delta_states(typed, first).states
             z, last = delta_in_chunks(queries, typed, first)
             assert (z - (states @ queries[..., None])[..., 0]).abs().max() < 1e-4
             assert_close(z, (states @ queries[..., None])[..., 0])
@@ -106,7 +106,7 @@ def test_a_decay_of_each_column_is_another() -> None:
 def test_a_value_written_with_beta_one_is_read_back() -> None:
     """The rule replaces what the state holds under a key."""
     _, inputs, state = rule(1, per_column=False)
-    written = delta_states(inputs._replace(beta=torch.ones(2, 1, 3)), state)[:, 0]
+    written = delta_states(inputs._replace(beta=torch.ones(2, 1, 3)), state).states[:, 0]
     assert_close((written @ inputs.k[:, 0, :, :, None])[..., 0], inputs.v[:, 0])
 
 

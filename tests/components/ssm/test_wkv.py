@@ -89,7 +89,7 @@ def test_a_sum_decays_as_the_state_says() -> None:
     mixer = mixers.filled(WKV.Config(6, 4).build()).mixer
     k, v = mixers.some(2, 12, 4), mixers.some(2, 12, 4, seed=3)
     start = torch.stack([torch.zeros(2, 4), torch.full((2, 4), -1e30)], -1).double()
-    mean, weight = mixer.states(k, v, start).unbind(-1)
+    mean, weight = mixer.states(k, v, start).states.unbind(-1)
     decay = (-mixer.decay.exp()).exp().expand(2, 12, 4)
     assert_close(weight.exp(), step_by_step(decay, k.exp()))
     assert_close(mean * weight.exp(), step_by_step(decay, k.exp() * v))
