@@ -6,7 +6,7 @@ the output of the writer is a term of the input of the reader, and can be replac
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +28,8 @@ class Node:
     """A component that writes to the residual stream or reads it: a site, or one head of a site with heads.
 
     `rank` orders the nodes: a reader sees the output of writers with a lower rank. The output of a writer is the value at its
-    site times `scale`.
+    site times `scale`. It depends on its own inputs, and on those of `fed_by`: readers whose norm, choice of keys or experts it
+    shares, and "input" if it reads the embeddings beside the stream.
     """
 
     name: str  # writers: "input", "L2H1", "m3"; readers: "L2H1<q>", "m3", "logits"
@@ -37,6 +38,7 @@ class Node:
     rank: int
     head: int | None = None
     scale: float = 1.0
+    fed_by: tuple[str, ...] = ()
 
     @property
     def is_input(self) -> bool:
@@ -162,6 +164,17 @@ class _Layer:
     def _node(self, name: str, site: str, rank: int, head: int | None = None, scale: float = 1.0) -> Node:
         return Node(name, f"blocks.{self.layer}.{site}", self.layer, rank, head, scale)
 
+    def _fed(self, node: Node) -> Node:
+        """A writer with what it depends on beside its own inputs."""
+        found = [INPUT] if "hook_per_layer_in" in self.sites else []
+        if node.head is not None and not self.block.attn.has_separate_heads:
+            source = getattr(self.block.attn.cfg, "index_source_layer", self.layer)  # which chooses keys for this layer
+            layers = [self] if source == self.layer else [self, _Layer(self.model, self.model.blocks[source], source)]
+            found += [reader.name for layer in layers for reader in layer.readers() if reader.head is not None]
+        if node.name.startswith("m") and "hook_shortcut_out" in self.sites:
+            found.append(f"m{self.layer - 1}")
+        return replace(node, fed_by=tuple(found))
+
     def writers(self) -> list[Node]:
         rank, found = 2 * self.layer, []
         if "hook_attn_out" in self.sites:
@@ -172,7 +185,7 @@ class _Layer:
             found.append(self._node(f"m{self.layer}", "hook_mlp_out", rank + 1))
         if "hook_deepstack" in self.sites:
             found.append(self._node(f"d{self.layer}", "hook_deepstack", rank + 1))
-        return found
+        return [self._fed(node) for node in found]
 
     def _attention_writers(self, rank: int) -> list[Node]:
         if "attn.hook_result" not in self.sites or not isinstance(norm_of(self.block, "ln1_post"), nn.Identity):

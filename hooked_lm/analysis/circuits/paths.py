@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
+from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 
 
 @lru_cache(maxsize=8)
@@ -16,7 +16,8 @@ def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
 
     Queries, keys and values of a head ("L0H1<q>") are inputs of the head ("L0H1"). Keys and values of a key/value head are
     inputs of all heads of its group. If all attention of a layer is one writer, they are inputs of that writer. With
-    cross-layer KV sharing, keys and values are also inputs of all later layers that compute none.
+    cross-layer KV sharing, keys and values are also inputs of all later layers that compute none. So are the readers that a
+    writer is `fed_by`, such as all those of a layer whose heads share a norm.
 
     >>> from hooked_lm import HookedTransformer
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
@@ -27,7 +28,7 @@ def feeds(graph: Graph) -> Bool[Tensor, "reader writer"]:
     table = torch.zeros(len(graph.readers), len(graph.writers), dtype=torch.bool)
     for i, reader in enumerate(graph.readers):
         for j, writer in enumerate(graph.writers):
-            table[i, j] = _is_input(reader, writer, n_queries, n_keys)
+            table[i, j] = reader.name in writer.fed_by or _is_input(reader, writer, n_queries, n_keys)
     return table
 
 
@@ -65,7 +66,7 @@ def ends_on_paths(
     """The writers that depend on the input through these edges, and the readers on which the logits depend."""
     edges, inside = (edges & graph.is_edge).float(), feeds(graph).float()
     reached, useful = torch.zeros(len(graph.writers)), torch.zeros(len(graph.readers))
-    reached[[node.is_input for node in graph.writers]] = useful[graph.reader(LOGITS)] = 1
+    reached[[node.is_input or INPUT in node.fed_by for node in graph.writers]] = useful[graph.reader(LOGITS)] = 1
     for _ in range(len({node.rank for node in graph.readers})):  # the maximum path length
         reached = reached.maximum(((reached @ edges).clamp(max=1) @ inside).clamp(max=1))
         useful = useful.maximum((inside @ (edges @ useful).clamp(max=1)).clamp(max=1))

@@ -73,6 +73,8 @@ class CompressedAttention(TiedKVAttention):
     indexer. So blocks are pooled anew in every run.
     """
 
+    mixes_heads = True
+
     key_value_parts = (*TiedKVAttention.key_value_parts, "to_pool", "indexer.to_pool")
     score_sites = (
         *("hook_attn_scores", "hook_pooled_scores", "hook_pattern", "hook_pooled_pattern"),

@@ -91,6 +91,8 @@ class DifferentialAttention(Attention):
     So `hook_result` is what each head adds to the stream, and their sum is the output.
     """
 
+    mixes_heads = True
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         """`z_norm` must be a `DifferenceNorm`, of vectors twice as wide as a head."""

@@ -30,6 +30,8 @@ class RoutedAttention(Attention):
     Only the chosen heads are computed, each expert's on all its tokens together, unless something listens to values of all heads.
     """
 
+    mixes_heads = True
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         n_experts: int = 1

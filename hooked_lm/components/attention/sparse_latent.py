@@ -23,6 +23,8 @@ class SparseLatentAttention(LatentAttention):
     The cached keys are [batch, pos, 1, width]: those of all heads, then the key of the indexer.
     """
 
+    mixes_heads = True
+
     key_value_parts = (*LatentAttention.key_value_parts, *(f"indexer.{part}" for part in Indexer.key_parts))
     score_sites = (*LatentAttention.score_sites, "indexer.hook_index_scores", "indexer.hook_index_mask")
 
@@ -79,6 +81,8 @@ class SharedIndexAttention(LatentAttention):
 
     Edits of `hook_index_mask` affect this layer only.
     """
+
+    mixes_heads = True
 
     score_sites = (*LatentAttention.score_sites, "hook_index_mask")
 
