@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from hooked_lm.components.readable import is_at_hand, is_readable
+from hooked_lm.components.readable import is_readable
 from hooked_lm.hooks import HookPoint, is_listening
 
 LARGE = 1024  # entries of the states at one position
@@ -79,6 +79,11 @@ class EditedStates(NamedTuple):
         return bool((equal | (self.unchanged & other.unchanged)).all())
 
 
+def may_change(point: nn.Module) -> bool:
+    """Whether anything at a point may change the value: hooks on the gradient and recorders do not."""
+    return not isinstance(point, HookPoint) or point.may_change
+
+
 def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
     """The edits of all states at a hook point; None if there are none and no gradient passes the point."""
     if not is_listening(point):
@@ -86,7 +91,7 @@ def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
     edited = point(states)
     unchanged = edited == states
     has_gradient = torch.is_grad_enabled() and edited.requires_grad
-    if not has_gradient and is_at_hand(unchanged) and bool(unchanged.all()):
+    if not has_gradient and (not may_change(point) or bool(unchanged.all())):
         return None
     return EditedStates(edited, unchanged, edited - states)
 
@@ -124,11 +129,11 @@ def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Run]) -
 
     Entries that a hook changes keep their new values, and later states follow from them, as token by token with a cache. So a
     hook that changes states is called again, with what follows from its edits, until they stay the same: once more where they
-    do not depend on the states, else up to once for each position, with the same random numbers. The gradient at the point
-    includes the effect of a state on later states.
+    do not depend on the states, else up to once for each position, with the same random numbers; on a GPU the host waits for
+    the values then. The gradient at the point includes the effect of a state on later states.
     """
     found = run(None)
-    if isinstance(point, HookPoint) and not point.may_change:
+    if not may_change(point):
         edits = edited_states(point, found.states)
         return (found.states, False) if edits is None else (run(edits).states, True)
     if not is_readable(found.states):
