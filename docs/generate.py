@@ -412,8 +412,10 @@ Three things to know:
   later layers (Qwen3-VL, Granite) are absent.
 - PaliGemma was trained on prompts that see each other in both directions. Here attention is causal, as for the text that it
   generates.
-- `AyaVision-`, `Cohere2Vision-`, `GraniteSpeech-` and `GraniteSpeechPlusForConditionalGeneration` of transformers leave out the
-  scale of the logits. Here they have it, as the language model alone has in transformers.
+- Most composites of transformers leave out what their language model alone does to its logits, and was trained with: the scale
+  of Cohere 2 (Aya Vision, Cohere 2 Vision) and of Granite (Granite Speech, LLaVA-NeXT around Granite), a soft cap of Gemma 3.
+  Here every class applies it, `HookedTransformer` and `HookedVisionLanguage`, and a warning in the log says so;
+  `hooked-lm verify` compares with it.
 
 These composites are tested against transformers, from files in the names that transformers writes and in those of its modules:
 

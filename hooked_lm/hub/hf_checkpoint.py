@@ -57,6 +57,12 @@ class HFCheckpoint:
         model_type = (self.whole or self.config).model_type
         return next((name for name in VISION_LANGUAGES.values() if model_type in supported(name)), None)
 
+    @property
+    def whole_type(self) -> str | None:
+        """The model type of a composite, whether all of it is read or its language model alone; None for any other model."""
+        is_whole = self.whole is None and self.options.reads_images in VISION_LANGUAGES.values()
+        return self.config.model_type if is_whole else self.whole and self.whole.model_type
+
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
         text_names = getattr(self.family, "text_names", None)

@@ -77,6 +77,7 @@ FIXED = {
     "flaubert.is_encoder": "it is an encoder",
     "flaubert.pre_norm": "refused",
     "fnet.use_tpu_fourier_optimizations": "for other sizes",
+    "gemma3.text_config.final_logit_softcapping": "transformers leaves it out; its language model was trained with it",
     "gemma3n_text.use_bidirectional_attention": "refused; no model of transformers has it",
     "gemma4*_text.use_bidirectional_attention": "'all' is refused; the others differ on images",
     "glm*_text.attention_bias": "the same in every model",
