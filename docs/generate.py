@@ -504,7 +504,7 @@ def missing_list() -> str:
     by_reason: dict[str, list[str]] = {}
     for model_type, reason in missing().items():
         by_reason.setdefault(reason, []).append(f"`{model_type}`")
-    ordered = sorted(by_reason.items(), key=lambda item: (item[0] != NOT_YET, item[0]))
+    ordered = sorted(by_reason.items(), key=lambda item: (not item[0].startswith(NOT_YET), item[0]))
     return "".join(f"- {reason}: {', '.join(model_types)}\n" for reason, model_types in ordered)
 
 
@@ -618,6 +618,15 @@ order one, over all tested configs of the family.
 compares a checkpoint of your own, and checks the [identities](glossary.md) between its sites. The same configs are tested for
 gradients, bfloat16 (no further from float64 than transformers), padding, generation and export
 ([what a row tests](new-architecture.md#the-test)).
+
+Where the model of transformers is not the one that was trained, or contradicts itself, the difference is stated:
+
+- A config field that transformers does not read, with another value than it assumes, is refused by its name; so is a field that
+  contradicts another one. `tests/families/flips.py` changes each field that a family does not read, and fails if the logits of
+  transformers move.
+- Composites keep the scale and the soft cap of their language model's logits ([models](models.md#composites)).
+- Generation with and without a key/value cache differs past the trained length where rotary angles depend on the length (dynamic
+  NTK, LongRoPE), here as in transformers: the cache keeps the keys of the shorter sequences.
 
 """
 

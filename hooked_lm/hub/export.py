@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family
 from hooked_lm.hub.composite import described
@@ -55,7 +55,7 @@ def to_hf(model: Model) -> Any:
 
 
 @torch.no_grad()
-def _restore(theirs: Any, tensors: Mapping[str, Planned]) -> None:
+def _restore(theirs: nn.Module, tensors: Mapping[str, Planned]) -> None:
     """Copies again what transformers overwrote in a model that it has just loaded.
 
     `_init_weights` of some families does so, such as YoutuPreTrainedModel's with the row of the padding token of a tied
@@ -71,7 +71,7 @@ def _restore(theirs: Any, tensors: Mapping[str, Planned]) -> None:
             )
 
 
-def _changed(theirs: Any, tensors: Mapping[str, Planned]) -> dict[str, Tensor]:
+def _changed(theirs: nn.Module, tensors: Mapping[str, Planned]) -> dict[str, Tensor]:
     """The weights of a model of transformers that differ from these tensors, under the names in a file.
 
     Left out are those that it would write in other shapes, as the convolutions of OLMo Hybrid.

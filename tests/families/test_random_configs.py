@@ -18,7 +18,8 @@ from tests.families import Case
 from tests.families._answers import assert_same_answers
 from tests.families._case import YARN_MSCALE
 from tests.families._models import hooked
-from tests.families.random_configs import draw, drawn, families, lines, without_effect
+from tests.families.flips import ignored
+from tests.families.random_configs import draw, drawn, families, fields_read, lines, without_effect
 
 YARN_OF_LAYERS = {
     kind: YARN_MSCALE["rope_parameters"] | {"mscale": None, "mscale_all_dim": None}
@@ -51,6 +52,24 @@ def test_a_config_drawn_at_random(name: str, nth: int, request: pytest.FixtureRe
 def test_every_field_that_a_family_reads_is_varied(name: str):
     """With an effect on our model, in a config that both sides accept; or `FIXED` says why not, or we refuse what it says."""
     assert without_effect(name) == []
+
+
+@pytest.mark.slow
+def test_a_field_that_a_family_does_not_read_moves_nothing_in_transformers(name: str):
+    """Or it is refused by its name, or what it repeats is read."""
+    assert ignored(name) == []
+
+
+@pytest.mark.slow
+def test_a_field_that_a_family_ignores_is_found(monkeypatch: pytest.MonkeyPatch):
+    right = family("llama").config
+    hooked.cache_clear()
+    fields_read.cache_clear()
+    monkeypatch.setattr(family("llama"), "config", lambda hf: right(HFConfig({**hf._values, "hidden_act": "silu"}, {})))
+    monkeypatch.setattr(family("llama"), "NO_EFFECT", ("*",), raising=False)
+    assert ignored("llama") == ["hidden_act"]
+    hooked.cache_clear()
+    fields_read.cache_clear()
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------------------
