@@ -69,5 +69,6 @@ def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) 
 
 def recut(tensors: Mapping[str, Tensor], cuts: Mapping[str, tuple[tuple[str, ...], range]]) -> Mapping[str, Tensor]:
     """Tensors of which some are rows of what others make together: `cuts` maps their names to those others, and to the rows."""
-    names = {**{name: name for name in tensors}, **{name: parts for name, (parts, _) in cuts.items()}}
+    names: dict[str, str | tuple[str, ...]] = {name: name for name in tensors}
+    names |= {name: parts for name, (parts, _) in cuts.items()}
     return Renamed(tensors, names, {name: rows for name, (_, rows) in cuts.items()}) if cuts else tensors

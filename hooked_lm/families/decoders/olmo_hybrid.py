@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.families._shared import classic, delta_net, llama_like
 from hooked_lm.families._shared.delta_net import LAYER, MIXER
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
@@ -37,10 +38,11 @@ def cuts(tree: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str
     """
     found = dict[str, tuple[tuple[str, ...], range]]()
     for layer, block in enumerate(tree.blocks):
+        mixer = block.mixer if isinstance(block, MixerMLPBlock.Config) else None
         parts = tuple(f"model.layers.{layer}.linear_attn.{x}_conv1d.weight" for x in "qkv")
-        if not isinstance(block, MixerMLPBlock.Config) or any(name not in shapes for name in parts):
+        if not isinstance(mixer, GatedDeltaNet.Config) or any(name not in shapes for name in parts):
             continue
-        ends = list(accumulate((block.mixer.widths[x] for x in "QKV"), initial=0))
+        ends = list(accumulate((mixer.widths[x] for x in "QKV"), initial=0))
         own, held = [range(*ends[i : i + 2]) for i in range(3)], [shapes[name][0] for name in parts]
         third = -(-ends[-1] // 3)
         if held != [len(rows) for rows in own] and held == [third, third, ends[-1] - 2 * third]:
