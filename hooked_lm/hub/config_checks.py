@@ -29,12 +29,25 @@ SIZES = MODULES | frozenset(
         *("encoder_ffn_dim", "decoder_ffn_dim", "n_positions", "max_position_embeddings"),
     )
 )
-# Fields that count what a token has at least one of, where the model reads them: keys to attend to, experts, their groups.
+# Fields that count what there has to be one of, where the model reads them: keys that a token attends to, experts, their groups.
 COUNTS = frozenset(
     (
         *("sliding_window", "attention_window_size", "window_size", "local_attention", "attention_chunk_size"),
         *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
         *("n_group", "topk_group", "num_expert_group", "index_topk"),
+        # by which families divide
+        *(
+            "num_hidden_groups",
+            "num_mem_blocks",
+            "n_mamba_heads",
+            "attention_head_dim",
+            "attention_heads",
+            "head_ratio",
+        ),
+        *("num_encoder_attention_heads", "num_decoder_attention_heads", "query_pre_attn_scalar", "patch_size"),
+        *("decoder_sparse_step", "moe_layer_interval", "attn_layer_period", "expert_layer_period", "image_size"),
+        *("adapter_reduction_factor", "block_multiple_of", "ffn_round_up_to_multiple_of", "spatial_merge_size"),
+        "mm_tokens_per_image",
     )
 )
 

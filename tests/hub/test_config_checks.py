@@ -72,6 +72,7 @@ def test_values_that_no_model_has(
         ("dots1", "num_experts_per_tok"),
         ("hunyuan_v1_moe", "moe_topk"),
         ("deepseek_v32", "index_topk"),
+        ("albert", "num_hidden_groups"),
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])
