@@ -412,8 +412,10 @@ Three things to know:
   later layers (Qwen3-VL, Granite) are absent.
 - PaliGemma was trained on prompts that see each other in both directions. Here attention is causal, as for the text that it
   generates.
-- `AyaVision-`, `Cohere2Vision-`, `GraniteSpeech-` and `GraniteSpeechPlusForConditionalGeneration` of transformers leave out the
-  scale of the logits. Here they have it, as the language model alone has in transformers.
+- Most composites of transformers leave out what their language model alone does to its logits, and was trained with: the scale
+  of Cohere 2 (Aya Vision, Cohere 2 Vision) and of Granite (Granite Speech, LLaVA-NeXT around Granite), a soft cap of Gemma 3.
+  Here every class applies it, `HookedTransformer` and `HookedVisionLanguage`, and a warning in the log says so;
+  `hooked-lm verify` compares with it.
 
 These composites are tested against transformers, from files in the names that transformers writes and in those of its modules:
 
@@ -502,7 +504,7 @@ def missing_list() -> str:
     by_reason: dict[str, list[str]] = {}
     for model_type, reason in missing().items():
         by_reason.setdefault(reason, []).append(f"`{model_type}`")
-    ordered = sorted(by_reason.items(), key=lambda item: (item[0] != NOT_YET, item[0]))
+    ordered = sorted(by_reason.items(), key=lambda item: (not item[0].startswith(NOT_YET), item[0]))
     return "".join(f"- {reason}: {', '.join(model_types)}\n" for reason, model_types in ordered)
 
 
@@ -616,6 +618,15 @@ order one, over all tested configs of the family.
 compares a checkpoint of your own, and checks the [identities](glossary.md) between its sites. The same configs are tested for
 gradients, bfloat16 (no further from float64 than transformers), padding, generation and export
 ([what a row tests](new-architecture.md#the-test)).
+
+Where the model of transformers is not the one that was trained, or contradicts itself, the difference is stated:
+
+- A config field that transformers does not read, with another value than it assumes, is refused by its name; so is a field that
+  contradicts another one. `tests/families/flips.py` changes each field that a family does not read, and fails if the logits of
+  transformers move.
+- Composites keep the scale and the soft cap of their language model's logits ([models](models.md#composites)).
+- Generation with and without a key/value cache differs past the trained length where rotary angles depend on the length (dynamic
+  NTK, LongRoPE), here as in transformers: the cache keeps the keys of the shorter sequences.
 
 """
 

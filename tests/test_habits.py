@@ -138,6 +138,13 @@ def test_whatever_draws_has_a_generator() -> None:
 # ---- files of the repository -----------------------------------------------------------------------------------------
 
 
+def test_the_oldest_transformers_is_one_that_is_tested() -> None:
+    """Older versions compute some families differently, and lack fields of others."""
+    oldest = re.findall(r'"transformers>=([\d.]+),', (ROOT / "pyproject.toml").read_text())
+    tested = re.findall(r"^transformers==(\d+\.\d+)\.", (ROOT / "constraints.txt").read_text(), re.M)
+    assert oldest == [min(tested, key=lambda version: [int(part) for part in version.split(".")])]
+
+
 def test_the_citation_has_the_version_of_the_project() -> None:
     version = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert re.findall(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.M) == version

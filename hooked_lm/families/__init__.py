@@ -6,7 +6,8 @@ heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RE
 and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False if BOS is
 prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors; `text_names(hf)`, regular
 expressions of tensor names that differ on text alone: their replacements, and None for a part that only images use; `JOINED`,
-tensors that files have in parts, and the names of the parts.
+tensors that files have in parts, and the names of the parts; `cuts(tree, shapes)`, of files that cut such tensors elsewhere: the
+names of the parts, and the rows of all of them together that belong to each name.
 """
 
 import pkgutil

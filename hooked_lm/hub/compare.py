@@ -1,7 +1,7 @@
 """Compares a checkpoint loaded by this library with the same checkpoint loaded by transformers."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hooked_lm.hub.compare_images import ReadsImages, compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import check_name, load
+from hooked_lm.hub.logit_factors import left_out_by_transformers, with_factors
 from hooked_lm.hub.model_classes import Model
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
@@ -33,9 +34,6 @@ HEADS = {
     "seq_relationship_logits": "nsp",
     "sop_logits": "nsp",
 }
-# Composites whose class in transformers leaves out the scale of its language model's logits, which the language model alone
-# applies, by mistake: `forward` of AyaVision-, Cohere2Vision-, GraniteSpeech- and GraniteSpeechPlusForConditionalGeneration.
-UNSCALED = ("aya_vision", "cohere2_vision", "granite_speech", "granite_speech_plus")
 
 
 @torch.no_grad()
@@ -64,7 +62,14 @@ def verify(
     model, checkpoint = load(model_name, options).eval(), from_source(source, options)
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
-    pairs = compared(model, reference) if isinstance(model, ReadsImages) else ()
+
+    def complete(logits: Tensor) -> Tensor:
+        """Logits of transformers, with what the class of a composite leaves out."""
+        is_decoder = isinstance(model, Decoder)
+        lacking = is_decoder and left_out_by_transformers(checkpoint.whole_type, model.tree.unembed)
+        return with_factors(logits, model.tree.unembed) if lacking else logits
+
+    pairs = compared(model, reference, complete) if isinstance(model, ReadsImages) else ()
     checks = [Check(name, (_error(*pair),), tolerance) for name, *pair in pairs]
     if isinstance(model, (DualEncoder, VisionEncoder)):
         return Verification((*checks, *model.verify().checks))
@@ -73,9 +78,7 @@ def verify(
         found = _encoder_pairs(model, reference, tokens)
         checks += [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in found]
     else:
-        is_unscaled = checkpoint.whole is not None and checkpoint.whole.model_type in UNSCALED
-        scale = model.cfg.tree.unembed.scale if is_unscaled else 1.0
-        of_text = _logits_and_greedy(model, _text_part(reference), tokens, n_tokens, tolerance, scale)
+        of_text = _logits_and_greedy(model, _text_part(reference), tokens, n_tokens, tolerance, complete)
         is_part = checkpoint.whole is not None or isinstance(model, VisionLanguage)
         what = ", of the language model alone" if checkpoint.whole is not None else ", on text alone"
         checks += [replace(check, name=check.name + what * is_part) for check in of_text]
@@ -162,12 +165,9 @@ def _text(model: Model, tokens: Int[Tensor, "batch pos"]) -> Rows:
 
 
 def _logits_and_greedy(
-    model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float, scale: float
+    model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float, complete: Callable[[Tensor], Tensor]
 ) -> list[Check]:
-    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder.
-
-    `scale` is a factor that transformers leaves out of the logits.
-    """
+    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder; `complete` is for logits of transformers."""
     from transformers import GenerationConfig
 
     is_decoder = isinstance(model, Decoder)
@@ -178,7 +178,7 @@ def _logits_and_greedy(
     reference.generation_config = GenerationConfig(pad_token_id=0, **options)
     # the decoder may have its own vocabulary
     inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
-    expected = reference(tokens, **inputs).logits * scale
+    expected = complete(reference(tokens, **inputs).logits)
     largest = expected.abs().max().clamp(min=1.0)
     error = ((model(_text(model, tokens), *inputs.values()) - expected).abs().max() / largest).item()
     n_before = tokens.shape[1] if is_decoder else 1

@@ -1,6 +1,6 @@
 """Compares the outputs of models that read images with those of transformers, on random images."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import signature
 
 from jaxtyping import Int
@@ -22,10 +22,16 @@ TOWER_OUTPUTS = {
 }
 
 
-def compared(model: ReadsImages, reference: nn.Module) -> Iterator[Compared]:
-    """Yields the outputs of both models for random images, and random texts where the model reads texts."""
+def compared(
+    model: ReadsImages, reference: nn.Module, complete: Callable[[Tensor], Tensor] = lambda logits: logits
+) -> Iterator[Compared]:
+    """Yields the outputs of both models for random images, and random texts where the model reads texts.
+
+    `complete` adds what transformers leaves out of the logits of texts.
+    """
     if isinstance(model, VisionLanguage):
-        yield _with_text(model, reference)
+        name, ours, expected = _with_text(model, reference)
+        yield name, ours, complete(expected)
     elif isinstance(model, DualEncoder):
         tokens, images = model.drawn_inputs()
         given = {"input_ids": tokens.to(model.device), **_like(model, images)}

@@ -1,7 +1,7 @@
 """Checks of a checkpoint's config before a model is built from it. Errors name the field and its value."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +27,27 @@ SIZES = MODULES | frozenset(
         *("encoder_attention_heads", "decoder_attention_heads", "head_dim", "d_kv", "state_size"),
         *("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim", "d_ff", "dff", "hidden_dim"),
         *("encoder_ffn_dim", "decoder_ffn_dim", "n_positions", "max_position_embeddings"),
+    )
+)
+# Fields that count what there has to be one of, where the model reads them: keys that a token attends to, experts, their groups.
+COUNTS = frozenset(
+    (
+        *("sliding_window", "attention_window_size", "window_size", "local_attention", "attention_chunk_size"),
+        *("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k", "moe_k"),
+        *("n_group", "topk_group", "num_expert_group", "index_topk"),
+        # by which families divide
+        *(
+            "num_hidden_groups",
+            "num_mem_blocks",
+            "n_mamba_heads",
+            "attention_head_dim",
+            "attention_heads",
+            "head_ratio",
+        ),
+        *("num_encoder_attention_heads", "num_decoder_attention_heads", "query_pre_attn_scalar", "patch_size"),
+        *("decoder_sparse_step", "moe_layer_interval", "attn_layer_period", "expert_layer_period", "image_size"),
+        *("adapter_reduction_factor", "block_multiple_of", "ffn_round_up_to_multiple_of", "spatial_merge_size"),
+        "mm_tokens_per_image",
     )
 )
 
@@ -58,6 +79,45 @@ def check_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any], name: st
         is_number = isinstance(default, (int, float)) and not isinstance(default, bool)
         if is_number and isinstance(config.get(field), (str, Mapping, bool)):
             raise ValueError(f"{field}={_short(config[field])} in {name} must be a number, as {default!r} is")
+
+
+def check_counts(config: Mapping[str, Any], tree_of: Callable[[Mapping[str, Any]], Any], name: str) -> None:
+    """Raises ValueError for counts below 1 on which the model depends: `tree_of` returns the model's config for such fields.
+
+    >>> windows = {"attention": "all", "sliding_window": 0}
+    >>> check_counts(windows, lambda fields: fields["attention"], "this config")
+    >>> check_counts(windows, lambda fields: fields["sliding_window"], "this config")
+    Traceback (most recent call last):
+    ...
+    ValueError: sliding_window=0 in this config must be a whole number of at least 1
+    """
+    for path, value in _counts(config):
+        others = (_with(config, path, n) for n in (1, 2))
+        if any(_outcome(tree_of, other) != _outcome(tree_of, config) for other in others):
+            raise ValueError(f"{'.'.join(path)}={value} in {name} must be a whole number of at least 1")
+
+
+def _counts(config: Mapping[Any, Any]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """The paths and values of counts below 1, those in nested configs included."""
+    for field, value in config.items():
+        if isinstance(value, Mapping):
+            yield from (((field, *path), below) for path, below in _counts(value))
+        elif field in COUNTS and isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            yield (field,), value
+
+
+def _with(config: Mapping[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
+    """The config with another value of one field."""
+    field, *inner = path
+    return {**config, field: _with(config[field], tuple(inner), value) if inner else value}
+
+
+def _outcome(tree_of: Callable[[Mapping[str, Any]], Any], config: Mapping[str, Any]) -> Any:
+    """What a family makes of a config: a tree, or an error of whatever kind."""
+    try:
+        return tree_of(config)
+    except Exception as error:
+        return repr(error)
 
 
 def check_layers(module: ModuleType, tree: Tree, tensors: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 import copy
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
+from torch import Tensor, nn
 
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family
 from hooked_lm.hub.composite import described
@@ -46,14 +47,48 @@ def to_hf(model: Model) -> Any:
     try:
         own = {name: planned.make().clone(memory_format=torch.contiguous_format) for name, planned in tensors.items()}
         theirs = hf_class.from_pretrained(None, config=config, state_dict=own, dtype=model.cfg.dtype)
-        # ZayaPreTrainedModel._init_weights (modeling_zaya.py) overwrites what was loaded into a buffer
-        for name, buffer in theirs.named_buffers():
-            if name in tensors:
-                buffer.copy_(tensors[name].make())
+        _restore(theirs, tensors)
         return theirs.to(model.device)
     finally:
         if shows_bars:
             logging.enable_progress_bar()
+
+
+@torch.no_grad()
+def _restore(theirs: nn.Module, tensors: Mapping[str, Planned]) -> None:
+    """Copies again what transformers overwrote in a model that it has just loaded.
+
+    `_init_weights` of some families does so, such as YoutuPreTrainedModel's with the row of the padding token of a tied
+    embedding, and ZayaPreTrainedModel's with a buffer. Raises RuntimeError for values that cannot be copied.
+    """
+    if changed := _changed(theirs, tensors):
+        for name, tensor in changed.items():
+            tensor.copy_(tensors[name].make())
+        if lost := _changed(theirs, tensors):
+            raise RuntimeError(
+                f"transformers overwrites {', '.join(sorted(lost))} while it builds a {type(theirs).__name__}: write the model "
+                "with save_pretrained"
+            )
+
+
+def _changed(theirs: nn.Module, tensors: Mapping[str, Planned]) -> dict[str, Tensor]:
+    """The weights of a model of transformers that differ from these tensors, under the names in a file.
+
+    Left out are those that it would write in other shapes, as the convolutions of OLMo Hybrid.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found = dict[str, Tensor]()
+    for name, tensor in revert_weight_conversion(theirs, theirs.state_dict()).items():
+        planned = tensors[name].make() if name in tensors else tensor
+        if tensor.shape == planned.shape and not _same(tensor, planned):
+            found[name] = tensor
+    return found
+
+
+def _same(tensor: Tensor, planned: Tensor) -> bool:
+    """Whether all numbers are equal in the dtype of the first."""
+    return torch.allclose(tensor, planned.to(tensor.device, tensor.dtype), rtol=0, atol=0, equal_nan=True)
 
 
 def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:

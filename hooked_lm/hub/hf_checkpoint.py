@@ -15,15 +15,16 @@ from torch import Tensor
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
-from hooked_lm.hub.config_checks import check_kinds, check_layers, check_values
+from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
-from hooked_lm.hub.renamed import in_present_names
+from hooked_lm.hub.renamed import in_present_names, recut
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
+from hooked_lm.weights.loading import shape_of
 
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
 
@@ -56,6 +57,12 @@ class HFCheckpoint:
         model_type = (self.whole or self.config).model_type
         return next((name for name in VISION_LANGUAGES.values() if model_type in supported(name)), None)
 
+    @property
+    def whole_type(self) -> str | None:
+        """The model type of a composite, whether all of it is read or its language model alone; None for any other model."""
+        is_whole = self.whole is None and self.options.reads_images in VISION_LANGUAGES.values()
+        return self.config.model_type if is_whole else self.whole and self.whole.model_type
+
     def tensors(self) -> Mapping[str, Tensor]:
         """The weights by current transformers names."""
         text_names = getattr(self.family, "text_names", None)
@@ -66,7 +73,11 @@ class HFCheckpoint:
             tree = self._fitted(read_config(self.family, self.config), weights)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
             return composite.language_model(weights, self.family, tree, names)
-        return in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
+        weights = in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
+        if not hasattr(self.family, "cuts"):
+            return weights
+        tree = read_config(self.family, self.config)
+        return recut(weights, self.family.cuts(tree, {name: shape_of(weights, name) for name in weights}))
 
     def tree(self, tensors: Mapping[str, Tensor]) -> Tree:
         """The config tree; the tensor names show which heads the checkpoint has."""
@@ -289,11 +300,13 @@ def read_config(
 
     Raises ValueError for fields that differ from their default and that the family does not read.
     """
-    values, names = config.to_dict() | {"architectures": list(architectures)}, set(tensors)
+    values = config.to_dict() | {"architectures": list(architectures)}
+    inner = {tensor.removeprefix(module.PREFIX) for tensor in tensors}
     defaults, name = _defaults(config), f"this {config.model_type} config"
     check_values(values, name)
     check_kinds(values, defaults, name)
-    hf = HFConfig(values, defaults, {name.removeprefix(module.PREFIX) for name in names})
+    check_counts(values, lambda fields: module.config(HFConfig(fields, defaults, inner)), name)
+    hf = HFConfig(values, defaults, inner)
     tree = module.config(hf)
     if unread := hf.unread(getattr(module, "NO_EFFECT", ())):
         raise ValueError(

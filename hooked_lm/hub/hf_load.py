@@ -13,9 +13,10 @@ from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.projection import make_contiguous
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
+from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Model, kept_part
 from hooked_lm.hub.options import Tree
-from hooked_lm.models.config.tree import VisionLanguageConfig
+from hooked_lm.models.config.tree import DecoderConfig, VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import Plan, place
 from hooked_lm.weights import Row, expand, load, slots
@@ -50,6 +51,14 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
         more = f"; {reader}.from_pretrained loads all of it" if (reader := checkpoint.reader_of_all) else ""
         what = kept_part(model)
         logger.warning("loaded the %s (%s) of a %s; left out: %s%s", what, kind, whole, described(left_out), more)
+    kind = checkpoint.whole_type
+    if isinstance(full, DecoderConfig) and (factors := left_out_by_transformers(kind, full.unembed)):
+        logger.warning(
+            "the logits have %s, as those of the language model alone, which was trained with it; the class of a %s in "
+            "transformers leaves it out",
+            factors,
+            kind,
+        )
     return model
 
 

@@ -8,11 +8,13 @@ from hooked_lm.hub.composite import text_config
 
 NOT_YET = "not yet"
 
-# Why -> the model types. A type that is not named here has no known obstacle.
+# Why -> the model types: what stands in the way, whoever does the work.
 REASONS: dict[str, tuple[str, ...]] = {
     # transformers has no left-to-right model, or no exact one, to be compared with
     "its text model in transformers is not causal: earlier logits depend on later tokens": ("cpmant", "xlnet"),
-    "its attention hashes at random: logits depend on a seed": ("reformer",),
+    "its attention hashes at random, so that logits depend on a seed; not yet: models with local layers alone": (
+        "reformer",
+    ),
     "transformers uses no experts but 0 and 1 of it: there is nothing to compare with": ("nllb-moe",),
     # not a stack of blocks over tokens
     "another model divides the bytes into patches": ("blt",),
@@ -21,17 +23,26 @@ REASONS: dict[str, tuple[str, ...]] = {
         "gemma4_assistant",
         "gemma4_unified_assistant",
     ),
-    "its decoder attends to an image in every layer": ("blip", "pix2struct", "pp_formulanet", "trocr"),
     "its layers attend to images or proteins": ("evolla", "idefics"),
     "it writes codes of sound": ("moshi", "musicgen", "musicgen_melody"),
-    "gates of the residual stream, and projections around its experts": ("muse_spark",),
     "its input is sound": ("whisper",),
     "an encoder of sound beside that of text": ("seamless_m4t", "seamless_m4t_v2"),
     "a policy for robots, of two towers that attend jointly": ("pi0",),
     "it denoises blocks of text": ("diffusion_gemma",),
-    "a text to text model whose tokens have boxes and images on a page": ("udop",),
-    "its tokens have entities beside them": ("luke",),
-    # mechanisms that no component has
+    "what a token sees depends on where the prompt ended: all of the prompt, and the last tokens of the answer": (
+        "unlimited_ocr",
+    ),
+    "its layers depend on a delay of the sound that it writes down": ("voxtral_realtime",),
+    "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
+    "latents that attend to bytes": ("perceiver",),
+}
+
+# What nobody has built here yet -> the model types that need it. A type that neither table names needs nothing that is known.
+NOT_BUILT: dict[str, tuple[str, ...]] = {
+    "a decoder that attends to an image in every layer": ("blip", "pix2struct", "pp_formulanet", "trocr"),
+    "gates of the residual stream, and projections around its experts": ("muse_spark",),
+    "tokens with boxes on a page, and images of it": ("udop",),
+    "entities beside tokens": ("luke",),
     "blocks that are run again and again": ("hrm_text",),
     "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "learned factors of rotary, and scores scaled for each head": ("mistral_large4",),
@@ -43,21 +54,15 @@ REASONS: dict[str, tuple[str, ...]] = {
         "inkling_mm_model",
         "inkling_text",
     ),
-    "what a token sees depends on where the prompt ended: all of the prompt, and the last tokens of the answer": (
-        "unlimited_ocr",
-    ),
-    "its layers depend on a delay of the sound that it writes down": ("voxtral_realtime",),
     "a norm after the position embedding, and an image before the text": ("git",),
     "a LayerNorm of the mixed values of all heads together, and positions that skip the ids of padding": ("kosmos-2",),
     "positions that skip the ids of padding wherever they are": ("kosmos-2.5",),
-    "the language model is an encoder, which reads an image": ("modernvbert",),
+    "images for a language model that is an encoder": ("modernvbert",),
     "an encoder of text and patches whose mixed values lose their part along the token's own value": ("neomme",),
     "attention approximated by landmarks, hashes or several resolutions": ("mra", "nystromformer", "yoso"),
-    "later layers have fewer positions, each the mean of several: positions of their sites are no tokens": ("funnel",),
     "a residual stream that is scaled at every sum": ("beam",),
     "an encoder that reads images with the text": ("ultravbert",),
-    "beside each weight its files have integers and ranges of quantised training": ("ibert",),
-    "latents that attend to bytes": ("perceiver",),
+    "files with integers and ranges of quantised training beside each weight": ("ibert",),
     "norms of one weight per head, and images among the tokens": ("chameleon",),
 }
 
@@ -65,8 +70,8 @@ REASONS: dict[str, tuple[str, ...]] = {
 def missing() -> dict[str, str]:
     """Model type -> why it does not load, for each causal, masked, sequence-to-sequence and image-text type of transformers.
 
-    >>> missing()["reformer"]
-    'its attention hashes at random: logits depend on a seed'
+    >>> missing()["whisper"], missing()["hrm_text"]
+    ('its input is sound', 'not yet: blocks that are run again and again')
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -76,7 +81,8 @@ def missing() -> dict[str, str]:
         auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     )
-    reasons = {model_type: reason for reason, model_types in REASONS.items() for model_type in model_types}
+    all_reasons = {**REASONS, **{f"{NOT_YET}: {what}": model_types for what, model_types in NOT_BUILT.items()}}
+    reasons = {model_type: reason for reason, model_types in all_reasons.items() for model_type in model_types}
     lacking = {model_type for table in tables for model_type in table} - set(supported())
     return {kind: reasons.get(kind, NOT_YET) for kind in sorted(lacking) if kind in reasons or not _is_composite(kind)}
 

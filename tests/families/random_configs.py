@@ -55,7 +55,7 @@ FIXED = {
     "*.spatial_merge_size": "prompts have as many tokens as there are patches after merging",
     "*.vision_aspect_ratio": "prompts have as many tokens as there are tiles",
     **dict.fromkeys(
-        ("axk1.head_dim", "deepseek_v3.head_dim", "longcat_flash.head_dim"),
+        ("axk1.head_dim", "deepseek_v3.head_dim", "longcat_flash.head_dim", "youtu.head_dim"),
         "other values than qk_rope_head_dim are refused",
     ),
     "bitnet.head_dim": "transformers norms hidden_size features, of all heads, before the output",
@@ -77,6 +77,7 @@ FIXED = {
     "flaubert.is_encoder": "it is an encoder",
     "flaubert.pre_norm": "refused",
     "fnet.use_tpu_fourier_optimizations": "for other sizes",
+    "gemma3.text_config.final_logit_softcapping": "transformers leaves it out; its language model was trained with it",
     "gemma3n_text.use_bidirectional_attention": "refused; no model of transformers has it",
     "gemma4*_text.use_bidirectional_attention": "'all' is refused; the others differ on images",
     "glm*_text.attention_bias": "the same in every model",
@@ -115,6 +116,7 @@ FIXED = {
     "xlm.is_encoder": "it is an encoder",
     "xlstm.num_blocks": "num_hidden_layers; other numbers are refused",
     "xlstm.weight_mode": "transformers builds no model with 'fused'",
+    "zamba2.hybrid_layer_ids": "follows from layers_block_type; others are refused",
     "zamba.attention_hidden_size": "twice hidden_size",
     "zaya.num_experts_per_tok": "transformers refuses others than 1",
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hooked_lm import pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
@@ -83,15 +83,13 @@ def test_states_carry_something(case: Case) -> None:
 
 @torch.no_grad()
 def test_olmo_hybrid_with_wider_values(tmp_path: Path) -> None:
-    """As in the published model. transformers would save its convolutions in thirds of their sum, which are refused."""
+    """As in the published model. transformers saves its convolutions in thirds of their sum: both layouts are read."""
     uneven = {"linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 10}
     case = replace(CASES["olmo_hybrid-three-to-one-reflected"], name="wide", fields=delta_nets.OLMO_HYBRID | uneven)
-    theirs = reference(case)
-    weights = {name: tensor for name, tensor in _saved_weights(theirs).items() if "_conv1d" not in name}
-    with pytest.raises(
-        ValueError, match=r"q_conv1d\.weight.*the shapes do not fit: expected \[12, 1, 4\], got \[22, 1, 4\]"
-    ):
-        hooked(case)
+    theirs, tokens = reference(case), torch.arange(40).view(2, 20)
+    saved = _saved_weights(theirs)
+    assert saved["model.layers.0.linear_attn.q_conv1d.weight"].shape == (22, 1, 4)
+    weights = {name: tensor for name, tensor in saved.items() if "_conv1d" not in name}
     for name, tensor in theirs.state_dict().items():
         if "conv1d" in name:
             parts = zip("qkv", tensor.split([12, 12, 40]), strict=True)
@@ -100,12 +98,17 @@ def test_olmo_hybrid_with_wider_values(tmp_path: Path) -> None:
     weights = {name.replace("3.feedforward_layer_norm", "3.post_attention_layernorm"): t for name, t in weights.items()}
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "model.safetensors")
     theirs.config.save_pretrained(tmp_path)
-    model = pretrained.from_pretrained_no_processing(tmp_path)
-    tokens = torch.arange(40).view(2, 20)
-    assert_close(model(tokens), logits_of(case, tokens))
-    back = model.to_hf()
-    back.set_attn_implementation(case.attention)
-    assert torch.equal(back(tokens).logits, logits_of(case, tokens))
+    theirs.save_pretrained(tmp_path / "thirds")
+    of_files = [pretrained.from_pretrained_no_processing(folder) for folder in (tmp_path, tmp_path / "thirds")]
+    for model in (*of_files, hooked(case)):
+        assert_close(model(tokens), logits_of(case, tokens))
+        assert_same_tensors(dict(model.named_parameters()), dict(of_files[0].named_parameters()))
+        back = model.to_hf()
+        back.set_attn_implementation(case.attention)
+        assert torch.equal(back(tokens).logits, logits_of(case, tokens))
+    of_files[1].save_pretrained(tmp_path / "again")
+    written = load_file(tmp_path / "again" / "model.safetensors")
+    assert written["model.layers.0.linear_attn.v_conv1d.weight"].shape == (40, 1, 4)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES.values() if case.family == "qwen3_5_moe_text"][:1], ids=str)

@@ -16,9 +16,15 @@ from hooked_lm.families._shared.reader import HFConfig
 from tests.core import CORE, marks, thinned
 from tests.families import Case
 from tests.families._answers import assert_same_answers
+from tests.families._case import YARN_MSCALE
 from tests.families._models import hooked
-from tests.families.random_configs import draw, drawn, families, lines, without_effect
+from tests.families.flips import ignored
+from tests.families.random_configs import draw, drawn, families, fields_read, lines, without_effect
 
+YARN_OF_LAYERS = {
+    kind: YARN_MSCALE["rope_parameters"] | {"mscale": None, "mscale_all_dim": None}
+    for kind in ("full_attention", "sliding_attention")
+}
 T5GEMMA2 = lines("t5gemma2")[0].fields["decoder"]
 
 
@@ -48,6 +54,24 @@ def test_every_field_that_a_family_reads_is_varied(name: str):
     assert without_effect(name) == []
 
 
+@pytest.mark.slow
+def test_a_field_that_a_family_does_not_read_moves_nothing_in_transformers(name: str):
+    """Or it is refused by its name, or what it repeats is read."""
+    assert ignored(name) == []
+
+
+@pytest.mark.slow
+def test_a_field_that_a_family_ignores_is_found(monkeypatch: pytest.MonkeyPatch):
+    right = family("llama").config
+    hooked.cache_clear()
+    fields_read.cache_clear()
+    monkeypatch.setattr(family("llama"), "config", lambda hf: right(HFConfig({**hf._values, "hidden_act": "silu"}, {})))
+    monkeypatch.setattr(family("llama"), "NO_EFFECT", ("*",), raising=False)
+    assert ignored("llama") == ["hidden_act"]
+    hooked.cache_clear()
+    fields_read.cache_clear()
+
+
 # ---- what is drawn -----------------------------------------------------------------------------------------------------
 
 
@@ -74,10 +98,20 @@ def test_every_class_of_a_family_is_drawn():
         ("distilbert", {"embedding_size": 12}, "embedding_size"),
         ("deepseek_v2", {"n_group": 3, "topk_method": "group_limited_greedy"}, "8 experts cannot form 3 groups"),
         ("deepseek_v4", {"hc_sinkhorn_iters": 0}, "n_iterations=0"),
-        ("dots1", {"num_experts_per_tok": 0}, "top_k=0"),
+        ("dots1", {"num_experts_per_tok": 0}, "num_experts_per_tok=0"),
+        *(
+            (name, {"rope_parameters": YARN_OF_LAYERS}, "ignores truncate=False")
+            for name in ("gemma3_text", "mellum", "olmo3")
+        ),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok=1"),
         ("glm4v_text", {"head_dim": 16}, "head_dim=16"),
-        *((name, {"head_dim": 2}, "head_dim=2") for name in ("axk1", "deepseek_v3", "longcat_flash", "mistral4")),
+        *(
+            (name, {"head_dim": 2}, "head_dim=2")
+            for name in ("axk1", "deepseek_v3", "longcat_flash", "mistral4", "youtu")
+        ),
+        ("zamba2", {"hybrid_layer_ids": [4, 3, 1]}, r"hybrid_layer_ids=\[4, 3, 1\]"),
+        ("deepseek_v3", {"n_group": 8, "topk_group": 2}, "cannot form 8 groups of one size with at least 2 each"),
+        ("deepseek_v3", {"n_group": 4, "topk_group": 5}, "5 of 4 groups of experts"),
         ("recurrent_gemma", {"block_types": ["recurrent", "full_attention"]}, r"block_types \['full_attention'\]"),
         ("t5gemma2", {"decoder": T5GEMMA2 | {"use_bidirectional_attention": True}}, "use_bidirectional_attention=True"),
         ("gemma3n_text", {"use_bidirectional_attention": True}, "ignores use_bidirectional_attention=True"),

@@ -1,6 +1,7 @@
 """What is peculiar to Gemma 3 and PaliGemma: which tokens see each other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hooked_lm.families import family as family_of
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.patching import sweep
 from tests.close import assert_apart, assert_close
-from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, reference, theirs, written
+from tests.families._vision import IMAGE, VisionCase, hooked_vlm, logits_of, reference, scenes, theirs, written
 from tests.families.vision_gemma import CASES, GEMMA3, SIGLIP, composite
 
 GEMMA, PALIGEMMA = ({case.name: case for case in CASES if case.family == family} for family in ("gemma3", "paligemma"))
@@ -152,17 +153,24 @@ def test_types_of_tokens_that_do_not_fit_are_refused():
         model(**{**inputs, "token_type_ids": inputs["token_type_ids"][:, :5]})
 
 
+@torch.no_grad()
+def test_logits_are_capped_as_those_of_the_language_model():
+    """`Gemma3ForConditionalGeneration` leaves the cap out, as the class for text alone does not."""
+    line = GEMMA["window-in-images"]
+    fields = {**line.fields, "text_config": {**line.fields["text_config"], "final_logit_softcapping": 3.0}}
+    case = replace(line, name="capped", fields=fields)
+    inputs = written(case, scenes(case)["two"])
+    expected = reference(case)(**inputs, **case.writer.more(inputs["input_ids"])).logits
+    assert_apart(hooked_vlm(case)(**inputs), expected)
+    assert_close(hooked_vlm(case)(**inputs), 3.0 * (expected / 3.0).tanh())
+
+
 # ---- configs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        (
-            "gemma3",
-            {"text_config": {**GEMMA3, "final_logit_softcapping": 3.0}},
-            "transformers ignores final_logit_softcapping",
-        ),
         (
             "gemma3",
             {"text_config": {**GEMMA3, "use_bidirectional_attention": True}},

@@ -1,6 +1,7 @@
 """Composites (images and text, sounds and text): their language model loads, on text alone."""
 
 import copy
+import inspect
 import json
 import logging
 import re
@@ -13,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hooked_lm import HookedEncoderDecoder, HookedTransformer, hub
+from hooked_lm.hub.logit_factors import APPLIED
 from hooked_lm.pretrained import from_pretrained_no_processing as load
 from tests.close import assert_apart, assert_close
 from tests.core import thinned
 from tests.families import CASES
 from tests.families._case import GROUPED, SIZES, draw
-from tests.families._composite import COMPOSITES, composite
+from tests.families._composite import COMPOSITES, composite, model_class
 from tests.families._models import save_shuffled
 
 WIDE = {**GROUPED, "head_dim": 16}
@@ -157,6 +159,47 @@ def is_text(name: str, kind: str) -> bool:
 
 
 SEQ2SEQ = {"florence2": "bart", "blip-2": "t5", "instructblip": "t5", "instructblipvideo": "t5"}
+
+
+GRANITE = next(case.fields for case in CASES if case.family == "granite")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "left_out"),
+    [
+        ("gemma3", {"final_logit_softcapping": 2.0}, "the soft cap of 2"),
+        ("llava_next", {**GRANITE, "model_type": "granite", "logits_scaling": 4.0}, "the scale of 0.25"),
+        ("granite_speech", {"logits_scaling": 4.0}, "the scale of 0.25"),
+        ("gemma3n", {"final_logit_softcapping": 2.0}, ""),
+    ],
+)
+@torch.no_grad()
+def test_factors_of_logits_that_transformers_leaves_out_are_kept_and_said(
+    kind: str, fields: dict[str, Any], left_out: str, caplog: pytest.LogCaptureFixture
+):
+    theirs = draw(composite(kind, {**text_of(kind), **fields}), seed=3)
+    with caplog.at_level(logging.WARNING, logger="hooked_lm.hub.hf_load"):
+        model = load("tiny", hf_model=theirs)
+    said = [record.message for record in caplog.records if "trained with it" in record.message]
+    expected = logits_of(theirs)
+    if left_out:
+        assert_apart(model(TOKENS), expected)
+        cap, scale = model.cfg.tree.unembed.soft_cap, 1.0 / fields.get("logits_scaling", 1.0)
+        expected = scale * expected if cap is None else cap * (expected / cap).tanh()
+        assert len(said) == 1
+        assert said[0].startswith(f"the logits have {left_out}, as those of the language model alone")
+    else:
+        assert not said
+    assert_close(model(TOKENS), expected)
+
+
+def test_which_composites_apply_what_their_language_model_does_to_logits():
+    """By what `forward` of their classes names: a scale, a cap, or a language model with an unembedding."""
+    factors = re.compile(r"logit_scale|logits_scaling|softcapping|output_multiplier")
+    for kind in {*COMPOSITES, *INSIDE} - {"phi4_multimodal"}:  # whose config is that of its language model
+        source = inspect.getsource(model_class(kind).forward)
+        applies = "lm_head(" not in source or factors.search(source) is not None
+        assert applies == (kind in APPLIED), kind
 
 
 @pytest.mark.parametrize("kind", thinned(SEQ2SEQ, keep=("blip-2",)))

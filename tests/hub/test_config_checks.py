@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from hooked_lm import HookedTransformer, pretrained
 from tests.families import CASES, reference
+from tests.families._models import hooked
+from tests.families.random_configs import changed
 
 # The fields of some families: layers, heads, width, epsilon.
 FAMILIES = {
@@ -54,6 +57,44 @@ def test_values_that_no_model_has(
     with pytest.raises(ValueError, match=re.escape(f"{field}={value!r}"[:20])) as caught:
         pretrained.from_pretrained(damaged(checkpoints[name], tmp_path / "bad", **{field: value}))
     assert "must be" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("mistral", "sliding_window"),
+        ("gemma3_text", "sliding_window"),
+        ("gpt_neo", "window_size"),
+        ("t5gemma", "decoder.sliding_window"),
+        ("glm4_moe", "topk_group"),
+        ("glm4_moe", "n_group"),
+        ("axk2", "topk_group"),
+        ("dots1", "num_experts_per_tok"),
+        ("hunyuan_v1_moe", "moe_topk"),
+        ("deepseek_v32", "index_topk"),
+        ("albert", "num_hidden_groups"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_count_of_none_is_refused_by_its_name(name: str, path: str, value: int) -> None:
+    """Before, such models loaded, and failed in a run or had other logits than in transformers."""
+    line = next(case for case in CASES if case.family == name)
+    case = changed(replace(line, name="none"), {tuple(path.split(".")): value})
+    with pytest.raises(ValueError, match=rf"{path}={value} in this {name} config must be a whole number of at least 1"):
+        hooked(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("dots1", {"sliding_window": 0, "layer_types": ["full_attention"] * 3}),
+        ("deepseek_v2", {"topk_method": "greedy", "n_group": 0, "topk_group": 0}),
+        ("granitemoehybrid", {"num_local_experts": 0, "num_experts_per_tok": 0}),
+    ],
+)
+def test_a_count_of_none_without_effect_is_accepted(name: str, fields: dict[str, Any]) -> None:
+    line = next(case for case in CASES if case.family == name)
+    assert hooked(replace(line, name="without", fields={**line.fields, **fields}))
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -3,16 +3,22 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import PretrainedConfig
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from hooked_lm import HookedTransformer, pretrained
+from hooked_lm.hub import export
 from hooked_lm.weights import open_checkpoint, write, write_safetensors
 from hooked_lm.weights.write import DTYPES, Planned
+from tests.families import CASES, reference
+from tests.families._models import assert_same_tensors, hooked
 from tests.models.toys import words
 
 load = pretrained.from_pretrained_no_processing
@@ -150,3 +156,33 @@ def test_memory_of_one_tensor(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.curdir)
     n_bytes = (tmp_path / "big" / "model.safetensors").stat().st_size
     assert int(done.stdout) < n_bytes / 4, "the copies of all tensors would be the whole model"
+
+
+@pytest.mark.parametrize("name", ["youtu", "llama"])
+def test_what_transformers_overwrites_while_it_builds_is_copied_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Youtu's row of the padding token, if the embedding is tied; here of LLaMA, too."""
+    line = next(case for case in CASES if case.family == name)
+    case = replace(line, name="padded", fields={**line.fields, "tie_word_embeddings": True, "pad_token_id": 5})
+    model, theirs = hooked(case), reference(case)
+
+    def overwrites(self: PreTrainedModel, module: nn.Module) -> None:
+        PreTrainedModel._init_weights(self, module)
+        if isinstance(module, nn.Embedding):
+            module.weight.data[5] = 0.0
+
+    monkeypatch.setattr(LlamaPreTrainedModel, "_init_weights", overwrites, raising=False)
+    assert_same_tensors(model.to_hf().state_dict(), theirs.state_dict())
+    monkeypatch.setattr(export, "_restore", lambda *_: None)  # the test can fail
+    assert not model.to_hf().get_input_embeddings().weight[5].any()
+    assert theirs.get_input_embeddings().weight[5].any()
+
+
+def test_what_cannot_be_copied_again_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = next(case for case in CASES if case.family == "llama")
+    monkeypatch.setattr(export, "_same", lambda tensor, planned: tensor.shape[0] != line.fields["vocab_size"])
+    with pytest.raises(
+        RuntimeError, match=r"overwrites .*model\.embed_tokens\.weight while it builds a LlamaForCausalLM"
+    ):
+        hooked(line).to_hf()

@@ -262,6 +262,15 @@ TOOLS = mutants({
     "hub/config_checks.py": [
         ("a size of zero is accepted", "hub/test_config_checks.py::values_that_no_model_has",
          "not least <= value <= most:", "not 0 <= value <= most:"),
+        ("a window of no key is accepted", "hub/test_config_checks.py::a_count_of_none_is_refused_by_its_name",
+         "and value < 1:", "and value < 0:"),
+        ("a count without effect is refused", "hub/test_config_checks.py::a_count_of_none_without_effect_is_accepted",
+         "if any(_outcome(tree_of, other) != _outcome(tree_of, config) for other in others):", "if True:"),
+    ],
+    "hub/logit_factors.py": [
+        ("nobody says that transformers leaves out a scale",
+         "hub/test_composite.py::factors_of_logits_that_transformers_leaves_out_are_kept_and_said",
+         "if model_type is None or model_type in APPLIED:", "if True:"),
     ],
     "hub/names.py": [
         ("a checkpoint is that of the step before", "hub/test_names.py::training_run",
@@ -272,6 +281,9 @@ TOOLS = mutants({
     "hub/export.py": [
         ("a folded model is exported", "families/test_decoders.py::gpt2",
          "    if processed := model.cfg.processed:\n", "    if (processed := model.cfg.processed) and not processed:\n"),
+        ("what transformers overwrites is lost",
+         "hub/test_export.py::what_transformers_overwrites_while_it_builds_is_copied_again",
+         "    if changed := _changed(theirs, tensors):", "    if changed := {}:"),
         ("an export that fails leaves its files", "hub/test_export.py::nothing_is_left_of_what_failed",
          "        shutil.rmtree(unfinished, ignore_errors=True)\n        with", "        with"),
     ],

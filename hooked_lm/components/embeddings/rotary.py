@@ -29,7 +29,8 @@ class Scaling(Protocol):
 class Rotary:
     """Rotates pairs of the first `dim` features of a head by an angle proportional to the position.
 
-    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths.
+    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths. Raises
+    ValueError for an odd number of features.
     """
 
     dim: int
@@ -37,10 +38,12 @@ class Rotary:
     adjacent_pairs: bool = False
     scaling: Scaling | None = None
 
-    def base_frequencies(self, theta: float | None = None) -> Frequencies:
-        """Radians per position of each pair, before any scaling. Raises ValueError for an odd number of features."""
+    def __post_init__(self) -> None:
         if self.dim % 2:
-            raise ValueError(f"rotary embeddings rotate pairs of features: their number must be even, got {self.dim}")
+            raise ValueError(f"rotary_dim must be even, as rotary embeddings rotate pairs of features; got {self.dim}")
+
+    def base_frequencies(self, theta: float | None = None) -> Frequencies:
+        """Radians per position of each pair, before any scaling."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
         return 1.0 / ((self.theta if theta is None else theta) ** exponents)
 

@@ -28,7 +28,11 @@ class LinearScaling(AnyLength):
 
 @dataclass(frozen=True)
 class DynamicScaling:
-    """A base that grows with the length of the input once it is past the trained one ("dynamic NTK")."""
+    """A base that grows with the length of the input once it is past the trained one ("dynamic NTK").
+
+    Past it a key/value cache has keys with the angles of the lengths at which they were made, in transformers too: generation
+    with a cache and without one differ.
+    """
 
     factor: float
     trained_n_ctx: int

@@ -154,8 +154,8 @@ class MoE(nn.Module):
         n_choices = cfg.n_choices
         if not 1 <= cfg.top_k <= n_choices:
             raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={n_choices}")
-        if isinstance(cfg.router, GroupedSoftmaxRouter | GroupedSigmoidRouter) and n_choices % cfg.router.n_groups:
-            raise ValueError(f"{n_choices} experts cannot form {cfg.router.n_groups} groups of one size")
+        if isinstance(cfg.router, GroupedSoftmaxRouter | GroupedSigmoidRouter):
+            cfg.router.check(n_choices)
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg

@@ -79,6 +79,10 @@ class GroupedSoftmaxRouter:
     corrected: ClassVar[bool] = False
     fp32_weights: ClassVar[tuple[str, ...]] = ()
 
+    def check(self, n_experts: int) -> None:
+        """Raises ValueError if so many experts cannot form the groups, or too many of these are chosen."""
+        _check_groups(n_experts, self.n_groups, self.top_groups, least=2 if self.by_pairs else 1)
+
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = upcast(logits).softmax(-1)
         best = _grouped(scores, self.n_groups).topk(2 if self.by_pairs else 1, -1).values.sum(-1)
@@ -114,6 +118,10 @@ class GroupedSigmoidRouter:
     def fp32_weights(self) -> tuple[str, ...]:
         """Weights of the MoE that stay in fp32 when a model is cast to a lower precision."""
         return ("b_choice",) * self.corrected + ("W_router",) * self.keeps_weights
+
+    def check(self, n_experts: int) -> None:
+        """Raises ValueError if so many experts cannot form the groups, or too many of these are chosen."""
+        _check_groups(n_experts, self.n_groups, self.top_groups, least=2 if self.n_groups > 1 else 1)
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         logits = upcast(logits)
@@ -214,6 +222,14 @@ Router = (
     | CorrectedSoftmaxRouter
     | SparseMixerRouter
 )
+
+
+def _check_groups(n_experts: int, n_groups: int, top_groups: int, least: int) -> None:
+    if n_groups < 1 or n_experts % n_groups or n_experts // n_groups < least:
+        of_pairs = "" if least == 1 else f" with at least {least} each"
+        raise ValueError(f"{n_experts} experts cannot form {n_groups} groups of one size{of_pairs} (n_group)")
+    if not 1 <= top_groups <= n_groups:
+        raise ValueError(f"{top_groups} of {n_groups} groups of experts cannot be chosen (topk_group of n_group)")
 
 
 def _normalized(weights: Tensor, min_sum: float = 0.0) -> Tensor:

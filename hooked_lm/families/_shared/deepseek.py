@@ -14,7 +14,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
 # `head_dim` and `qk_head_dim` follow from the sizes of the two parts of a head.
-NO_EFFECT = (*moe.NO_EFFECT, "head_dim", "qk_head_dim", "num_key_value_heads")
+NO_EFFECT = (*moe.NO_EFFECT, "head_dim", "qk_head_dim")
 # `mlp_layer_types` repeats the first; the second names the kind of cache; MLPs have no biases; the last are for training.
 NO_EFFECT_OF_SPARSE = (
     *(*NO_EFFECT, "first_k_dense_replace", "layer_types", "mlp_bias"),
@@ -33,6 +33,7 @@ def attention(hf: HFConfig, adjacent_pairs: bool) -> LatentAttention.Config:
 
 def without_rotary(hf: HFConfig) -> LatentAttention.Config:
     """The same without rotary: all features of queries and keys stay as they are."""
+    hf.require(num_key_value_heads=hf.num_attention_heads)  # transformers would repeat the keys of all heads
     return LatentAttention.Config(
         d_model=hf.hidden_size,
         n_heads=hf.num_attention_heads,

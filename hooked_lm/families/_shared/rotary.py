@@ -28,7 +28,7 @@ def rotary(
     `partial` allows architectures to rotate only part of a head. Raises ValueError for an unknown `rope_type`, for parameters
     that the type does not have, and for a partial rotation that is not allowed.
     """
-    given = {name: value for name, value in _parameters(hf, layer_type).items() if value is not None}
+    given = {name: value for name, value in parameters(hf, layer_type).items() if value is not None}
     for name in ("type", *SECTIONS):
         given.pop(name, None)
     kind = given.pop("rope_type", "default")
@@ -58,14 +58,20 @@ def position_scaled(hf: HFConfig) -> tuple[HFConfig, PositionScale]:
 
 def n_ctx(hf: HFConfig, layer_type: str | None = None) -> int:
     """The longest prompt, in tokens: dynamic scaling multiplies `max_position_embeddings` by its factor."""
-    given = _parameters(hf, layer_type) if layer_type or hf.get("rope_parameters") else {}  # none without rotary
+    given = parameters(hf, layer_type) if layer_type or hf.get("rope_parameters") else {}  # none without rotary
     by_type = [part for part in given.values() if isinstance(part, dict)] or [given]
     factors = [part["factor"] for part in by_type if part.get("rope_type") == "dynamic"]
     return int(hf.max_position_embeddings * min(factors, default=1))
 
 
-def _parameters(hf: HFConfig, layer_type: str | None) -> dict[str, Any]:
-    return hf.rope_parameters if layer_type is None else hf.rope_parameters[layer_type]
+def parameters(hf: HFConfig, layer_type: str | None = None) -> dict[str, Any]:
+    """`rope_parameters`, or those of a type of layers. Raises ValueError for what transformers does not read there."""
+    if layer_type is None:
+        return dict(hf.rope_parameters)
+    given = dict(hf.rope_parameters[layer_type])
+    # `_compute_yarn_parameters` (modeling_rope_utils.py) looks for it beside the types of layers
+    HFConfig(given, {}).ignored_by_transformers(truncate=True)
+    return given
 
 
 def _default(given: dict[str, Any], n_ctx: int) -> Scaling | None:

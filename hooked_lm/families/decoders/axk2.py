@@ -19,8 +19,8 @@ NO_EFFECT = (*deepseek.NO_EFFECT_OF_SPARSE, "moe_layer_freq")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
-    groups = (hf.n_group or 1, hf.topk_group or 1)
-    router = GroupedSigmoidRouter(*groups, hf.norm_topk_prob, hf.routed_scaling_factor, fill=0.0)
+    n_groups, top_groups = (1 if n is None else n for n in (hf.n_group, hf.topk_group))
+    router = GroupedSigmoidRouter(n_groups, top_groups, hf.norm_topk_prob, hf.routed_scaling_factor, fill=0.0)
     experts = moe.experts(hf, hf.n_routed_experts, router, hf.moe_intermediate_size, hf.n_shared_experts)
     attn = QueryGatedSparseLatentAttention.Config(**vars(deepseek.sparse_attention(hf, index_pairs=False)))
     tree = moe.decoder(hf, attn, moe.some_sparse(hf, experts, moe.of_sparse_type(hf)))

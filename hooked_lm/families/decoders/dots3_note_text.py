@@ -6,6 +6,7 @@ from hooked_lm.components.attention.gated import GatedLatentAttention, GatedSpar
 from hooked_lm.families._shared import deepseek, llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.families._shared.rotary import parameters
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -30,10 +31,10 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 
 def _attention(hf: HFConfig, kind: str) -> GatedLatentAttention.Config | GatedSparseLatentAttention.Config:
-    parameters = dict(hf.rope_parameters[kind])
-    if int(hf.head_dim * parameters.pop("partial_rotary_factor", 1.0)) != hf.qk_rope_head_dim:
+    turning = parameters(hf, kind)
+    if int(hf.head_dim * turning.pop("partial_rotary_factor", 1.0)) != hf.qk_rope_head_dim:
         raise ValueError(f"partial_rotary_factor of {kind} must be qk_rope_head_dim / head_dim")
-    hf, window = hf.changed(rope_parameters=parameters), hf.sliding_window  # read also where no layer has it
+    hf, window = hf.changed(rope_parameters=turning), hf.sliding_window  # read also where no layer has it
     attn = replace(
         deepseek.attention(hf, adjacent_pairs=True),
         scale=None,

@@ -9,8 +9,11 @@ from hooked_lm.weights import Row
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
 IGNORED = (*llama_like.IGNORED, "mtp*")  # multi-token prediction
-# The first two repeat `layer_types` and `mlp_layer_types`.
-NO_EFFECT = (*moe.NO_EFFECT, "sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers")
+# The first two repeat `layer_types` and `mlp_layer_types`; no model has biases, whatever the last says.
+NO_EFFECT = (
+    *(*moe.NO_EFFECT, "sliding_window_pattern", "first_k_dense_replace", "num_nextn_predict_layers"),
+    "attention_bias",
+)
 
 
 def config(hf: HFConfig) -> DecoderConfig:

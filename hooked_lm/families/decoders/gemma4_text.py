@@ -30,6 +30,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     if hf.use_bidirectional_attention == "all":
         raise ValueError("use_bidirectional_attention='all' is not supported for gemma4_text; None and 'vision' are")
     norm, d_layer = llama_like.rms_norm(hf), hf.hidden_size_per_layer_input
+    hf.get("vocab_size_per_layer_input")  # no effect without an embedding for each layer
     kinds, n_unshared = hf.layer_types[: hf.num_hidden_layers], hf.num_hidden_layers - hf.num_kv_shared_layers
     kv_source_layers = {kind: layer for layer, kind in enumerate(kinds[:n_unshared])}  # the last layer of each kind
     if missing := sorted(set(kinds) - set(kv_source_layers)):

@@ -27,6 +27,7 @@ NO_EFFECT = deepseek.NO_EFFECT
 def config(hf: HFConfig) -> DecoderConfig:
     hf.require(mla_scale_q_lora=True, mla_scale_kv_lora=True, zero_expert_type="identity", attention_method="MLA")
     hf.require(router_bias=False, norm_topk_prob=False)
+    hf.require(qk_head_dim=hf.qk_nope_head_dim + hf.qk_rope_head_dim)
     hf.require(head_dim=hf.qk_rope_head_dim)  # only the rotary embedding of transformers reads it
     hf = hf.changed(num_hidden_layers=2 * hf.num_layers, intermediate_size=hf.ffn_hidden_size)
     attn, norm = deepseek.attention(hf, adjacent_pairs=True), llama_like.rms_norm(hf)

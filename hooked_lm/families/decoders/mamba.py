@@ -11,9 +11,10 @@ from hooked_lm.weights import Row
 
 PREFIX = "backbone."
 IGNORED = ()
-# derived fields, initialisation, choices between equivalent implementations, and duplicate fields of the first checkpoints
+# `intermediate_size` is that times the width; initialisation, choices between equivalent implementations, and duplicate fields
+# of the first checkpoints
 NO_EFFECT = (
-    *("intermediate_size", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan"),
+    *("expand", "time_step_[!r]*", "rescale_prenorm_residual", "use_mambapy", "use_associative_scan"),
     *("d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"),
 )
 N_CTX = 2**20  # the state sets no limit; training used shorter texts
@@ -24,7 +25,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     norm = RMSNorm.Config(hf.hidden_size, hf.layer_norm_epsilon)
     mixer = Mamba.Config(
         d_model=hf.hidden_size,
-        d_inner=int(hf.expand * hf.hidden_size),
+        d_inner=hf.intermediate_size,
         d_state=hf.state_size,
         dt_rank=hf.time_step_rank,
         conv_width=hf.conv_kernel,

@@ -4,7 +4,7 @@ from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.families._shared.rotary import rotary
+from hooked_lm.families._shared.rotary import parameters, rotary
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
@@ -45,7 +45,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 
 def _attention(hf: HFConfig, layer: int) -> ValueWidthAttention.Config:
     kind, window = hf.layer_types[layer], llama_like.windows(hf)[layer]
-    fields = dict(hf.rope_parameters[kind])
+    fields = parameters(hf, kind)
     if fields.get("rope_type", "default") == "default":
         fields.setdefault("partial_rotary_factor", SHARE)
     return ValueWidthAttention.Config(

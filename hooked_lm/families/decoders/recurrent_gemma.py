@@ -20,7 +20,7 @@ PREFIX = "model."
 PREPENDS_BOS = False
 IGNORED = ("*.rotary_emb.inv_freq",)
 # initialisation and derived fields
-NO_EFFECT = ("*w_init_variance_scale", "head_dim", "partial_rotary_factor")
+NO_EFFECT = ("*w_init_variance_scale", "partial_rotary_factor")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
@@ -50,7 +50,7 @@ def _attention(hf: HFConfig) -> Attention.Config:
     rope = dict(hf.rope_parameters)
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rope_type {rope['rope_type']!r} is not supported for recurrent_gemma; 'default' is")
-    d_head = hf.hidden_size // hf.num_attention_heads
+    d_head = hf.head_dim
     return Attention.Config(
         d_model=hf.hidden_size,
         n_heads=hf.num_attention_heads,

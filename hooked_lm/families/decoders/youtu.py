@@ -12,5 +12,6 @@ NO_EFFECT = (*deepseek.NO_EFFECT, "embedding_initializer_range")
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    hf.require(head_dim=hf.qk_rope_head_dim)  # only the rotary embedding of transformers reads it
     block, norm = deepseek.dense_block(hf, hf.rope_interleave), llama_like.rms_norm(hf)
     return llama_like.around(hf, [block] * hf.num_hidden_layers, norm)

@@ -19,7 +19,7 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 # `layers_block_type` says which layers have a transformer; derived fields, initialisation, the chunks of the scan, the number of
 # returned logits, and a field that transformers does not use: its convolutions always have a bias
 NO_EFFECT = (
-    *("num_hidden_layers", "hybrid_layer_ids", "kv_channels", "num_query_groups", "time_step_max", "time_step_floor"),
+    *("num_hidden_layers", "kv_channels", "num_query_groups", "time_step_max", "time_step_floor"),
     *("chunk_size", "use_mem_eff_path", "use_mamba_kernels", "num_logits_to_keep", "use_long_context", "use_conv_bias"),
     *("attention_hidden_size", "mamba_headdim", "mamba_expand", "rope_parameters"),
 )
@@ -50,6 +50,8 @@ def config(hf: HFConfig) -> DecoderConfig:
     }
     if unknown := set(hf.layers_block_type) - set(blocks):
         raise ValueError(f"layers_block_type {sorted(unknown)} are not supported; {', '.join(blocks)} are")
+    # transformers counts the layers with a transformer in the order of this list, and has them where `layers_block_type` says
+    hf.require(hybrid_layer_ids=[layer for layer, kind in enumerate(hf.layers_block_type) if kind == "hybrid"])
     return zamba.over_embedding(hf, [blocks[kind] for kind in hf.layers_block_type], hf.num_mem_blocks)
 
 

@@ -19,8 +19,6 @@ NO_EFFECT = ("boi_token_index", "eoi_token_index")
 
 
 def config(hf: HFConfig) -> VisionLanguageConfig:
-    # Gemma3ForConditionalGeneration.forward does not cap logits
-    hf.part("text_config").ignored_by_transformers(final_logit_softcapping=None)
     hf.part("text_config").require(use_bidirectional_attention=False)
     sides = vision_like.both_sides(hf)
     tower, ln = (

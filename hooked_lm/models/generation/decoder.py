@@ -58,7 +58,8 @@ def generate(
         do_sample: draw tokens as `sample_logits` does with `top_k`, `top_p`, `temperature`, `freq_penalty`; otherwise take
             the most likely, after the penalty.
         use_past_kv_cache: process each token once. Otherwise, and always if the attention of a layer is bidirectional, the
-            whole sequence is processed again for each token.
+            whole sequence is processed again for each token. With rotary angles that depend on the length (dynamic NTK and
+            LongRoPE past the trained length) both differ, as in transformers: a cache keeps the keys of shorter sequences.
         prepend_bos, padding_side: how text is tokenized; on which side ids without a mask are padded.
         return_type: "str", "tokens", "embeds" (token embeddings), or "input": the type of the input. Text has no special
             tokens. For a prompt of embeddings, "str" and "tokens" return the continuation only.
