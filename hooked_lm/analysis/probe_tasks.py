@@ -1,4 +1,4 @@
-"""What a probe learns: classes or numbers; their folds, fits and measures."""
+"""What a probe learns: classes or numbers; their folds, fits and measures, and the labels of a control task."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
+from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.labels import Label
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ else:
     preprocessing = later("sklearn.preprocessing", "probes")
 
 Groups = Sequence[str | int] | None
+Folds = Sequence[tuple["np.ndarray", "np.ndarray"]]  # places of training and held-out prompts
+
+
+def places_of(keys: Sequence[Label]) -> dict[Label, list[int]]:
+    """The places of each key, in the order in which keys appear."""
+    found: dict[Label, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +46,7 @@ class Task(ABC):
     targets: Float[Tensor, " prompt"]
 
     @abstractmethod
-    def folds(self, groups: Groups, n_folds: int, seed: int) -> "list[tuple[np.ndarray, np.ndarray]]":
+    def folds(self, groups: Groups, n_folds: int, seed: int) -> Folds:
         """Places of training and held-out prompts; raises ValueError for too few prompts or groups."""
 
     @abstractmethod
@@ -49,11 +59,48 @@ class Task(ABC):
     ) -> Float[Tensor, " prompt"]:
         """The measure of each prediction."""
 
+    @abstractmethod
+    def guess(self, targets: Float[Tensor, " some"]) -> float:
+        """The best prediction for prompts of which only these targets are known."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The measure of the same guess for all prompts."""
+
+    @abstractmethod
+    def interval(self, measured: Float[Tensor, " prompt"]) -> tuple[float, float]:
+        """The 95% confidence interval of the mean measure."""
+
+    def by_token(self, tokens: Sequence[Label], folds: Folds) -> Float[Tensor, " prompt"]:
+        """The measure of each held-out prompt, guessed from the targets of the training prompts with the same token."""
+        predicted = torch.zeros(len(tokens), dtype=torch.float64)
+        for train, test in folds:
+            known = {token: [i for i in train.tolist() if tokens[i] == token] for token in {tokens[i] for i in test}}
+            for place in test.tolist():
+                predicted[place] = self.guess(self.targets[known[tokens[place]] or train.tolist()])
+        return self.measured(self.targets, predicted).float()
+
+    def control(self, tokens: Sequence[Label], generator: torch.Generator) -> Float[Tensor, " prompt"]:
+        """The targets of a control task: a random one for each token (Hewitt and Liang 2019, arXiv:1909.03368).
+
+        Tokens exchange their targets, and the prompts of a token share out those that theirs has got. So a token says as much of
+        the new targets as of the real ones: all if each has one, and nothing if it said nothing. If no two prompts have the same
+        token, or all have, this shuffles the targets.
+        """
+        places = list(places_of(tokens).values())
+        found = torch.empty_like(self.targets)
+        for own, other in zip(places, torch.randperm(len(places), generator=generator).tolist(), strict=True):
+            targets = self.targets[places[other]]
+            drawn = targets[torch.randperm(len(targets), generator=generator)]
+            found[own] = drawn.repeat(-(-len(own) // len(drawn)))[: len(own)]
+        return found
+
     def held_out(
         self,
         x: "np.ndarray",
         targets: Float[Tensor, " prompt"],
-        folds: "list[tuple[np.ndarray, np.ndarray]]",
+        folds: Folds,
         regularisation: float,
     ) -> Float[Tensor, " prompt"]:
         """The measure of each prompt, predicted by the probe that was not trained on it."""
@@ -92,7 +139,7 @@ class Classification(Task):
             raise ValueError(f"a probe tells classes apart, and all {len(labels)} labels are {labels[0]!r}")
         return cls(torch.tensor([known.index(label) for label in labels]).double(), labels, known)
 
-    def folds(self, groups: Groups, n_folds: int, seed: int) -> "list[tuple[np.ndarray, np.ndarray]]":
+    def folds(self, groups: Groups, n_folds: int, seed: int) -> Folds:
         units, what = (range(len(self.labels)), "prompts") if groups is None else (groups, "groups")
         for label in dict.fromkeys(self.labels):
             n = len({unit for unit, own in zip(units, self.labels, strict=True) if own == label})
@@ -109,6 +156,17 @@ class Classification(Task):
 
     def fitter(self, regularisation: float) -> Any:
         return linear_model.LogisticRegression(C=regularisation, max_iter=2000)
+
+    def guess(self, targets: Float[Tensor, " some"]) -> float:
+        return float(targets.mode().values)
+
+    @property
+    def chance(self) -> float:
+        return max(map(len, places_of(self.labels).values())) / len(self.labels)
+
+    def interval(self, measured: Float[Tensor, " prompt"]) -> tuple[float, float]:
+        low, high = wilson(measured)
+        return float(low), float(high)
 
     def measured(
         self, targets: Float[Tensor, " prompt"], predicted: Float[Tensor, " prompt"]
@@ -131,7 +189,7 @@ class Regression(Task):
             raise ValueError(f"a probe predicts what varies, and all {len(labels)} labels are {labels[0]}")
         return cls(targets)
 
-    def folds(self, groups: Groups, n_folds: int, seed: int) -> "list[tuple[np.ndarray, np.ndarray]]":
+    def folds(self, groups: Groups, n_folds: int, seed: int) -> Folds:
         n, what = (len(self.targets), "prompts") if groups is None else (len(set(groups)), "groups")
         if n < n_folds:
             raise ValueError(f"there are {n} {what}, and {n_folds} folds need {n_folds}: give more, or fewer folds")
@@ -141,6 +199,17 @@ class Regression(Task):
 
     def fitter(self, regularisation: float) -> Any:
         return linear_model.Ridge(alpha=1 / regularisation)
+
+    def guess(self, targets: Float[Tensor, " some"]) -> float:
+        return float(targets.mean())
+
+    @property
+    def chance(self) -> float:
+        return 0.0
+
+    def interval(self, measured: Float[Tensor, " prompt"]) -> tuple[float, float]:
+        low, high = bootstrap(measured[None])
+        return float(low), float(high)
 
     def measured(
         self, targets: Float[Tensor, " prompt"], predicted: Float[Tensor, " prompt"]

@@ -1,4 +1,4 @@
-"""The vectors that probes read: one for each prompt and layer."""
+"""The vectors that probes read: one for each prompt and layer, each at a token."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,8 +18,8 @@ def vectors_of(
     layers: Sequence[int] | None,
     position: int,
     batch_size: int,
-) -> tuple[dict[int, Tensor], str]:
-    """The vectors [prompt, ...] by layer, and the name of what they are.
+) -> tuple[dict[int, Tensor], str, list[int] | None]:
+    """The vectors [prompt, ...] by layer, the name of what they are, and the token of each if the model runs.
 
     Raises ValueError for arguments that do not go together.
     """
@@ -28,7 +28,8 @@ def vectors_of(
             raise ValueError(
                 "a model needs prompts=...; give a cache, or vectors by layer, to probe values that are there"
             )
-        return _of_model(source, prompts, site, layers, position, batch_size), site
+        found, tokens = _of_model(source, prompts, site, layers, position, batch_size)
+        return found, site, tokens
     if prompts is not None:
         raise ValueError("prompts are for a model: a cache, or vectors by layer, have their values already")
     if isinstance(source, ActivationCache):
@@ -38,9 +39,9 @@ def vectors_of(
         for layer, n in n_pos.items():
             if not -n <= position < n:
                 raise ValueError(f"position {position} is out of range: the cache of layer {layer} has {n}")
-        return {layer: value[:, position].detach().cpu() for layer, value in values.items()}, site
+        return {layer: value[:, position].detach().cpu() for layer, value in values.items()}, site, None
     chosen = list(source) if layers is None else list(layers)
-    return {layer: source[layer].detach().cpu() for layer in chosen}, "vectors"
+    return {layer: source[layer].detach().cpu() for layer in chosen}, "vectors", None
 
 
 def checked_vectors(vectors: Float[Tensor, "prompt *d"], n_labels: int, layer: int) -> Float[Tensor, "prompt *d"]:
@@ -60,7 +61,7 @@ def checked_vectors(vectors: Float[Tensor, "prompt *d"], n_labels: int, layer: i
 @torch.no_grad()
 def _of_model(
     model: Decoder, prompts: Sequence[str] | Tensor, site: str, layers: Sequence[int] | None, position: int, size: int
-) -> dict[int, Tensor]:
+) -> tuple[dict[int, Tensor], list[int]]:
     chosen = list(range(model.cfg.n_layers) if layers is None else layers)
     if size < 1:
         raise ValueError(f"batch_size must be at least 1, got {size}")
@@ -68,6 +69,7 @@ def _of_model(
         raise ValueError("there is nothing to probe: give at least one prompt and one layer")
     names = {layer: _site(model, site, layer) for layer in chosen}
     found: dict[int, list[Tensor]] = {layer: [] for layer in chosen}
+    read: list[int] = []
     for start in range(0, len(prompts), size):
         some = prompts[start : start + size]
         if isinstance(some, Tensor):
@@ -78,11 +80,12 @@ def _of_model(
         if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
             raise ValueError(f"position {position} is out of range: a prompt has {short} tokens, with its BOS")
         at = torch.full_like(lengths, position) if position >= 0 else lengths + position
+        read += tokens.cpu()[torch.arange(len(at)), at].tolist()
         run: dict[str, Any] = {"return_type": None, "attention_mask": mask.to(model.device)}
         _, cache = model.run_with_cache(tokens.to(model.device), names_filter=list(names.values()), **run)
         for layer, name in names.items():
             found[layer].append(cache[name][torch.arange(len(at)), at.to(cache[name].device)].float().cpu())
-    return {layer: torch.cat(parts) for layer, parts in found.items()}
+    return {layer: torch.cat(parts) for layer, parts in found.items()}, read
 
 
 def _site(model: Decoder, site: str, layer: int) -> str:

@@ -1,5 +1,7 @@
 """Linear probes: what can be read off the activations of a site, evaluated on held-out prompts and with a control."""
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import overload
 
@@ -7,13 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.probe_results import CONTROL, PROBE, Probes, RegressionProbes
-from hooked_lm.analysis.probe_tasks import Classification, task_of
+from hooked_lm.analysis.probe_results import BY_TOKEN, CONTROL, PROBE, SHUFFLED, Probes, RegressionProbes
+from hooked_lm.analysis.probe_tasks import Classification, Folds, Task, places_of, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.extras import need
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import origin
 
@@ -30,6 +33,7 @@ def train_probe(
     site: str = ...,
     layers: Sequence[int] | None = ...,
     positions: int = ...,
+    tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
     n_shuffles: int = ...,
@@ -47,6 +51,7 @@ def train_probe(
     site: str = ...,
     layers: Sequence[int] | None = ...,
     positions: int = ...,
+    tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
     n_shuffles: int = ...,
@@ -63,6 +68,7 @@ def train_probe(
     site: str = "resid_post",
     layers: Sequence[int] | None = None,
     positions: int = -1,
+    tokens: Sequence[str | int] | Tensor | None = None,
     groups: Sequence[str | int] | None = None,
     n_folds: int = 5,
     n_shuffles: int = 3,
@@ -75,8 +81,14 @@ def train_probe(
 
     Strings, ints and bools are classes, which logistic regression tells apart; floats are numbers, which ridge regression
     predicts. Prompts are cut into folds, stratified by class. Each fold is predicted by a probe of the others, so every prompt is
-    held out once. Vectors are standardised by the mean and deviation of the training prompts. The control does the same with
-    shuffled labels, which no activation predicts: it shows what the number of prompts and the width allow by chance.
+    held out once. Vectors are standardised by the mean and deviation of the training prompts.
+
+    The control is a probe of a control task (Hewitt and Liang 2019, arXiv:1909.03368): a random label for each token at the
+    position that is read. A probe can learn such labels by heart, in a model without training too, so an accuracy that the
+    control reaches as well says nothing of the model. Labels are exchanged between tokens, and shared out at random among the
+    prompts of a token: where the token says nothing of the label, or is not known, these are shuffled labels, which show what
+    the number of prompts and the width allow by chance. Warns if the token alone predicts the label of held-out prompts: then
+    prompts with the same token belong in one of the `groups`, and so do prompts that share something else.
 
     Args:
         source: a model, which runs `prompts`; a cache of a run without padding; or vectors [prompt, width] by layer.
@@ -84,9 +96,10 @@ def train_probe(
         site: the short name of a site, one for each layer. Heads are side by side.
         layers: None for all layers.
         positions: the position whose vector is read; negative ones count from the last token of each prompt.
+        tokens: the token that each vector is of, an id or a string, for a cache or vectors; a model reads those of its prompts.
         groups: prompts of one group, such as those of one template or entity, are held out together; intervals are over groups.
         n_folds: the number of folds; each class needs as many prompts, or groups.
-        n_shuffles: shuffled labelings over which the control is averaged.
+        n_shuffles: random labelings over which the control is averaged.
         regularisation: the inverse strength of the L2 penalty (C of scikit-learn's logistic regression, 1 / alpha of its ridge).
         batch_size: how many prompts run together.
         progress: whether to show a bar; None: if the work takes longer than a second.
@@ -113,11 +126,14 @@ def train_probe(
     if groups is not None and len(groups) != n_labels:
         raise ValueError(f"there are {len(groups)} groups for {n_labels} labels: give one for each prompt")
     need("sklearn", "probes")  # raises before the model runs
-    vectors, name = vectors_of(source, prompts, site, layers, positions, batch_size)
+    vectors, name, read = vectors_of(source, prompts, site, layers, positions, batch_size)
+    tokens = _tokens(tokens, read, n_labels)
     data = {layer: checked_vectors(value, n_labels, layer) for layer, value in vectors.items()}
     folds = task.folds(groups, n_folds, seed)
+    if tokens is not None:
+        _warn_if_tokens_tell(task, tokens, folds)
     generator = torch.Generator().manual_seed(seed)
-    shuffled = [task.targets[torch.randperm(n_labels, generator=generator)] for _ in range(n_shuffles)]
+    shuffled = [task.control(range(n_labels) if tokens is None else tokens, generator) for _ in range(n_shuffles)]
     found, weights, biases = [], [], []
     for value in progress_bar("probes", len(data), progress, unit="layers", steps=list(data.values())):
         x = value.flatten(1).double().numpy()
@@ -127,12 +143,17 @@ def train_probe(
         weights.append(weight)
         biases.append(bias)
     values = _by_group(torch.stack(found, 1), groups)
+    folds_of = torch.zeros(n_labels)
+    for number, (_, test) in enumerate(folds):
+        folds_of[test] = number
     settings = {"folds": n_folds, "shuffles": n_shuffles, "regularisation": regularisation, "seed": seed}
     about = origin(source if isinstance(source, Decoder) else None, site=name, position=positions, **settings)
+    about["control"] = SHUFFLED if tokens is None else BY_TOKEN
     if groups is not None:
         about["groups"] = values.shape[-1]
     axes: dict[str, Sequence[Label]] = {"of": [PROBE, CONTROL], "layer": list(data)}
-    common = (values, axes, torch.stack(weights), torch.stack(biases), list(next(iter(data.values())).shape[1:]))
+    shape, by_unit = list(next(iter(data.values())).shape[1:]), _by_group(folds_of, groups).int().tolist()
+    common = (values, axes, torch.stack(weights), torch.stack(biases), shape, by_unit)
     if isinstance(task, Classification):
         counts = [list(task.labels).count(label) for label in task.classes]
         return Probes(*common, list(task.classes), counts, about=about)
@@ -148,11 +169,33 @@ def _check_numbers(n_folds: int, n_shuffles: int, regularisation: float) -> None
         raise ValueError(f"regularisation must be positive, got {regularisation}")
 
 
-def _by_group(
-    right: Float[Tensor, "of layer prompt"], groups: Sequence[str | int] | None
-) -> Float[Tensor, "of layer unit"]:
+def _tokens(
+    tokens: Sequence[str | int] | Tensor | None, read: list[int] | None, n_labels: int
+) -> Sequence[str | int] | None:
+    """The token of each vector; raises ValueError for tokens beside a model, and for another number of them."""
+    if tokens is None:
+        return read
+    if read is not None:
+        raise ValueError("tokens are for a cache or vectors: a model reads those of its prompts")
+    if len(tokens) != n_labels:
+        raise ValueError(f"there are {len(tokens)} tokens for {n_labels} labels: give one for each prompt")
+    return tokens.tolist() if isinstance(tokens, Tensor) else tokens
+
+
+def _warn_if_tokens_tell(task: Task, tokens: Sequence[str | int], folds: Folds) -> None:
+    """Warns if the tokens of held-out prompts predict their labels better than one guess for all."""
+    guessed = task.by_token(tokens, folds)
+    if task.interval(guessed)[0] > task.chance:
+        warnings.warn(
+            f"the token at this position alone predicts the labels of held-out prompts ({float(guessed.mean()):.2f}, one guess "
+            f"for all {task.chance:.2f}): a probe can learn the label of each token by heart, and the control shows how well; to "
+            "hold out prompts with the same token together, name it in groups",
+            stacklevel=stacklevel_outside(sys._getframe()),
+        )
+
+
+def _by_group(values: Float[Tensor, "*grid prompt"], groups: Sequence[str | int] | None) -> Float[Tensor, "*grid unit"]:
     """The mean over the prompts of each group."""
     if groups is None:
-        return right
-    places = {group: [i for i, own in enumerate(groups) if own == group] for group in dict.fromkeys(groups)}
-    return torch.stack([right[..., some].mean(-1) for some in places.values()], -1)
+        return values
+    return torch.stack([values[..., some].mean(-1) for some in places_of(groups).values()], -1)

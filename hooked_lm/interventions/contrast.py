@@ -13,7 +13,8 @@ from hooked_lm.engine.prompts import site_of_layer, some_rows
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.measures import Measures
+from hooked_lm.results.scores import origin
 
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."] | VisionInputs
 Listed = (
@@ -26,6 +27,7 @@ Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of the site, its value,
 STREAM = ("batch", "pos", "d_model")
 METHODS = ("mean", "pca", "logistic")
 METRICS = ("accuracy", "auc", "d_prime")
+SHARES = (True, True, False)  # which of them are shares from 0 to 1
 N_RANDOM = 32  # directions in the control
 PENALTY = 0.01  # of the squared weights of the logistic probe, in inputs of mean square 1
 
@@ -322,12 +324,12 @@ def rank_heads(
     held_out: float = 0.25,
     seed: int = 0,
     batch_size: int = 32,
-) -> Scores:
+) -> Measures:
     """How well the output of each head and each MLP separates held-out pairs of prompts, along its contrast direction.
 
     The arguments are those of `steering_vectors`. The output of a head is `z`, that of an MLP `mlp_out`.
 
-    Returns Scores with the axes metric (accuracy and auc, with 0.5 at chance, and d_prime), layer and head (the last label is
+    Returns Measures with the axes metric (accuracy and auc, with 0.5 at chance, and d_prime), layer and head (the last label is
     "mlp"), and a value for each held-out pair; NaN for heads and MLPs that a layer lacks.
 
     >>> from hooked_lm import HookedTransformer
@@ -357,7 +359,7 @@ def rank_heads(
         both = Sides(above, below, split)
         scores[:, layer, head] = both.separation(both.direction(method)[None])
     axes = {"metric": METRICS, "layer": range(model.cfg.n_layers), "head": [*range(n_heads), "mlp"]}
-    return Scores(scores, axes, about=origin(model, **settings_of(method, positions, split, seed)))
+    return Measures(scores, axes, SHARES, about=origin(model, **settings_of(method, positions, split, seed)))
 
 
 def prepared(

@@ -18,11 +18,12 @@ from hooked_lm.extras import later
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.changes import changes_of
-from hooked_lm.interventions.contrast import METRICS, STREAM, PairPositions, Prompts, Sides
+from hooked_lm.interventions.contrast import METRICS, SHARES, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label, stored
+from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import Scores, origin
 from hooked_lm.results.tabular import Tabular
 
@@ -54,7 +55,8 @@ class SteeringVectors(Tabular):
         midpoints: layer -> the projection of the midpoint between the sides, in lengths of the direction.
         separation: how well each direction separates held-out pairs: Scores with the axes metric, layer, and "of" (the method,
             "random" as a control), one value for each held-out pair. The metrics are accuracy (with the threshold of the
-            training pairs), auc, and d_prime, the distance between the sides in standard deviations of one side.
+            training pairs), auc, and d_prime, the distance between the sides in standard deviations of one side. Intervals of
+            accuracy and auc are Wilson's, which have a width even if all pairs are separated.
         site: the short name of the site.
         method: the method that computed them.
 
@@ -243,7 +245,7 @@ class SteeringVectors(Tabular):
         """Reads a file that `save` wrote; ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
         midpoints = dict(header["midpoints"])
-        separation = Scores(tensors["separation"], dict(header["axes"]), about=header["about"])
+        separation = Measures(tensors["separation"], dict(header["axes"]), SHARES, about=header["about"])
         directions = {layer: tensors[f"directions.{layer}"] for layer in midpoints}
         return cls(directions, midpoints, separation, header["site"], header["method"])
 
@@ -322,7 +324,8 @@ def steering_vectors(
         layer: (of.midpoint(directions[layer]) / directions[layer].square().sum().clamp(min=1e-30)).item()
         for layer, of in found.items()
     }
-    return SteeringVectors(directions, midpoints, Scores(torch.stack(separation, 1), axes, about=about), site, method)
+    measured = Measures(torch.stack(separation, 1), axes, SHARES, about=about)
+    return SteeringVectors(directions, midpoints, measured, site, method)
 
 
 def _flush(parts: list[Tensor]) -> list[Tensor]:

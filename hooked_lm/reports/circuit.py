@@ -22,6 +22,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
+from hooked_lm.analysis.circuits.held_out import JUDGED
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
@@ -30,6 +31,7 @@ from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.callers import stacklevel_outside
+from hooked_lm.results.gap import one_warning
 from hooked_lm.shown import Shown, Table, in_short
 from hooked_lm.viz.numbers import rounded
 
@@ -172,7 +174,7 @@ class Study(Shown):
     def facts(self) -> dict[str, str]:
         """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
-        some = len(self.task.clean) > 1
+        some = self.chosen.n_prompts > 1
         interval = f" ({rounded(found['low'])} to {rounded(found['high'])})" if some else ""
         n_edges, n_all = self.circuit.n_edges, self.circuit.graph.n_edges
         empty = "" if n_edges else ": nothing is left; try a lower threshold, or more edges"
@@ -187,6 +189,7 @@ class Study(Shown):
             "faithfulness of random edges": f"{rounded(found['random'])}, as many edges",
             "completeness": rounded(found["completeness"]),
             "measured by": str(self.chosen.about["metric"]),
+            "judged on": f"{self.chosen.n_prompts} of {len(self.task.clean)}, {self.chosen.about[JUDGED]}",
         }
         if (agreement := self.agreement) is not None:
             facts["agreement with exact patching"] = (
@@ -222,8 +225,8 @@ def find(
 
     The metric of circuits (`by`) is the "logit difference" of the answers, or "kl", the divergence of the next token from the
     full model's, which does not read the answers; effects of edges are always those on the former. With neither `n_edges` nor
-    `threshold` 5% of the edges are kept. Warns as `check_answers`. Raises the errors of `discover`, and ValueError for prompts
-    of different lengths and answers of several tokens.
+    `threshold` 5% of the edges are kept. Warns as `check_answers`, and once if circuits may be shares of nothing, as `evaluate`.
+    Raises the errors of `discover`, and ValueError for prompts of different lengths and answers of several tokens.
     """
     started = time.perf_counter()
     if by not in (KL, DIFFERENCE):
@@ -245,13 +248,13 @@ def find(
     prompts = {"corrupted": corrupted, "clean": clean}
     ahead = check_answers(model, task)
     common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "ablation": ablation}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), one_warning():
         warnings.simplefilter("ignore", SwapWarning)  # `check_answers` said it
         effects = _effects(model, prompts, difference, method, ablation, check)
         how = method if effects is None else effects
         circuit = circuits.discover(model, method=how, n_edges=n_edges, threshold=threshold, **common)
         chosen = circuits.evaluate(model, {"found": circuit}, **common)
-        by_size = effects if effects is not None else circuit if method in RANKS else None
+        by_size = circuit if effects is not None or method in RANKS else None
         evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
         nodes = _nodes(model, circuit, common)
         drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})

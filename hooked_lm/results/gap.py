@@ -2,11 +2,27 @@
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.results.callers import stacklevel_outside
+
+_said: ContextVar[list[str] | None] = ContextVar("said", default=None)
+
+
+@contextmanager
+def one_warning() -> Iterator[None]:
+    """In this context the first small difference is warned of, and no other: they are those of one task."""
+    token = _said.set([]) if _said.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _said.reset(token)
 
 
 def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, advice: str) -> None:
@@ -14,13 +30,15 @@ def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, adv
 
     Nothing is known of the error over one prompt.
     """
-    n_prompts = difference.shape[-1]
-    if n_prompts < 2:
+    n_prompts, said = difference.shape[-1], _said.get()
+    if n_prompts < 2 or said:
         return
     whole = difference.double().reshape(-1, n_prompts)
     errors = whole.std(-1) / n_prompts**0.5
     for mean, two in zip(whole.mean(-1).tolist(), (2 * errors).tolist(), strict=True):
         if abs(mean) < two:
+            if said is not None:
+                said.append(between)
             warnings.warn(
                 f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}",
                 stacklevel=stacklevel_outside(sys._getframe()),

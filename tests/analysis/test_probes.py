@@ -10,10 +10,11 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import Probes, RegressionProbes, train_probe
-from hooked_lm.analysis.probe_tasks import Regression, task_of
+from hooked_lm.analysis.probe_tasks import Classification, Regression, task_of
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.results.bootstrap import wilson
 from tests.close import assert_close, assert_equal
+from tests.unchecked import unchecked
 
 WIDTH, N = 12, 80
 
@@ -199,10 +200,13 @@ def test_a_model_and_its_cache_give_the_same_probes_and_directions_steer() -> No
     prompts = [f"When {name} went to the {place}," for place in ("store", "park") for name in names]
     labels = [i % 8 < 4 for i in range(16)]
     options = {"layers": [0, 2], "n_folds": 2, "positions": 2}
+    options["groups"] = [text.split()[1] for text in prompts]
     probes = train_probe(model, labels, prompts=prompts, batch_size=5, **options)
     _, cache = model.run_with_cache(prompts)
-    cached = train_probe(cache, labels, **options)
+    cached = train_probe(cache, labels, tokens=model.to_tokens(prompts)[:, 2], **options)
     assert_equal(probes.values, cached.values)
+    with pytest.raises(ValueError, match="tokens are for a cache or vectors"):
+        train_probe(model, labels, prompts=prompts, tokens=list(range(16)), **options)
     assert_close(probes.weights, cached.weights, depth=3)
     heads = train_probe(model, labels, prompts=prompts, site="z", layers=[1], n_folds=2)
     assert heads.direction(1).shape == cache["z", 1].shape[2:]
@@ -260,6 +264,108 @@ def test_the_figure_has_the_probe_the_control_and_the_largest_class() -> None:
         "largest class",
     ]
     assert figure.layout.xaxis.title.text == "layer"
+
+
+# ---- the control task ------------------------------------------------------------------------------------------------
+
+
+def test_the_labels_of_a_control_task_are_those_of_tokens() -> None:
+    labels, tokens = [0, 0, 1, 1, 0, 0, 1, 1], ["a", "a", "b", "b", "c", "c", "d", "d"]
+    task, generator = Classification.of(labels), torch.Generator().manual_seed(0)
+    drawn = torch.stack([task.control(tokens, generator) for _ in range(20)])
+    assert_equal(drawn[:, ::2], drawn[:, 1::2])  # one label for each token
+    assert_equal(drawn.sum(1), torch.full((20,), 4.0, dtype=torch.float64))
+    assert len(drawn.unique(dim=0)) == 6, "any two of four tokens"
+    for alike in (["a"] * 8, list(range(8))):  # the token says nothing: labels are shuffled
+        drawn = torch.stack([task.control(alike, generator) for _ in range(20)])
+        assert_equal(drawn.sum(1), torch.full((20,), 4.0, dtype=torch.float64))
+        assert not torch.equal(drawn[:, ::2], drawn[:, 1::2])
+    mixed = Classification.of([0, 1] * 4)  # of each token both labels: it says nothing of the new ones either
+    drawn = torch.stack([mixed.control(tokens, generator) for _ in range(20)])
+    assert_equal(drawn[:, ::2] + drawn[:, 1::2], torch.ones(20, 4, dtype=torch.float64))
+    lengths = Regression.of([1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]).control(tokens, generator)
+    assert_equal(lengths[::2], lengths[1::2])
+
+
+NAMES = ["Mary", "Alice", "Sarah", "Laura", "Emma", "Kate", "Lucy", "Anna"]
+NAMES += ["John", "Tom", "Peter", "David", "Henry", "Paul", "Mark", "James"]
+TELLS = "the token at this position alone predicts the labels"
+
+
+def people() -> tuple[list[str], list[str]]:
+    """The name in each prompt, and the prompts."""
+    names = NAMES * 3
+    return names, [f"When {name} went to the {('store', 'park', 'school')[i // 16]}," for i, name in enumerate(names)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_arbitrary_labels_of_names_are_no_better_than_the_control(is_trained: bool) -> None:
+    """A probe learns them by heart, in a model without training too."""
+    model = HookedTransformer.from_pretrained("demo")
+    names, prompts = people()
+    order = torch.randperm(len(NAMES), generator=torch.Generator().manual_seed(1)).tolist()
+    labels = [order[NAMES.index(name)] % 2 for name in names]
+    options = {"prompts": prompts, "positions": 2, "layers": [1], "n_folds": 4, "progress": False}
+    with unchecked(), pytest.warns(UserWarning, match=TELLS):
+        probes = train_probe(model if is_trained else model.untrained(0), labels, **options)
+    assert probes.accuracy[0] > 0.85
+    assert probes.selectivity[0] < 0.15
+    assert probes.about["control"] == "a random label for each token"
+
+
+@pytest.mark.slow
+def test_what_a_model_has_learnt_is_better_than_the_control() -> None:
+    """Which of two people gives, the first or the second, read at the giver: every name is either."""
+    model = HookedTransformer.from_pretrained("demo")
+    pairs = list(zip(NAMES[:8], NAMES[8:], strict=True))
+    orders = [order for a, b in pairs for order in ((a, b), (b, a))]
+    prompts = [f"When {a} and {b} went to the store, {giver} gave a drink to" for a, b in orders for giver in (a, b)]
+    labels, groups = ["first", "second"] * len(orders), [i // 4 for i in range(len(prompts))]
+    with unchecked():
+        selectivity = [
+            train_probe(
+                of, labels, prompts=prompts, positions=10, layers=[2], groups=groups, progress=False
+            ).selectivity
+            for of in (model, model.untrained(0))
+        ]
+    assert selectivity[0] > 0.3
+    assert selectivity[1] < 0.15
+
+
+def test_tokens_that_tell_the_label_are_warned_of_and_others_are_not() -> None:
+    vectors, labels, _ = planted()
+    by_token = {"tokens": [f"{label}{i % 8}" for i, label in enumerate(labels)], "n_shuffles": 1}
+    with pytest.warns(UserWarning, match=TELLS + r".*\(1.00, one guess for all 0.50\)"):
+        train_probe(vectors, labels, **by_token)
+    train_probe(vectors, labels, groups=by_token["tokens"], n_folds=2, **by_token)  # warnings are errors here
+    for tokens in (["the"] * N, torch.arange(N), [i // 2 % 5 for i in range(N)]):
+        train_probe(vectors, labels, tokens=tokens, n_shuffles=1)
+    numbers = [float(i % 8) for i in range(N)]
+    with pytest.warns(UserWarning, match=TELLS):
+        train_probe(vectors, numbers, tokens=[i % 8 for i in range(N)], n_shuffles=1)
+    with pytest.raises(ValueError, match="there are 2 tokens for 80 labels"):
+        train_probe(vectors, labels, tokens=["a", "b"])
+
+
+@pytest.mark.slow
+def test_intervals_over_folds_contain_the_expected_accuracy() -> None:
+    """Prompts of a fold share their probe, so Wilson's interval alone is too narrow."""
+    found = []
+    with unchecked():
+        for seed in range(150):
+            generator = torch.Generator().manual_seed(seed)
+            labels = [i % 2 for i in range(24)]
+            x = torch.randn(24, 4, generator=generator)
+            x[:, 0] += 0.5 * (2 * torch.tensor(labels) - 1)
+            found.append(train_probe({0: x}, labels, n_shuffles=1, seed=seed, progress=False))
+    truth = torch.stack([probes.accuracy[0] for probes in found]).mean()
+    inside = {"ours": 0, "wilson": 0}
+    for probes in found:
+        for name, (low, high) in (("ours", probes.interval()), ("wilson", wilson(probes.values))):
+            inside[name] += int(low[0, 0] <= truth <= high[0, 0])
+    assert inside["ours"] / 150 > 0.9
+    assert inside["wilson"] / 150 < 0.92
 
 
 def test_a_missing_package_is_named_before_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:

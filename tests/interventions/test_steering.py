@@ -14,6 +14,7 @@ from hooked_lm.demo import corpus
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.contrast import METHODS, METRICS, Sides, Split, rank_heads
 from hooked_lm.interventions.steering import SteeringVectors, steering_vectors, sweep_steering
+from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.scores import Scores
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES, ENCODER_CASES, ENCODER_DECODER_CASES
@@ -98,6 +99,22 @@ def test_a_planted_direction_is_found(method: str) -> None:
     assert 0.6 < found.separation.select(of="random", metric="auc", layer=1).mean < 0.9  # their signs are fitted, too
     back = steering_vectors(model, *reversed(planted_pairs()), method=method)
     assert_close(back.directions[0], -found.directions[0])
+
+
+def test_pairs_that_are_all_separated_still_have_an_interval(tmp_path: Path) -> None:
+    """Six held-out pairs on the right side do not make all pairs."""
+    found = vectors()
+    found.save(tmp_path / "vectors")
+    for separation in (found.separation, SteeringVectors.load(tmp_path / "vectors").separation):
+        part = separation.select(of="mean")
+        low, high = part.interval()
+        is_full = part.mean == 1
+        assert is_full[:2].any()
+        assert (high - low)[:2].min() > 0.2
+        assert_close(low[:2][is_full[:2]].min(), wilson(torch.ones(6))[0])
+        assert (part.select(metric="auc").top(3)["high"] == 1).all()
+        d_prime = part.select(metric="d_prime")
+        assert_close(torch.stack(d_prime.interval()), torch.stack(bootstrap(d_prime.values)))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -462,7 +479,7 @@ def test_files_are_bit_for_bit(tmp_path: Path) -> None:
     assert back.about == vectors().about
     assert (back.site, back.method, repr(back)) == (vectors().site, vectors().method, repr(vectors()))
     vectors().separation.save(tmp_path / "s.safetensors")
-    with pytest.raises(ValueError, match=r"holds type Scores, not SteeringVectors"):
+    with pytest.raises(ValueError, match=r"holds type Measures, not SteeringVectors"):
         SteeringVectors.load(tmp_path / "s.safetensors")
 
 

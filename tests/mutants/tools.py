@@ -102,6 +102,16 @@ TOOLS = mutants({
          "analysis/test_metrics.py::narrow_logits_are_widened_before_anything_is_computed",
          "found = found if found.dtype in (torch.float32, torch.float64) else found.float()", "found = found + 0"),
     ],
+    "analysis/circuits/held_out.py": [
+        ("circuits are judged on the prompts of their search",
+         "analysis/circuits/test_held_out.py::a_search_and_its_judgement_are_those_of_their_own_prompts",
+         "if not any(one in some for some in seen)]", "if any(one in some for some in seen)]"),
+    ],
+    "analysis/probe_tasks.py": [
+        ("a control task draws a label for each prompt, not for each token",
+         "analysis/test_probes.py::the_labels_of_a_control_task_are_those_of_tokens",
+         "places = list(places_of(tokens).values())", "places = [[place] for place in range(len(tokens))]"),
+    ],
     "analysis/probes.py": [
         ("the control of a probe has the right labels", "analysis/test_probes.py::a_planted_direction_is_found_and_noise_is_not",
          "task.held_out(x, targets, folds, regularisation) for targets in shuffled",

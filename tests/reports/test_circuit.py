@@ -51,14 +51,16 @@ def task() -> circuit.Task:
 
 
 @pytest.mark.slow
-def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> None:
+def test_a_twentieth_of_the_edges_does_most_of_a_task(model: HookedTransformer) -> None:
     pairs = experiment.prompt_pairs(8)
     task = circuit.Task(
         *([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     )
     study = circuit.find(model, task, by="kl")
     assert study.circuit.n_edges <= 0.05 * study.circuit.graph.n_edges
-    assert study.chosen.faithfulness.item() >= 0.9
+    assert study.facts["judged on"] == "4 of 8, prompts that the search did not see"
+    assert study.evaluation.n_prompts == 4
+    assert study.chosen.faithfulness.item() >= 0.8, "0.89"
     assert study.chosen.completeness.item() < 0.1
     assert study.nodes["node"].iloc[0] == "input"
     by_answers = circuits.evaluate(
@@ -67,7 +69,7 @@ def test_a_twentieth_of_the_edges_does_nine_tenths(model: HookedTransformer) -> 
         *(rows_of(model, prompts) for prompts in (task.corrupted, task.clean)),
         metric=task.metric(model),
     )
-    assert by_answers.faithfulness.item() < 0.7, "the pages say that faithfulness depends on the measure: 0.61 here"
+    assert by_answers.faithfulness.item() < 0.7, "the pages say that faithfulness depends on the measure: 0.57 here"
     effects = study.drawn.to_dataframe()["score"]
     assert effects.nunique() > 0.9 * len(effects), "pruning scores are all 1"
 

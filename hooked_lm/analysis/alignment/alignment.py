@@ -18,7 +18,7 @@ from hooked_lm.analysis.alignment.interchange import Hooks, Location, Positions,
 from hooked_lm.engine.edit import Rewrite
 from hooked_lm.extras import later
 from hooked_lm.results import stored
-from hooked_lm.results.scores import Scores
+from hooked_lm.results.measures import Measures
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Alignment(Tabular, nn.Module):
         super().__init__()
         self.location, self.width, self.size = location, width, size
         self.history: dict[str, list[float]] = {}
-        self.accuracy: Scores | None = None
+        self.accuracy: Measures | None = None
         self.about: dict[str, Any] = {}
         start = torch.randn(width, size, generator=torch.Generator().manual_seed(seed))
         self.directions = nn.Parameter(start)
@@ -150,7 +150,8 @@ class Alignment(Tabular, nn.Module):
         found = Alignment(Location(header["site"], own, others, header["heads"]), *weight.shape)
         found.load_state_dict(tensors)
         found.history, found.about = header["history"], header["about"]
-        found.accuracy = None if accuracy is None else Scores(accuracy, {"exchanged": EXCHANGED}, about=found.about)
+        if accuracy is not None:
+            found.accuracy = Measures(accuracy, {"exchanged": EXCHANGED}, [True], about=found.about)
         return found.requires_grad_(False)
 
     def __repr__(self) -> str:

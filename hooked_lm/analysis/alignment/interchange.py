@@ -20,7 +20,8 @@ from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import Rows
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.measures import Measures
+from hooked_lm.results.scores import origin
 
 Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> the new vectors of the base run
@@ -277,7 +278,7 @@ def interchange_accuracy(
     answer_positions: int | Int[Tensor, "..."] = -1,
     candidates: Answers | None = None,
     batch_size: int = 64,
-) -> Scores:
+) -> Measures:
     """Whether the intervened model gives the answer of the causal model: 1 or 0 for each prompt; the accuracy is `.mean`.
 
     Args:
@@ -286,8 +287,8 @@ def interchange_accuracy(
         answer_positions: the position of the answer, one or [batch].
         candidates: the tokens that are compared, a list for all prompts or [batch, n]; None: the vocabulary.
 
-    Returns Scores of one cell, with an interval over prompts. Raises ValueError for prompts, answers or candidates that do not
-    line up, and for unknown tokens, IndexError for positions that are out of range.
+    Returns Measures of one cell, with Wilson's interval over prompts. Raises ValueError for prompts, answers or candidates that
+    do not line up, and for unknown tokens, IndexError for positions that are out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -308,7 +309,7 @@ def interchange_accuracy(
             part = question.some(rows)
             right.append(part.right(part.logits(model, some_rows(model, tokens, numbers), hooks)))
     sites = [each.location.site for each, _ in changes]
-    return Scores(torch.cat(right).float(), {}, about=origin(model, of="accuracy", sites=sites))
+    return Measures(torch.cat(right).float(), {}, [True], about=origin(model, of="accuracy", sites=sites))
 
 
 def _runs(

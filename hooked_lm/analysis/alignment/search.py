@@ -31,7 +31,8 @@ from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.measures import Measures
+from hooked_lm.results.scores import origin
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ def train_alignment(
         steps, learning_rate, batch_size: those of Adam, with batches drawn by `seed`. With a size of 0 or the whole width there
             is nothing to train.
 
-    Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Scores) is 1 or 0 for each held-out pair:
+    Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Measures) is 1 or 0 for each held-out pair:
     whether the intervened model gives the answer. Its axis "exchanged" has the trained subspace, nothing, everything, and a
     random subspace of the same size. `about["accuracy_trained_on"]` is the accuracy on the other pairs. Raises before training
     KeyError for an unknown site, ValueError for arguments that do not line up, and IndexError for positions or ids out of
@@ -244,7 +245,7 @@ def _train(alignment: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Sched
     return history
 
 
-def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> Scores:
+def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> Measures:
     """The accuracy on these pairs, with its baselines."""
 
     def of(size: int, seed: int = 0) -> Alignment:
@@ -252,7 +253,7 @@ def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedu
 
     each = [found, of(0), of(found.width), of(found.size, schedule.seed + 1)]
     values = torch.stack([pairs.right(which, rows, schedule.batch_size) for which in each])
-    return Scores(values, {"exchanged": EXCHANGED}, about=found.about)
+    return Measures(values, {"exchanged": EXCHANGED}, [True], about=found.about)
 
 
 def sweep_alignments(
@@ -266,7 +267,7 @@ def sweep_alignments(
     layers: Sequence[int] | str = "each",
     positions: Sequence[int] | str = "each",
     **settings: Any,
-) -> Scores:
+) -> Measures:
     """Trains an alignment at each layer and position; returns the accuracies on held-out pairs.
 
     Args:
@@ -274,8 +275,8 @@ def sweep_alignments(
         layers, positions: "each", or a list.
         corrupted, clean, answers, size and settings: as for `train_alignment`. The held-out pairs are the same for all.
 
-    Returns Scores with the axes exchanged (the trained "subspace" and its baselines), layer and position (in a tower patch); NaN
-    in layers without the site. Raises the errors of `train_alignment`.
+    Returns Measures with the axes exchanged (the trained "subspace" and its baselines), layer and position (in a tower patch);
+    NaN in layers without the site. Raises the errors of `train_alignment`.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
@@ -297,7 +298,7 @@ def sweep_alignments(
         model.names((site, some_layers[0]))  # raises KeyError, with similar names
     axis, labels = position_axis(model, tokens, next(where for where in sites if where is not None))
     some_positions = chosen(positions, len(labels), "position") or []
-    tried: dict[tuple[int, int], Scores] = {}
+    tried: dict[tuple[int, int], Measures] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
             found = train_alignment(model, tokens, clean, answers, site=where, positions=at, size=size, **settings)
@@ -313,4 +314,4 @@ def sweep_alignments(
         axis: [labels[pos] for pos in some_positions],
     }
     about = {name: value for name, value in first.about.items() if name != "accuracy_trained_on"}
-    return Scores(values, axes, about=about)
+    return Measures(values, axes, [True], about=about)

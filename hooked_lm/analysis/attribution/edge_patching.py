@@ -9,6 +9,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
+from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of, values_of
 from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
@@ -81,7 +82,8 @@ def patch_edges(
                 parts.append(study.carry_out(model, first, metric, other, max_memory, progress))
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(_joined([*parts, interrupt.result])) from None
-    return _joined(parts)
+    found, prompts = _joined(parts), first if other is None or direction == "noise" else other
+    return replace(found, about={**found.about, PROMPTS: identities(model, prompts)})
 
 
 def decoder(model: HookedRootModule) -> Decoder:

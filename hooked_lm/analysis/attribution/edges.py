@@ -26,6 +26,7 @@ from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
+from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
@@ -87,9 +88,10 @@ def attribute_edges(
         progress: whether the exact runs show a progress bar; None: if the work takes longer than a second.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
-    scores. Raises TypeError for another model, ValueError for prompts that do not line up, a metric without a gradient,
-    gradients that are NaN, a model whose stream is not the sum of its writers' outputs, and open hooks at the inputs of
-    readers (see `check_unhooked`); RuntimeError in inference mode.
+    scores. Warns if the metrics of the two runs differ by less than two standard errors over prompts (one prompt has none):
+    then the model may not do this task, and the effects be parts of nothing. Raises TypeError for another model, ValueError for
+    prompts that do not line up, a metric without a gradient, gradients that are NaN, a model whose stream is not the sum of its
+    writers' outputs, and open hooks at the inputs of readers (see `check_unhooked`); RuntimeError in inference mode.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -123,7 +125,9 @@ def attribute_edges(
     }
     settings |= {"steps": steps} if method != "eap" else {}
     settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
+    settings |= {PROMPTS: identities(model, first if other is None or direction == "noise" else other)}
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed})
+    found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     if not drawn:
         return found

@@ -5,9 +5,11 @@ from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.effects import exact_effects
-from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate, minimality
+from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
 from hooked_lm.analysis.circuits.masks import train_masks
+from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
+from hooked_lm.analysis.circuits.null import null_circuits
 from hooked_lm.analysis.circuits.prune import prune
 from hooked_lm.analysis.circuits.run import Runner
 
@@ -23,6 +25,7 @@ __all__ = [
     "exact_effects",
     "from_neuronpedia",
     "minimality",
+    "null_circuits",
     "prune",
     "to_neuronpedia",
     "train_masks",

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Metric
-from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.progress import progress_bar
@@ -66,7 +66,7 @@ def acdc(
         for n_left in search.steps():
             bar.update(runner.n_edges - n_left - bar.n)
     about = origin(model, method="acdc", threshold=threshold, ablation=ablation, metric=runner.metric_name)
-    return Circuit(runner.graph, search.kept, search.changes, about=about)
+    return Circuit(runner.graph, search.kept, search.changes, about={**about, SEEN: runner.prompts})
 
 
 class Search:

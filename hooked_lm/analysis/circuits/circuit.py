@@ -26,6 +26,7 @@ else:
 
 FORMAT = "hooked_lm.Circuit"
 EFFECTS = "exact effects"  # what scores are, in `about`
+SEEN = "search_prompts"  # in `about`: the identities of the prompts that the search saw
 SHOWN = 30  # edges of a figure
 
 

@@ -1,6 +1,7 @@
 """`discover`: find the edges that a task depends on, with any of the methods."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,16 +14,20 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.acdc import acdc
-from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
+from hooked_lm.analysis.circuits.held_out import HeldOut, Pairs, is_per_prompt, of_prompts, searched
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import ABLATIONS, Runner
 from hooked_lm.analysis.circuits.top import at_least, largest
-from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.results.gap import one_warning
 from hooked_lm.results.scores import origin
 
 SOURCES = {
@@ -39,10 +44,11 @@ CHECKED = 100  # default number of edges whose estimates are compared with exact
 OPTIONS: Mapping[str, Sequence[str]] = {
     "acdc": (),
     "pruning": ("share", "steps"),
-    "masks": ("steps", "learning_rate", "seed"),
-    **dict.fromkeys(edges.METHODS, ("steps", "freeze_norms", "check", "seed")),
+    "masks": ("steps", "learning_rate"),
+    **dict.fromkeys(edges.METHODS, ("steps", "freeze_norms", "check")),
     "exact": ("edges",),
 }
+SEEDED = ("masks", *edges.METHODS)  # the methods that draw something
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
@@ -57,11 +63,16 @@ def discover(
     n_edges: int | None = None,
     threshold: float | None = None,
     ablation: str = "resample",
+    held_out: HeldOut = None,
+    seed: int = 0,
     max_memory: int | str = "auto",
     progress: bool | None = None,
     **options: Any,
 ) -> Circuit:
     """Find a circuit: the edges that the behaviour of a model on the clean prompts depends on.
+
+    A circuit fits the prompts of its search better than others. So the search sees a part of the prompts, and the circuit knows
+    which (`about["search_prompts"]`): `evaluate` judges it on the others.
 
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape. The circuit runs on the clean prompts; with resample
@@ -79,12 +90,17 @@ def discover(
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
             are left out.
         ablation: the ablation of edges outside the circuit: "resample", "mean" or "zero"; see `Runner`.
+        held_out: the pairs that the search does not see: a share, or their places; 0 for none. None: half of them if at least 8
+            have different clean prompts, and the metric has a number for each; else none. The search is that of the other pairs
+            alone, and the effects in a result are averaged over its other prompts. Pairs with the same clean prompt are held out
+            together.
+        seed: seed of the choice of held-out pairs, and of methods that draw something.
         max_memory, progress: as for `patching.sweep`.
-        options: further arguments of the method, such as `steps`, `seed` or `check`.
+        options: further arguments of the method, such as `steps` or `check`.
 
-    Returns a Circuit, which is empty if no edge reaches the threshold. Raises ValueError for an unknown method or ablation, for
-    "eap" without a metric, and unless exactly one of n_edges and threshold is given, the one that the method takes; TypeError
-    for options that the method does not take.
+    Returns a Circuit, which is empty if no edge reaches the threshold. Warns as `evaluate`. Raises ValueError for an unknown
+    method or ablation, for "eap" without a metric, unless exactly one of n_edges and threshold is given, the one that the method
+    takes, and for pairs held out with a metric that has one number for all; TypeError for options that the method does not take.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -98,35 +114,88 @@ def discover(
         raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}")
     _check_limits(method, n_edges, threshold)
     limits = {name: limit for name, limit in (("n_edges", n_edges), ("threshold", threshold)) if limit is not None}
-    if isinstance(method, str) and method in SEARCHES:
-        search, _ = SEARCHES[method]
-        common: dict[str, Any] = {
-            "metric": metric,
-            "ablation": ablation,
-            "max_memory": max_memory,
-            "progress": progress,
-        }
-        check_keywords(f"method {method!r}", options, OPTIONS[method])
-        return search(model, corrupted, clean, **common, **limits, **options).pruned()
     if not isinstance(method, str):
         if options:
             raise TypeError(f"effects that were measured take no options, got {', '.join(options)}")
-        name = f"the largest effects ({method.method})" if isinstance(method, Attribution) else "the largest effects"
-        return _best(model, method, name, limits, dict(method.about))
+        return _of_result(model, method, held_out, seed, limits)
     if metric is None and method == "eap":
         raise ValueError(
             "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "
             "another method, such as 'eap-ig-inputs'"
         )
-    named = metric_name(metric) or "the metric"
-    if metric is None:
-        runner = Runner(model, corrupted, clean, max_memory=max_memory)
-        metric, named = runner.metric, runner.metric_name
     check_keywords(f"method {method!r}", options, OPTIONS[method])
-    common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", "max_memory": max_memory}
-    found = _effects(model, corrupted, clean, method, {**common, "progress": progress, **options})
-    about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **options}
+    clean = rows_of(model, clean, "clean")
+    known = identities(model, clean)
+    seen = _searched(model, metric, clean, known, held_out, seed, max_memory)
+    pairs = Pairs(corrupted, clean, metric)
+    if len(seen) < len(known):
+        pairs = pairs.some(model, seen)
+    common: dict[str, Any] = {"max_memory": max_memory, "progress": progress, **options}
+    if method in SEEDED:
+        common["seed"] = seed
+    with one_warning():
+        found = _search(model, pairs, method, ablation, limits, common)
+    return replace(found, about={**found.about, SEEN: [known[place] for place in seen]})
+
+
+def _search(
+    model: Decoder,
+    pairs: Pairs,
+    method: str,
+    ablation: str,
+    limits: Mapping[str, Any],
+    options: dict[str, Any],
+) -> Circuit:
+    """The circuit that a method finds with these pairs."""
+    if method in SEARCHES:
+        search, _ = SEARCHES[method]
+        common = {"metric": pairs.metric, "ablation": ablation, **options}
+        return search(model, pairs.corrupted, pairs.clean, **common, **limits).pruned()
+    metric, named = pairs.metric, metric_name(pairs.metric) or "the metric"
+    if metric is None:
+        runner = Runner(model, pairs.corrupted, pairs.clean, max_memory=options["max_memory"])
+        metric, named = runner.metric, runner.metric_name
+    common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", **options}
+    found = _effects(model, pairs.corrupted, pairs.clean, method, common)
+    settings = {name: value for name, value in options.items() if name not in ("max_memory", "progress")}
+    about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **settings}
     return _best(model, found, method, limits, about)
+
+
+def _searched(
+    model: Decoder,
+    metric: Metric | None,
+    clean: Rows,
+    known: Sequence[str],
+    held_out: HeldOut,
+    seed: int,
+    max_memory: int | str,
+) -> list[int]:
+    """The pairs that a search sees; raises ValueError for a metric that cannot be that of some of them."""
+    seen = searched(known, held_out, seed)
+    if len(seen) == len(known) or is_per_prompt(model, metric, clean, max_memory):
+        return seen
+    if held_out is not None:
+        raise ValueError(
+            f"the metric has one number for all {len(known)} prompts, so none can be held out: give held_out=0, or a metric with "
+            "a number for each prompt"
+        )
+    return list(range(len(known)))
+
+
+def _of_result(model: Decoder, found: SweepResult, held_out: HeldOut, seed: int, limits: Mapping[str, Any]) -> Circuit:
+    """The circuit of the largest effects in a result, averaged over the prompts that are not held out."""
+    known = found.about.get(PROMPTS, [])
+    if known and found.n_prompts == len(known):
+        seen = searched(known, held_out, seed)
+        found, known = of_prompts(found, seen), [known[place] for place in seen]
+    elif held_out:
+        raise ValueError(
+            "this result has one number for all prompts, or does not say of which prompts it is: none can be held out"
+        )
+    name = f"the largest effects ({found.method})" if isinstance(found, Attribution) else "the largest effects"
+    about = {key: value for key, value in found.about.items() if key != PROMPTS}
+    return _best(model, found, name, limits, about | ({SEEN: known} if known else {}))
 
 
 def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: float | None) -> None:

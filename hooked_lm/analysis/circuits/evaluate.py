@@ -13,6 +13,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
+from hooked_lm.analysis.circuits.held_out import JUDGED, Pairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
@@ -169,7 +170,7 @@ class Evaluation(Scores):
             table["edges"].tolist(),
             {shown: columns[name] for name, shown in names.items()},
             intervals,
-            title or TITLE,
+            title or self._title,
             f"edges of {self.n_all:,}, logarithmic",
             self._y_title,
             show_values,
@@ -190,7 +191,7 @@ class Evaluation(Scores):
         by_chance = f"as many random edges: {' to '.join(ends)}" if ends else ""
         interval = (low[0], high[0]) if self.n_prompts > 1 else None
         return viz.bars(
-            self.faithfulness, labels, interval, title or TITLE, "", self._y_title, UPWARDS, subtitle=by_chance
+            self.faithfulness, labels, interval, title or self._title, "", self._y_title, UPWARDS, subtitle=by_chance
         )
 
     def _bars_of_one(self, title: str) -> "go.Figure":
@@ -206,7 +207,7 @@ class Evaluation(Scores):
         values, low, high = torch.stack([torch.stack(bar) for bar in bars.values()], 1)[..., 0]
         [name], [n] = self.axes[CIRCUIT], self.n_edges
         of = f"{name}, " if isinstance(name, str) else ""
-        title = title or f"Faithfulness of one circuit: {of}{n:,} of {self.n_all:,} edges"
+        title = title or f"Faithfulness of one circuit: {of}{n:,} of {self.n_all:,} edges{self._judged_on}"
         interval = (low, high) if self.n_prompts > 1 else None
         return viz.bars(values, list(bars), interval, title, "", self._y_title, UPWARDS)
 
@@ -222,13 +223,21 @@ class Evaluation(Scores):
         return (share + low).float(), (share + high).float()
 
     @property
+    def _title(self) -> str:
+        return f"{TITLE}{self._judged_on}"
+
+    @property
+    def _judged_on(self) -> str:
+        return f", on {self.about[JUDGED]}" if JUDGED in self.about else ""
+
+    @property
     def _y_title(self) -> str:
         metric = self.about.get("metric")
         return f"share of {metric} recovered" if metric else "share recovered"
 
     def _summary(self) -> list[str]:
         if len(self.n_edges) > 8:
-            return [f"area {self.area:.3f}"]
+            return [f"area {self.area:.3f}{self._judged_on}"]
         random, (low, high) = self.random_faithfulness, self._intervals(0.95)
         ends = [f" ({a:.2f} to {b:.2f})" for a, b in zip(_rounded(low[0]), _rounded(high[0]), strict=True)]
         ends = ends if self.n_prompts > 1 else [""] * len(ends)
@@ -241,7 +250,7 @@ class Evaluation(Scores):
                 f"{one} (random {by_chance:.2f})"
                 for one, by_chance in zip(shown, _rounded(random.mean(0)), strict=True)
             ]
-        return [f"faithfulness {', '.join(shown)}"]
+        return [f"faithfulness {', '.join(shown)}{self._judged_on}"]
 
 
 def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
@@ -265,6 +274,10 @@ def evaluate(
     progress: bool | None = None,
 ) -> Evaluation:
     """Faithfulness and completeness of circuits, computed in one batched run.
+
+    A circuit of `discover` knows the prompts of its search. Those are left out, as if only the others were given; if there are no
+    others, the evaluation is of the same prompts as the search, and says so (`about["judged_on"]`, the repr and the figure).
+    There the intervals are too narrow and too high: a search finds the peculiarities of its prompts, too.
 
     Args:
         circuits: a Circuit, a list or a mapping of names to circuits; or effects of edges (an Attribution or a SweepResult with
@@ -294,8 +307,9 @@ def evaluate(
     >>> [abs(round(share, 3)) for share in found.faithfulness[[0, 2]].tolist()]
     [0.0, 1.0]
     """
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    named = _circuits(runner.graph, circuits, sizes)
+    named = _circuits(Graph.of(model), circuits, sizes)
+    pairs, judged_on = Pairs(corrupted, clean, metric).judging(model, named.values(), max_memory)
+    runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, ablation, max_memory)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     n_edges = [circuit.n_edges for circuit in named.values()]
     random = _random(runner.graph, n_edges, n_random, seed)
@@ -305,6 +319,7 @@ def evaluate(
     runner.check_scale(empty)
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
     about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
+    about |= {JUDGED: judged_on} if judged_on else {}
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None
     if drawn is not None:
         drawn[_of_other_sizes(random, n_edges)] = torch.nan
@@ -341,64 +356,6 @@ def _of_other_sizes(
     return is_other
 
 
-@undisturbed
-def minimality(
-    model: Decoder,
-    circuit: Circuit,
-    corrupted: Prompts,
-    clean: Prompts,
-    *,
-    metric: Metric | None = None,
-    of: str = "edges",
-    ablation: str = "resample",
-    max_memory: int | str = "auto",
-    progress: bool | None = None,
-) -> Scores:
-    """The contribution of each edge or node: the metric of the circuit minus that of the circuit without it.
-
-    Args:
-        of: "edges" (`writer -> reader`), or "nodes": all edges from a writer, which makes its inputs irrelevant too.
-
-    Returns Scores with the axis edge or node, in units of the metric. In a minimal circuit no contribution is 0 (Wang et al.
-    2022, arXiv:2211.00593). Raises ValueError for an empty circuit, a circuit of another model, and an unknown `of`.
-
-    >>> from hooked_lm import HookedTransformer
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> circuit = Circuit.of(Graph.of(model), [("input", "m0"), ("m0", "logits"), ("input", "logits")])
-    >>> minimality(model, circuit, "Mary and John left, Mary", "Mary and John left, John").axes
-    {'edge': ('input -> m0', 'input -> logits', 'm0 -> logits')}
-    """
-    if of not in ("edges", "nodes"):
-        raise ValueError(f"of must be 'edges' or 'nodes', got {of!r}")
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
-    circuit.check(runner.graph)
-    if not circuit.n_edges:
-        raise ValueError("the circuit is empty: there is nothing to leave out")
-    without = _without_edges(circuit) if of == "edges" else _without_nodes(circuit)
-    found = runner.values(torch.stack([circuit.edges, *without.values()]), progress)
-    about = origin(model, of=f"{runner.metric_name} lost without it", ablation=ablation, metric=runner.metric_name)
-    return Scores(found[0] - found[1:], {of.removesuffix("s"): list(without)}, about=about)
-
-
-def _without_edges(circuit: Circuit) -> dict[str, Bool[Tensor, "writer reader"]]:
-    found = {}
-    for place, (writer, reader) in zip(
-        circuit.edges.nonzero().tolist(), circuit.graph.named(circuit.edges), strict=True
-    ):
-        found[f"{writer} -> {reader}"] = circuit.edges.clone()
-        found[f"{writer} -> {reader}"][tuple(place)] = False
-    return found
-
-
-def _without_nodes(circuit: Circuit) -> dict[str, Bool[Tensor, "writer reader"]]:
-    found = {}
-    for i, node in enumerate(circuit.graph.writers):
-        if bool(circuit.edges[i].any()):
-            found[node.name] = circuit.edges.clone()
-            found[node.name][i] = False
-    return found
-
-
 def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -> dict[Any, Circuit]:
     """The circuits by label; raises ValueError if there are none, for another model's circuits, and for sizes out of range."""
     if isinstance(given, SweepResult) or (isinstance(given, Circuit) and sizes is not None):
@@ -410,7 +367,8 @@ def _circuits(graph: Graph, given: Given, sizes: Sequence[int | float] | None) -
         numbers = _numbers(SHARES if sizes is None else sizes, graph)
         if sizes is not None and tuple(sizes) != SHARES and len(set(numbers)) < len(numbers):
             raise ValueError(f"sizes give the same number of edges twice: {numbers}")
-        return {n: Circuit(graph, _of_size(graph, scores, n)) for n in numbers}
+        about = given.about if isinstance(given, Circuit) else seen_by(given)
+        return {n: Circuit(graph, _of_size(graph, scores, n), about=about) for n in numbers}
     if sizes is not None:
         raise ValueError("sizes are for effects of edges, or for one circuit with scores")
     if isinstance(given, Circuit):

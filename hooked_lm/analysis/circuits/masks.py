@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
-from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.prune import check_size
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
@@ -95,7 +95,7 @@ def train_masks(
     scores[runner.graph.is_edge] = training.log_alpha.detach().sigmoid()
     settings = {"n_edges": n_edges, "steps": steps, "learning_rate": learning_rate, "metric": runner.metric_name}
     about = origin(model, method="masks", ablation=ablation, seed=seed, **settings)
-    return Circuit(runner.graph, largest(runner.graph, scores, n_edges), scores, about=about)
+    return Circuit(runner.graph, largest(runner.graph, scores, n_edges), scores, about={**about, SEEN: runner.prompts})
 
 
 class Training:

@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
-from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.progress import progress_bar
@@ -78,7 +78,7 @@ def prune(
             left = after
     settings = {"n_edges": n_edges, "share": share, "steps": steps, "metric": runner.metric_name}
     about = origin(model, method="pruning", ablation=ablation, **settings)
-    return Circuit(runner.graph, left, scores, about=about)
+    return Circuit(runner.graph, left, scores, about={**about, SEEN: runner.prompts})
 
 
 def mean_gradient(runner: Runner, left: Bool[Tensor, "writer reader"], steps: int) -> Float[Tensor, "writer reader"]:

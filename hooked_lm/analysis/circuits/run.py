@@ -26,6 +26,7 @@ from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.context import repeated_context
+from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, aligned, rows_of
@@ -110,6 +111,7 @@ class Runner:
         device = next(model.parameters()).device
         own, other = rows_of(model, clean, "clean").to(device), rows_of(model, corrupted, "corrupted").to(device)
         aligned(other, own, model)
+        self.prompts = identities(model, own)
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
         written, _, other_end, _ = _run_whole(model, other, self.writers)
         _check_sum(plain, written, end - other_end, end)

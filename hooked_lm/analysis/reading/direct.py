@@ -21,6 +21,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results import Label
+from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["direct_logit_attribution", "source_attribution"]
@@ -46,6 +47,9 @@ def direct_logit_attribution(
     norm held fixed, the logit before any soft cap is linear in it, so the contributions of all components sum to that logit.
     (`about` names the soft cap of a model.) Indirect effects through later components are not included. The method is due to
     Elhage et al. 2021, "A mathematical framework for transformer circuits".
+
+    Warns if the mean difference is within two standard errors over prompts of 0, as in a model that does not do the task. One
+    prompt has no standard error, and a logit alone no zero that means something: neither warns.
 
     Args:
         prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
@@ -86,7 +90,9 @@ def direct_logit_attribution(
             parts.append(([name], value[None]))
     parts.append(run.constants())
     axes = {"component": [name for names, _ in parts for name in names]}
-    return Scores(torch.cat([values for _, values in parts]), axes, about=_about(model, wrong_answers, pos))
+    found = torch.cat([values for _, values in parts])
+    run.warn_if_small(found.sum(0))
+    return Scores(found, axes, about=_about(model, wrong_answers, pos))
 
 
 @torch.no_grad()
@@ -101,8 +107,8 @@ def source_attribution(
 ) -> Scores:
     """The direct contribution of each head to a logit (difference), split by source position: pattern x value through `W_O`.
 
-    Arguments and errors are those of `direct_logit_attribution`. Returns Scores with the axes layer, head and position, whose
-    sum over positions is the contribution of the head. NaN where a layer has fewer heads. Also raises ValueError for layers
+    Arguments, warnings and errors are those of `direct_logit_attribution`. Returns Scores with the axes layer, head and position,
+    whose sum over positions is the contribution of the head. NaN where a layer has fewer heads. Also raises ValueError for layers
     whose heads are not a sum over positions, such as those that normalise `z`.
 
     >>> from hooked_lm import HookedTransformer
@@ -116,8 +122,10 @@ def source_attribution(
     if without := [layer for layer in which if not isinstance(model.blocks[layer], AttentionPart)]:
         raise ValueError(f"layers {without} have no attention: leave them out of layers")
     sites = [f"blocks.{layer}.attn.hook_{name}" for layer in which for name in ("pattern", "v", "z")]
-    run = _Run(model, tokens, ids, others, pos, [*sites, *_norms(model)])
+    last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
+    run = _Run(model, tokens, ids, others, pos, [*sites, *_norms(model), last])
     each = [run.sources(layer) for layer in which]  # [prompt, head, pos]
+    run.warn_if_small(run.read(run.pos.apply(run.cache[last], -2)[None])[0] + run.constants()[1].sum(0))
     n_heads = max(part.shape[1] for part in each)
     values = torch.full((len(which), n_heads, tokens.shape[1], len(tokens)), float("nan"))
     for place, part in enumerate(each):
@@ -149,6 +157,13 @@ class _Run:
         """The contributions of residual stream vectors to the logits."""
         cache: ActivationCache = self.cache
         return cache.logit_attrs(written, self.ids, self.others, pos_slice=self.pos)
+
+    def warn_if_small(self, difference: Float[Tensor, " prompt"]) -> None:
+        """Warns if the mean difference of logits may be 0."""
+        if self.others is not None:
+            between = "the logits of the answers and of the wrong answers"
+            advice = "the model may not do this task, as an untrained one does not"
+            warn_if_small(difference, between, advice)
 
     def heads(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
         """The contributions of the heads and the attention bias of a layer."""

@@ -157,6 +157,9 @@ def saliency(
     embeddings and times their difference ("integrated gradients"; Sundararajan et al. 2017, arXiv:1703.01365). The signed values
     of the latter sum to the target less its value at the baseline; `gap` is what is missing, and falls with more steps.
 
+    One prompt has no standard error: nothing says whether the target differs from 0 by more than chance, as the logit difference
+    of an untrained model does not. Read `scores`, and compare several prompts.
+
     Args:
         prompt: one text, or ids [pos] or [1, pos]; `VisionInputs` for a model that reads images, whose tokens then count as
             input tokens.

@@ -328,7 +328,8 @@ def test_few_edges_of_the_bundled_model_do_its_task() -> None:
     circuit = discover(model, corrupted, clean, method="pruning", n_edges=75)
     found = evaluate(model, circuit, corrupted, clean)
     assert found.n_edges[0] <= 75
-    assert found.faithfulness[0] >= 0.9
+    assert found.n_prompts == 4, "those that the search did not see"
+    assert found.faithfulness[0] >= 0.8
     places = circuit.graph.is_edge.nonzero()
     drawn = torch.randperm(len(places), generator=torch.Generator().manual_seed(0))[: circuit.n_edges]
     some = torch.zeros_like(circuit.edges)

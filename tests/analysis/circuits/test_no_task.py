@@ -10,13 +10,14 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import attribute_edges, metrics
+from hooked_lm.analysis import attribute_edges, direct_logit_attribution, metrics, source_attribution
 from hooked_lm.analysis.circuits import discover, evaluate
 from hooked_lm.analysis.metrics import Metric
 from hooked_lm.demo.corpus import TASKS, Example
 from hooked_lm.demo.experiment import prompt_pairs
+from hooked_lm.reports import circuit as report
 
-N_PAIRS = 8
+N_PAIRS = 16  # half of them for the search, half to judge it
 PACKAGE = Path(hooked_lm.__file__).parent
 Task = tuple[Tensor, Tensor, Metric]  # corrupted and clean prompts, the difference of their answers' logits
 
@@ -99,3 +100,42 @@ def test_effects_that_were_measured_before_warn_too(model: HookedTransformer) ->
 @pytest.mark.parametrize("name", ["capitals", "days", "months", "pronouns", "agreement"])
 def test_trained_tasks_do_not_warn(model: HookedTransformer, name: str) -> None:
     assert warned(model, drawn(model, name), "eap") == 0
+
+
+# ---- what is split into parts ----------------------------------------------------------------------------------------
+
+
+def warnings_of(model: HookedTransformer, way: str) -> int:
+    """How often a function warns that what it splits may be 0."""
+    pairs = prompt_pairs(N_PAIRS)
+    clean, corrupted, *answers = (
+        [getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer")
+    )
+    corrupted_ids, clean_ids, metric = names(model)
+    ways = {
+        "edges": lambda: attribute_edges(model, corrupted_ids, clean_ids, metric=metric, check=False),
+        "direct": lambda: direct_logit_attribution(model, clean, *answers),
+        "sources": lambda: source_attribution(model, clean, *answers, layers=[1]),
+        "report": lambda: report.find(
+            model, report.Task(clean, corrupted, *answers), method="eap", n_edges=30, check=9
+        ),
+    }
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        ways[way]()
+    ours = [warning for warning in found if "hardly differ" in str(warning.message)]
+    assert all(PACKAGE not in Path(warning.filename).parents for warning in ours), "a warning points into the package"
+    return len(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["edges", "direct", "sources", "report"])
+def test_parts_of_nothing_are_warned_of_once(model: HookedTransformer, way: str) -> None:
+    assert warnings_of(model.untrained(0), way) == 1
+    assert warnings_of(model, way) == 0
+
+
+def test_one_prompt_has_no_standard_error(model: HookedTransformer) -> None:
+    twin = model.untrained(0)
+    direct_logit_attribution(twin, "The capital of France is", " Paris", " Rome")  # warnings are errors here
+    direct_logit_attribution(twin, ["The capital of France is", "The capital of Italy is"], [" Paris", " Rome"])

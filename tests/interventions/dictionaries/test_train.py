@@ -376,7 +376,7 @@ def test_a_filling_is_the_vectors_of_the_next_texts_without_padding(model: Hooke
 
 
 def test_figures_are_those_of_hand_written_runs(model: HookedTransformer, texts: list[str]) -> None:
-    sae = train_dictionary(model, texts, site=SITE, width=160, k=4, steps=10, vectors_per_step=64, held_out=0.0).sae
+    sae = train_dictionary(model, texts, site=SITE, width=160, k=4, steps=10, vectors_per_step=64, held_out=0).sae
     apart = texts[:5]
     figures = evaluate_dictionary(model, apart, sae, batch_size=2)
     rows = [model.run_with_cache(text, names_filter=SITE)[1][SITE][0] for text in apart]

@@ -1,0 +1,171 @@
+"""Which prompts a search sees, and which are left to judge what it finds.
+
+A search finds the edges that its prompts need, and their peculiarities with them: on the same prompts what it finds looks better
+than on others. So a circuit keeps digests of the prompts of its search, and is evaluated on others.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.analysis import metrics
+from hooked_lm.analysis.attribution.gradients import Metric
+from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
+from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.metric_trace import Index, TracedLogits, UntracedAccess
+from hooked_lm.engine.prompts import Prompts, chosen, rows_of, some_rows
+from hooked_lm.engine.result import SweepResult
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows
+
+SHARE, ENOUGH = 0.5, 8  # of the pairs, held out by default if there are so many
+JUDGED = "judged_on"  # in `about` of an evaluation
+UNSEEN, SAME, PARTLY = (
+    "prompts that the search did not see",
+    "same prompts as the search",
+    "partly the same prompts as the search",
+)
+HeldOut = float | Sequence[int] | None
+Own = TypeVar("Own", bound=SweepResult)
+
+
+# ---- metrics of some prompts -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RearrangedMetric:
+    """A metric of `len(source)` prompts as one of other rows: prompt i reads row `source[i]` of the logits, and its number is
+    that of the rows `i` of `kept`. The metric has one number for each prompt, which depends on the logits of that prompt alone.
+    """
+
+    metric: Metric
+    source: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @classmethod
+    def of_rows(cls, metric: Metric, rows: Sequence[int], n_prompts: int) -> "RearrangedMetric":
+        """The metric of some of its prompts; the others read the first of them, and their numbers are left out."""
+        place = {row: at for at, row in enumerate(rows)}
+        return cls(metric, tuple(place.get(row, 0) for row in range(n_prompts)), tuple(rows))
+
+    @classmethod
+    def permuted(cls, metric: Metric, answers: Sequence[int]) -> "RearrangedMetric":
+        """The metric with the answers of other prompts: row i has those of prompt `answers[i]`."""
+        source = [0] * len(answers)
+        for row, prompt in enumerate(answers):
+            source[prompt] = row
+        return cls(metric, tuple(source), tuple(answers))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.metric, "name", getattr(self.metric, "__name__", "")))
+
+    @property
+    def rises_with_answer(self) -> bool:
+        return bool(getattr(self.metric, "rises_with_answer", False))
+
+    def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " row"]:
+        source = torch.tensor(self.source, device=logits.device)
+
+        def take(index: Index) -> Tensor:
+            first, pos, token = index
+            if isinstance(first, slice):
+                return logits[:, pos, token][source][first]
+            return logits[source[first], pos, token]
+
+        shown = TracedLogits.over(torch.Size([len(source), *logits.shape[1:]]), logits, take)
+        try:
+            found: Any = self.metric(shown)
+        except (
+            UntracedAccess,
+            Exception,
+        ):  # it does more than to index the logits, or is wrong: then it fails below too
+            shown.is_untraced = True
+        if shown.is_untraced:
+            found = self.metric(logits[source])
+        if not isinstance(found, Tensor) or found.shape != (len(source),):
+            raise ValueError(f"the metric must give one number for each of the {len(source)} prompts")
+        return found[torch.tensor(self.kept, device=found.device)]
+
+
+def is_per_prompt(model: Decoder, metric: Metric | None, clean: Rows, max_memory: int | str) -> bool:
+    """Whether a metric has a number for each prompt, so that it can be that of some of them."""
+    if metric is None or isinstance(metric, (metrics.Metric, RearrangedMetric)):
+        return True
+    return Experiment(model, clean, [metric], max_memory=max_memory).scores.shape[-1] == len(clean)
+
+
+def of_prompts(found: Own, rows: Sequence[int]) -> Own:
+    """The part of a result that is of some of its prompts."""
+    tensors = {name: getattr(found, name)[..., list(rows)] for name in found._tensors()}
+    return replace(found, **tensors, fingerprint="")
+
+
+# ---- what a search sees ----------------------------------------------------------------------------------------------
+
+
+def searched(known: Sequence[str], held_out: HeldOut, seed: int) -> list[int]:
+    """The places of the prompts that a search sees, from the identities of all.
+
+    Prompts with the same identity are seen together, or held out together. Raises ValueError for a share or places that leave
+    no prompt to either.
+    """
+    n, distinct = len(known), list(dict.fromkeys(known))
+    if held_out is None:
+        held_out = SHARE if len(distinct) >= ENOUGH else 0
+    if isinstance(held_out, (int, float)):
+        if held_out == 0:
+            return list(range(n))
+        if not 0 < held_out < 1 or len(distinct) < 2:
+            raise ValueError(
+                f"held_out is a share from 0 to below 1 of two different pairs at least, or places of pairs; got {held_out} of "
+                f"{len(distinct)}"
+            )
+        order = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
+        n_held = min(max(round(held_out * len(distinct)), 1), len(distinct) - 1)
+        held = {distinct[place] for place in order[:n_held]}
+    else:
+        held = {known[place] for place in chosen(held_out, n, "held_out") or []}
+    if not (seen := [place for place, one in enumerate(known) if one not in held]):
+        raise ValueError(f"all {n} pairs are held out: none are left to search")
+    return seen
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of prompts with their metric."""
+
+    corrupted: Prompts
+    clean: Prompts
+    metric: Metric | None
+
+    def some(self, model: Decoder, rows: Sequence[int]) -> "Pairs":
+        """Some of the pairs, with the metric of these."""
+        corrupted, clean = rows_of(model, self.corrupted, "corrupted"), rows_of(model, self.clean, "clean")
+        metric = None if self.metric is None else RearrangedMetric.of_rows(self.metric, rows, len(clean))
+        return Pairs(some_rows(model, corrupted, rows), some_rows(model, clean, rows), metric)
+
+    def judging(self, model: Decoder, circuits: Iterable[Circuit], max_memory: int | str) -> "tuple[Pairs, str]":
+        """The pairs on which circuits are judged, those that no search of them saw if there are some, and what they are in
+        words: "" if it is not known of any circuit what its search saw."""
+        seen = [circuit.about[SEEN] for circuit in circuits if SEEN in circuit.about]
+        if not seen:
+            return self, ""
+        clean = rows_of(model, self.clean, "clean")
+        known = identities(model, clean)
+        unseen = [place for place, one in enumerate(known) if not any(one in some for some in seen)]
+        if len(unseen) in (0, len(known)):
+            return self, UNSEEN if unseen else SAME
+        if not is_per_prompt(model, self.metric, clean, max_memory):
+            return self, PARTLY
+        return self.some(model, unseen), UNSEEN
+
+
+def seen_by(found: SweepResult) -> dict[str, Any]:
+    """What circuits of measured effects know of the prompts that these were measured on."""
+    return {SEEN: found.about[PROMPTS]} if PROMPTS in found.about else {}

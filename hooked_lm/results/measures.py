@@ -1,0 +1,48 @@
+"""Measures: scores of which some are shares from 0 to 1, with the intervals of shares."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.scores import METRIC, Scores
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Measures(Scores):
+    """Metrics for each prompt; `shares` says of each metric whether it is a share from 0 to 1, as accuracies are.
+
+    The intervals of shares are Wilson's (1927), which have a width even if all prompts are right; other metrics have those of
+    `Scores`. Without an axis "metric", `shares` has one entry. Raises ValueError for another number of entries.
+
+    >>> low, high = Measures(torch.ones(12), {}, [True]).interval()
+    >>> round(float(low), 2), float(high)
+    (0.76, 1.0)
+    """
+
+    shares: Sequence[bool]
+
+    def _check(self) -> None:
+        super()._check()
+        object.__setattr__(self, "shares", list(self.shares))
+        if len(self.shares) != (n := len(self.axes.get(METRIC, [""]))):
+            raise ValueError(f"shares has an entry for each of {n} metrics, got {len(self.shares)}")
+
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        ends = torch.stack(wilson(values, level))
+        if not all(self.shares):
+            is_share = torch.tensor(self.shares).repeat_interleave(len(values) // len(self.shares))
+            ends = ends.where(is_share, torch.stack(bootstrap(values, level, n_resamples, seed)))
+        return ends[0], ends[1]
+
+    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
+        changed = super()._changed_by(name, index)
+        if name != METRIC:
+            return changed
+        return {**changed, "shares": [self.shares[i] for i in ([index] if isinstance(index, int) else index)]}
