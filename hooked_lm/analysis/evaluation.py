@@ -14,7 +14,8 @@ from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.results import Scores
-from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.bootstrap import wilson, wilson_prompts
+from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.scores import METRIC, origin
 
 
@@ -35,15 +36,24 @@ class Measures(Scores):
     def _interval_of(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        is_share = torch.tensor(self.shares)
-        of_shares, others = wilson(values, level), bootstrap(values, level, n_resamples, seed)
-        return torch.where(is_share, of_shares[0], others[0]), torch.where(is_share, of_shares[1], others[1])
+        [is_share] = self.shares  # intervals are those of one metric at a time
+        if is_share:
+            return wilson(by_group(values, self.groups), level)
+        return super()._interval_of(values, level, n_resamples, seed)
+
+    def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
+        """As `Scores.power`; of shares, the number for which Wilson's interval of the same mean is as narrow."""
+        if METRIC in self.axes or not self.shares[0]:
+            return super().power(width, level, simultaneous)
+        return torch.tensor(float(wilson_prompts(float(self.mean), width, level)))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         return {"shares": [self.shares[i] for i in ([index] if isinstance(index, int) else index)]}
 
 
-def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_memory: int | str = "auto") -> Measures:
+def evaluate(
+    model: HookedRootModule, prompts: Prompts, metric: Metrics, *, groups: Groups = None, max_memory: int | str = "auto"
+) -> Measures:
     """A metric of the logits for each prompt; `.mean` is the mean, `.interval()` its 95% confidence interval.
 
     The interval of `metrics.accuracy` is Wilson's (1927), that of other metrics bootstrap over prompts.
@@ -52,9 +62,11 @@ def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_
         prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all; or a mapping of names to such
             functions, which adds an axis "metric". See `hooked_lm.analysis.metrics`.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: as in `patching.sweep`.
 
-    Raises ValueError for prompts of different lengths, and for a metric that is NaN or has another number of prompts.
+    Raises ValueError for prompts of different lengths, for groups that are not one label for each prompt, and for a metric that
+    is NaN or has another number of prompts.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import evaluate, metrics
@@ -67,4 +79,5 @@ def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_
     names = [name for name in metrics if name]
     scores = Experiment(model, rows_of(model, prompts), list(metrics.values()), max_memory=max_memory).scores
     shares = [isinstance(one, Metric) and one.name == "accuracy" for one in metrics.values()]
-    return Measures(scores if names else scores[0], {METRIC: names} if names else {}, shares, about=origin(model))
+    values, axes = scores if names else scores[0], {METRIC: names} if names else {}
+    return Measures(values, axes, shares, about=origin(model), groups=checked_groups(groups, scores.shape[1]))
