@@ -20,7 +20,7 @@ from hooked_lm.results.callers import stacklevel_outside
 
 NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
-TOO_SKEWED = 0.8  # that from which on even it holds too few means
+TOO_SKEWED = 0.28  # times the root of the number of prompts: that from which on even it holds too few means
 FEWEST_PROMPTS, ENOUGH_PROMPTS = 4, 8  # the skewness of fewer is chance: to widen intervals, and to warn
 SMALLEST_ERROR = 0.25  # of the standard error of a resample, in those of the sample
 MOST_DRAWS = 1 << 26  # of cells in resamples, to find the largest |t|
@@ -43,8 +43,9 @@ def bootstrap(
     the tail. Prompts are drawn with replacement, the same for all cells, from a separate generator. NaN where a value is not
     finite, and everywhere for a single prompt.
 
-    Warns (SkewWarning) of a skewness above 0.8 over eight prompts or more. Raises ValueError for a level outside of (0, 1) or
-    less than one resample.
+    Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts, from eight on (0.8 for eight, 2.2 for
+    64), as the error of the level falls with that root. Raises ValueError for a level outside of (0, 1) or less than one
+    resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
@@ -131,7 +132,7 @@ def skewness(values: Float[Tensor, "cell prompt"]) -> float:
 def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
     """Warns if intervals of the means contain the true ones less often than their level says; returns the skewness."""
     found = skewness(values)
-    if found > TOO_SKEWED and values.shape[1] >= ENOUGH_PROMPTS:
+    if found > TOO_SKEWED * values.shape[1] ** 0.5 and values.shape[1] >= ENOUGH_PROMPTS:
         warnings.warn(
             f"the values are skewed over the {values.shape[1]} prompts or groups (skewness {found:.2g}): a few have most of the "
             "sum, and intervals contain the true means less often than their level says; use more prompts, or a metric that is "
