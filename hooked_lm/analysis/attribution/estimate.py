@@ -118,27 +118,18 @@ class Attribution(SweepResult):
         simultaneous: bool = True,
     ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
         """The intervals of the exact means, from those of the estimates and of the cells with exact values."""
-        if self.errors is None or self.floor is None:
+        if self.exact is None or self.errors is None or self.floor is None:
             return torch.full(places.shape, torch.nan), torch.full(places.shape, torch.nan)
-        how = (level, n_resamples, seed, simultaneous)
+        exact = self.exact.reshape(values.shape) + (values - self.values.reshape(values.shape))
+        is_exact = ~exact.isnan().any(1)
+        measured = torch.where(is_exact[:, None], exact, values)
+        low, high = super()._ends(measured, places, level, n_resamples, seed, simultaneous)
         mean, size = values[places].mean(1), self._ranked().reshape(values.shape)[places].mean(1).abs()
         error = _quantile(self.errors, level) * (size + self.floor)
-        if self.exact is None:
-            exact = torch.full_like(values, torch.nan)
-        else:
-            exact = self.exact.reshape(values.shape) + (values - self.values.reshape(values.shape))
-        is_exact = ~exact[places].isnan().any(1)
-        low, high = torch.full_like(mean, torch.nan), torch.full_like(mean, torch.nan)
-        if bool(is_exact.any()):
-            ends = super()._ends(exact, places[is_exact], *how)
-            low[is_exact], high[is_exact] = ends[0].minimum(mean[is_exact]), ends[1].maximum(mean[is_exact])
-        if not bool(is_exact.all()) and bool(error.isfinite().any()):
-            others = ~is_exact
-            ends = super()._ends(values, places[others], *how)
-            below, above = mean[others] - ends[0], ends[1] - mean[others]
-            low[others] = mean[others] - torch.hypot(below, error[others])
-            high[others] = mean[others] + torch.hypot(above, error[others])
-        return low, high
+        return (
+            torch.where(is_exact[places], low.minimum(mean), mean - torch.hypot(mean - low, error)),
+            torch.where(is_exact[places], high.maximum(mean), mean + torch.hypot(high - mean, error)),
+        )
 
     # ---- agreement ---------------------------------------------------------------------------------------------------
 
