@@ -9,6 +9,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import NormalDist
 
 import numpy as np
@@ -141,6 +142,18 @@ def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
             stacklevel=stacklevel_outside(sys._getframe()),
         )
     return found
+
+
+@contextmanager
+def in_words() -> Iterator[list[str]]:
+    """Skewed values are not warned of inside this context: the list that it gives has a word about them after it. For what is
+    shown, which must not warn."""
+    words: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SkewWarning)
+        yield words
+    if any(issubclass(one.category, SkewWarning) for one in caught):
+        words.append("values are skewed, so intervals may be too narrow")
 
 
 def wilson(

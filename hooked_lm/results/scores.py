@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import bootstrap, largest_t, prompts_needed, simultaneous_level
+from hooked_lm.results.bootstrap import bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
@@ -374,7 +374,9 @@ class Scores(Tabular):
             prompts += f" in {n_groups} group{'s' * (n_groups != 1)}"
         if METRIC in self.axes:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
-        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([*self._range(), *self._summary()])})"
+        with in_words() as skewed:
+            parts = [*self._range(), *self._summary()]
+        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([*parts, *skewed])})"
 
     @property
     def _counted(self) -> str:
@@ -396,13 +398,15 @@ class Scores(Tabular):
         metrics = [[one] for one in self.axes.get(METRIC, ())] or [[]]
         axes = [list(labels) for name, labels in self.axes.items() if name != METRIC]
         columns, rows = [], []
-        for metric, part in zip(metrics, parts, strict=True):
-            best, numbers = part._largest(SHOWN)
-            columns = [*self.axes, *numbers]
-            cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
-            for place, *values in cells:
-                rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
-        about = f"<p>Means of {self.n_prompts} prompts, {self._about_intervals}.</p>" if self.n_prompts > 1 else ""
+        with in_words() as skewed:
+            for metric, part in zip(metrics, parts, strict=True):
+                best, numbers = part._largest(SHOWN)
+                columns = [*self.axes, *numbers]
+                cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
+                for place, *values in cells:
+                    rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
+        words = ", ".join([f"Means of {self.n_prompts} prompts, {self._about_intervals}", *skewed])
+        about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
         return summary(repr(self), html_table(columns, rows), about, how)
 

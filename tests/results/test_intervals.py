@@ -123,6 +123,7 @@ def test_skewed_values_are_named_from_eight_prompts_on():
         Scores(tail, {"head": [0]}).top()
     with pytest.warns(SkewWarning):
         Scores(tail, {"head": [0]}).to_dataframe()
+    assert "values are skewed" in Scores(tail, {"head": [0]})._repr_html_(), "what is shown says it and does not warn"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Scores(tail[:, 2:], {"head": [0]}).interval()  # the skewness of six says little
