@@ -5,11 +5,14 @@ from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import METRIC, origin
 
 
-def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_memory: int | str = "auto") -> Measures:
+def evaluate(
+    model: HookedRootModule, prompts: Prompts, metric: Metrics, *, groups: Groups = None, max_memory: int | str = "auto"
+) -> Measures:
     """A metric of the logits for each prompt; `.mean` is the mean, `.interval()` its 95% confidence interval.
 
     The interval of `metrics.accuracy` is Wilson's (1927), that of other metrics bootstrap over prompts.
@@ -18,9 +21,11 @@ def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_
         prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all; or a mapping of names to such
             functions, which adds an axis "metric". See `hooked_lm.analysis.metrics`.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: as in `patching.sweep`.
 
-    Raises ValueError for prompts of different lengths, and for a metric that is NaN or has another number of prompts.
+    Raises ValueError for prompts of different lengths, for groups that are not one label for each prompt, and for a metric that
+    is NaN or has another number of prompts.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import evaluate, metrics
@@ -33,4 +38,5 @@ def evaluate(model: HookedRootModule, prompts: Prompts, metric: Metrics, *, max_
     names = [name for name in metrics if name]
     scores = Experiment(model, rows_of(model, prompts), list(metrics.values()), max_memory=max_memory).scores
     shares = [isinstance(one, Metric) and one.name == "accuracy" for one in metrics.values()]
-    return Measures(scores if names else scores[0], {METRIC: names} if names else {}, shares, about=origin(model))
+    values, axes = scores if names else scores[0], {METRIC: names} if names else {}
+    return Measures(values, axes, shares, about=origin(model), groups=checked_groups(groups, scores.shape[1]))

@@ -64,7 +64,7 @@ def _show_setting(model: "HookedTransformer", pair: "experiment.Pair") -> None:
 
 
 def _show_result(result: "experiment.Result", clean: float, corrupted: float) -> None:
-    intervals = ", with 95% intervals over the pairs" if len(result.pairs) > 1 else ""
+    intervals = ", with 95% intervals of all heads at once" if len(result.pairs) > 1 else ""
     say(
         f"\n[bold]logit difference[/] over {len(result.pairs)} pairs of prompts: clean {clean:+.2f}, corrupted {corrupted:+.2f}"
         f"\n[bold]heads[/] by the effect of patching their output (0: corrupted, 1: clean){intervals};"

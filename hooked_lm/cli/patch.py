@@ -220,7 +220,8 @@ def _show_study(study: "PairTable", started: float, html: Path | None) -> Result
         return {"study": str(study), "complete": False, "shards": shards}
     scores = study.scores(align=None if study.has_one_length else "end")
     effects = scores.top(10)
-    say("\nThe largest effects, means over the pairs with 95% intervals:")
+    intervals = " with 95% intervals of all cells at once" if "low" in effects else ""
+    say(f"\nThe largest effects, means over the pairs{intervals}:")
     show_table(records(readable(effects)), NUMBERS)
     if html is not None:
         found = viz.Section("What was found", viz.Plate(scores.plot()), "The largest effects:", readable(effects))

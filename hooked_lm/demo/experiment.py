@@ -259,8 +259,8 @@ def _prompts_section(result: Result) -> viz.Section:
     if n_pairs > 1:
         notes[strongest] = f"{top['low'][0]:.0%} to {top['high'][0]:.0%}"
     intervals = (
-        "Intervals hold 95% of the means of as many pairs, drawn again from these with replacement (bootstrap); the mean "
-        "difference that is called 1 is taken as given."
+        "Intervals are those of all cells of a figure at once, which all contain the means of other pairs like these in 95% of "
+        "cases; the mean difference that is called 1 is taken as given."
         if n_pairs > 1
         else "There are no intervals: one pair says nothing about others."
     )
@@ -325,7 +325,7 @@ def _heads_section(result: Result) -> viz.Section:
     restored, *ends = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high") if name in top)
     interval = (ends[0], ends[1]) if ends else None
     strongest = viz.bars(restored, ranking["head"].tolist(), interval, x_title="head", y_title="restored")
-    with_intervals = ", with 95% intervals over the pairs" if interval else ""
+    with_intervals = ", with 95% intervals over the pairs, of all heads at once" if interval else ""
     return viz.Section(
         "Which heads carry it",
         "The output of each attention head, at all positions together.",
@@ -395,7 +395,7 @@ def _layer_map(result: Result, site: str) -> Any:
 
 
 def _interval(effects: patching.SweepResult) -> tuple[Tensor, Tensor] | None:
-    return effects.interval() if effects.n_prompts > 1 else None
+    return effects.interval(simultaneous=True) if effects.n_prompts > 1 else None
 
 
 def _patterns_section(result: Result) -> viz.Section:

@@ -22,6 +22,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results import Label
 from hooked_lm.results.callers import stacklevel_outside
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import origin
 from hooked_lm.shown import Shown, Table, in_short
 
@@ -77,13 +78,15 @@ class Study(Shown):
         max_memory: int | str = "auto",
         progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        groups: Groups = None,
     ) -> SweepResult:
-        """Runs all cells on these tokens; `other` are the tokens of the other baseline.
+        """Runs all cells on these tokens; `other` are the tokens of the other baseline, `groups` the label of each prompt.
 
         With a `checkpoint`, results are written to that file every 30 seconds and at the end, and an existing file of the same
         sweep is resumed: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises before any forward
         pass: ValueError for a study without cells, and for an unnamed metric that cannot be identified; OSError for a file
-        that cannot be written. ValueError, before any cell runs, for a file of another sweep. If writing fails later, a
+        that cannot be written. ValueError, before any cell runs, for a file of another sweep and
+        for groups that are not one label for each prompt. If writing fails later, a
         CheckpointWarning is issued and the result is returned. On an interrupt, raises SweepInterrupted, a KeyboardInterrupt
         with the partial result.
         """
@@ -101,7 +104,8 @@ class Study(Shown):
         if baseline is not None:
             both = (experiment.scores, baseline)
             _warn_if_swapped(metrics, *(both if self.changes == "corrupted" else both[::-1]))
-        run = _Run(self, experiment, metrics, baseline, checkpoint, digest)
+        of_prompts = checked_groups(groups, experiment.scores.shape[1])
+        run = _Run(self, experiment, metrics, baseline, checkpoint, digest, of_prompts)
         try:
             run.run(progress)
             run.save()
@@ -153,7 +157,9 @@ class _Run:
         other: Tensor | None,
         checkpoint: str | os.PathLike[str] | None,
         digest: str,
+        groups: Sequence[Label] | None,
     ) -> None:
+        self.groups = groups
         self.study, self.experiment, self.other = study, experiment, other
         self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.fingerprint = digest
@@ -208,7 +214,12 @@ class _Run:
         base = shaped(self.experiment.scores)
         clean = None if self.other is None else shaped(self.other)
         cost = asdict(self.experiment.cost)
-        about: dict[str, Any] = {"cost": cost, "base": self.study.changes, "fingerprint": self.fingerprint}
+        about: dict[str, Any] = {
+            "cost": cost,
+            "base": self.study.changes,
+            "fingerprint": self.fingerprint,
+            "groups": self.groups,
+        }
         about["about"] = origin(self.experiment.model, what=self.study.title) | self.metric_name
         if self.experiment.obstacle is not None:
             about["about"]["whole_forwards"] = f"each cell is one: {self.experiment.obstacle}"

@@ -23,6 +23,7 @@ from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label, stored
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import Scores, origin
 from hooked_lm.results.tabular import Tabular
@@ -347,6 +348,7 @@ def sweep_steering(
     layers: Layers = "each",
     positions: str = "all",
     unit: bool = False,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
@@ -358,6 +360,7 @@ def sweep_steering(
         metric: from logits [batch, pos, d_vocab] to a number for each prompt; or several by name.
         positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each.
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
 
     Returns a SweepResult with the axes (metric), layer and coefficient; coefficient labels are ints if whole, otherwise
@@ -389,6 +392,7 @@ def sweep_steering(
     vectors._check_width(model, sites)
     given = contrast.listed(prompts, "prompts")
     ids = _ids(model, given)
+    of_prompts = checked_groups(groups, len(ids))
 
     def swept(rows: list[int]) -> SweepResult:
         whole = given if isinstance(given, VisionInputs) else None  # its prompts have one length
@@ -402,7 +406,7 @@ def sweep_steering(
     groups = [[row for row in range(len(ids)) if ids[row].shape == ids[first].shape] for first in _firsts(ids)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
     found = _joined([swept(rows) for rows in groups], groups)
-    return replace(found, about={**found.about, **origin(model, **settings)})
+    return replace(found, about={**found.about, **origin(model, **settings)}, groups=of_prompts)
 
 
 def _labels(coefficients: Sequence[float | int]) -> list[Label]:

@@ -29,6 +29,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.results.groups import Groups
 
 # prompts of any length
 Dataset = Prompts | Sequence[Int[Tensor, "_"]] | Sequence[VisionInputs]
@@ -60,6 +61,7 @@ def ablate(
     neurons: Which = "each",
     positions: Which = None,
     seed: int = 0,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -87,7 +89,7 @@ def ablate(
             ablates all together.
         positions: "each" or a list adds an axis, None ablates all positions together ("each" for components="positions").
         seed: seed of the draws of "resample", which do not use the global generators.
-        max_memory, progress, checkpoint: as in `sweep`.
+        groups, max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), layer, position, head and neuron that the arguments add. Its baseline
     `corrupted` is the run without ablation, so `.effects()` is the effect of each ablation; there is no `clean`. NaN for a head,
@@ -125,7 +127,7 @@ def ablate(
     else:
         value = _zeros(model)
     study = _together(plan.study(value, f"ablating {components}"))
-    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint)
+    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint, groups)
 
 
 def _check_options(

@@ -21,6 +21,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.models.checks import check_equal_heads
 from hooked_lm.results import Label
+from hooked_lm.results.groups import Groups
 
 Sender = str | tuple[int, int | str]  # "L1H7" or "m1", or (layer, head) or (layer, "mlp")
 Receiver = Sender | tuple[int, int, str]  # "L1H7<q>", or (layer, head, "q"); a head without a letter: all three
@@ -39,6 +40,7 @@ def path_patch(
     *,
     metric: Metrics,
     freeze: str = "attention",
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -56,7 +58,7 @@ def path_patch(
             whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
         senders: "heads" (all heads), "mlps", or a list of heads and MLPs such as ["L1H7", "m0"].
         freeze: "attention" recomputes MLPs, "all" freezes them too.
-        metric, max_memory, progress, checkpoint: as for `sweep`.
+        metric, groups, max_memory, progress, checkpoint: as for `sweep`.
 
     Returns a SweepResult with the axes layer and head, layer, or sender; a sender without a path to a receiver has the value of
     the corrupted run. Raises ValueError for an empty list, an unknown word, and a receiver without such an input; IndexError
@@ -80,7 +82,7 @@ def path_patch(
     else:
         cells = paths.to_inputs(places, receivers)
     study = Study(axes, cells, title="patching paths")
-    return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, checkpoint)
+    return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, checkpoint, groups)
 
 
 @undisturbed
@@ -92,6 +94,7 @@ def head_to_head(
     metric: Metrics,
     freeze: str = "all",
     inputs: Sequence[str] = INPUTS,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
@@ -123,7 +126,8 @@ def head_to_head(
             axes = {**all_axes, "from_layer": [layer]}
             study = Study(axes, paths.pairs(layer, inputs), title=f"paths from layer {layer}")
             if study.cells:
-                parts.append(study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress))
+                runs = paths.tokens, metric, paths.clean
+                parts.append(study.carry_out(model, *runs, max_memory, progress, groups=groups))
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(_joined([*parts, interrupt.result], n_layers)) from None
     return _joined(parts, n_layers)

@@ -12,6 +12,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, ids_of
+from hooked_lm.results.groups import Groups
 
 
 @undisturbed
@@ -29,6 +30,7 @@ def sweep(
     source: Values = "clean",
     direction: str = "denoise",
     decoder_input: Target = None,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -53,6 +55,7 @@ def sweep(
         decoder_input: the decoder input of an encoder-decoder in all runs: ids or texts, one for all prompts or one per prompt;
             None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
             ..., those of one stack in a grid; each cell is a whole forward pass.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
         progress: whether to show a progress bar; None: if the work takes longer than a second.
         checkpoint: a file for partial results, from which the same sweep resumes.
@@ -81,7 +84,7 @@ def sweep(
         "corrupted" if direction == "denoise" else "clean",
     )
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
-    return study.carry_out(model, first, metric, other, max_memory, progress, checkpoint)
+    return study.carry_out(model, first, metric, other, max_memory, progress, checkpoint, groups)
 
 
 def both_runs(

@@ -25,6 +25,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import Rows, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.windows import windows_of
+from hooked_lm.results.groups import Groups, checked_groups
 
 # positions; a text, or one for each prompt; or images, each with the numbers of its tokens or patches
 Subject = int | str | Sequence[int] | Sequence[str] | Mapping[int, Which]
@@ -47,6 +48,7 @@ def causal_trace(
     sites: str | Sequence[str] | None = None,
     layers: Which = "each",
     positions: Which = "each",
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -76,6 +78,7 @@ def causal_trace(
         sites: short names; several add an axis. None: those of "resid_post", "attn_out", "mixer_out", "mlp_out" that the model
             has. Those of a vision tower, as "vision.resid_post", have the axis patch instead of position.
         layers, positions: "each" adds an axis, a list an axis of these indices, None restores all together.
+        groups: as in `sweep`. None: each of several prompts is a group of its samples, which are not independent.
         max_memory, progress, checkpoint: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), (site), layer and position that the arguments add. `corrupted` are the
@@ -106,6 +109,7 @@ def causal_trace(
     grid = _Grid(model, tokens, _names(model, sites), layers, positions, window)
     metrics = named(metric)
     clean = Experiment(model, tokens, list(metrics.values()), (), max_memory)
+    labels = checked_groups(groups, n := clean.scores.shape[1]) or tuple(range(n))
     values = values_of(model, tokens, [embed, *grid.sites])
     noised = _noised(values[embed], noisy, noise, n_samples, seed)
     base = Edit(embed, noised, tuple(noisy.any(0).nonzero().flatten().tolist()))
@@ -122,6 +126,7 @@ def causal_trace(
         max_memory,
         progress,
         checkpoint,
+        labels * n_samples if n > 1 else None,
     )
 
 

@@ -1,6 +1,7 @@
 """Numbers with named axes: the results of experiments and analyses."""
 
+from hooked_lm.results.bootstrap import SkewWarning
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 
-__all__ = ["Label", "Scores"]
+__all__ = ["Label", "Scores", "SkewWarning"]

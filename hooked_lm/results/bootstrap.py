@@ -1,9 +1,15 @@
-"""Confidence intervals of means over prompts: the percentile bootstrap (Efron 1979, doi:10.1214/aos/1176344552), and Student's
-interval (1908, doi:10.1093/biomet/6.1.1) where it is wider, as for few prompts and heavy tails. Wilson's interval (1927,
-doi:10.1080/01621459.1927.10502953) of shares."""
+"""Confidence intervals of means over prompts.
+
+Student's interval (1908, doi:10.1093/biomet/6.1.1), and where they are wider the percentile bootstrap (Efron 1979,
+doi:10.1214/aos/1176344552) and, of skewed values, the bootstrap-t (Hall 1988, doi:10.1214/aos/1176350933). Intervals of many
+cells at once: Bonferroni's (Dunn 1961, doi:10.1080/01621459.1961.10482090), and where it is wider that of the largest |t| of
+resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of shares."""
 
 import math
+import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from statistics import NormalDist
 
 import numpy as np
@@ -11,7 +17,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.results.callers import stacklevel_outside
+
 NUMBERS = 1 << 22  # held at once, about
+SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
+TOO_SKEWED = 0.28  # times the root of the number of prompts: that from which on even it holds too few means
+FEWEST_PROMPTS, ENOUGH_PROMPTS = 4, 8  # the skewness of fewer is chance: to widen intervals, and to warn
+SMALLEST_ERROR = 0.25  # of the standard error of a resample, in those of the sample
+MOST_DRAWS = 1 << 26  # of cells in resamples, to find the largest |t|
+FEWEST_RESAMPLES = 200
+TABLE = 200  # numbers of prompts for which Student's quantile is computed
+
+
+class SkewWarning(UserWarning):
+    """Values are so skewed that intervals of their means contain the true ones less often than their level says."""
 
 
 def bootstrap(
@@ -19,35 +38,122 @@ def bootstrap(
 ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
     """The confidence interval of each cell's mean over prompts.
 
-    Each bound is the wider one of two intervals: the bootstrap quantiles, which follow a skewed distribution, and Student's
-    interval, which accounts for the uncertain variance of few prompts. Prompts are drawn with replacement, the same for all
-    cells, from a separate generator. NaN where a value is not finite, and everywhere for a single prompt. Raises ValueError
-    for a level outside of (0, 1) or less than one resample.
+    Each bound is the wider one of two intervals: the bootstrap quantiles, and Student's interval, which accounts for the
+    uncertain variance of few prompts. If half of the cells or more have a skewness above 0.5, over four prompts or more, the
+    bootstrap-t is a third one: it divides the mean of each resample by its own standard error, and so reaches far on the side of
+    the tail. Prompts are drawn with replacement, the same for all cells, from a separate generator. NaN where a value is not
+    finite, and everywhere for a single prompt.
+
+    Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts, from eight on (0.8 for eight, 2.2 for
+    64), as the error of the level falls with that root. Raises ValueError for a level outside of (0, 1) or less than one
+    resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
     True
     """
-    if not 0 < level < 1:
-        raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
-    if n_resamples < 1:
-        raise ValueError(f"an interval needs resamples, got n_resamples={n_resamples}")
+    _check(level, n_resamples)
     n_prompts = values.shape[1]
     ends = torch.full((2, len(values)), torch.nan)
     if n_prompts > 1:
+        is_skewed = warn_if_skewed(values) > SKEWED and n_prompts >= FEWEST_PROMPTS
         tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        reach = _students_t(level, n_prompts - 1) / math.sqrt(n_prompts)
-        n_cells = max(1, NUMBERS // max(n_prompts, n_resamples))
-        for cells in range(0, len(values), n_cells):
-            chunk = values[cells : cells + n_cells].double()
-            mean = chunk.mean(1, keepdim=True)
+        student = students_t(level, n_prompts - 1)
+        for cells in _chunks(values, n_resamples):
+            mean, errors, part = _centred(values[cells])
             weights = _weights(n_prompts, n_resamples, seed)
             # a mean is a product with how often each prompt was drawn; what is left to round is small
-            means = torch.cat([(chunk - mean) @ drawn.T for drawn in weights], 1) + mean
-            redrawn, student = means.quantile(tails, 1), chunk.std(1) * reach
-            ends[0, cells : cells + n_cells] = redrawn[0].minimum(mean[:, 0] - student)
-            ends[1, cells : cells + n_cells] = redrawn[1].maximum(mean[:, 0] + student)
+            means, of_means = _resampled(part, errors, weights) if is_skewed else (_means(part, weights), None)
+            reach = (student * errors)[:, 0]
+            low, high = means.quantile(tails, 1)
+            low, high = low.minimum(-reach), high.maximum(reach)
+            if of_means is not None:
+                t_low, t_high = (means / of_means).quantile(tails, 1) * errors[:, 0]
+                low, high = low.minimum(-t_high), high.maximum(-t_low)
+            ends[:, cells] = torch.stack([mean[:, 0] + low, mean[:, 0] + high]).float()
     return ends[0], ends[1]
+
+
+def simultaneous_level(values: Float[Tensor, "cell prompt"], level: float) -> float:
+    """The level of each cell's interval for which all of them contain their means at once at this level, by Bonferroni.
+
+    Cells that are the same for all prompts do not count, nor do those with a value that is not finite.
+
+    >>> round(simultaneous_level(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 5.0]]), 0.9), 3)
+    0.95
+    """
+    n_cells = int(((values != values[:, :1]).any(1) & values.isfinite().all(1)).sum())
+    return 1 - (1 - level) / max(1, n_cells)
+
+
+def largest_t(
+    values: Float[Tensor, "cell prompt"], level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+) -> float:
+    """The number of standard errors within which the means of all cells are at once, in this share of the resamples.
+
+    Of each resample the cell counts whose mean is farthest from that of the prompts, in standard errors of the resample, which
+    count as at least a quarter of those of the prompts. Resamples are fewer for many cells. 0 for a single prompt, and for cells
+    that do not vary; cells with a value that is not finite do not count. Raises as `bootstrap`.
+    """
+    _check(level, n_resamples)
+    n_prompts = values.shape[1]
+    n_resamples = max(min(n_resamples, FEWEST_RESAMPLES), min(n_resamples, MOST_DRAWS // max(1, len(values))))
+    found = torch.zeros(n_resamples, dtype=torch.float64)
+    if n_prompts > 1:
+        for cells in _chunks(values, n_resamples):
+            _, errors, part = _centred(values[cells])
+            means, of_means = _resampled(part, errors, _weights(n_prompts, n_resamples, seed))
+            found = found.maximum((means / of_means).abs().nan_to_num(nan=0.0, posinf=0.0).amax(0))
+    return float(found.quantile(level))
+
+
+def skewness(values: Float[Tensor, "cell prompt"]) -> float:
+    """The median over cells of the size of the skewness over prompts (the third moment in standard deviations).
+
+    Cells that vary less than a hundredth of the one that varies most do not count, nor do those that vary by rounding. 0 for
+    none.
+
+    >>> skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])), round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2)
+    (0.0, 1.15)
+    """
+    third, deviations, sizes = [torch.zeros(0)], [torch.zeros(0)], [torch.zeros(0)]
+    for cells in _chunks(values, 1):
+        mean, _, part = _centred(values[cells])
+        deviations.append(part.square().mean(1).sqrt().float())
+        third.append((part**3).mean(1).float())
+        sizes.append(mean[:, 0].abs().float())
+    spread = torch.cat(deviations).nan_to_num(nan=0.0, posinf=0.0)
+    if not bool((spread > 0).any()):
+        return 0.0
+    live = (spread > spread.amax() / 100) & (spread > 1e-6 * torch.cat(sizes))
+    found = (torch.cat(third)[live] / spread[live] ** 3).abs().sort().values
+    return float(found[len(found) // 2] + found[(len(found) - 1) // 2]) / 2 if len(found) else 0.0
+
+
+def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
+    """Warns if intervals of the means contain the true ones less often than their level says; returns the skewness."""
+    found = skewness(values)
+    if found > TOO_SKEWED * values.shape[1] ** 0.5 and values.shape[1] >= ENOUGH_PROMPTS:
+        warnings.warn(
+            f"the values are skewed over the {values.shape[1]} prompts or groups (skewness {found:.2g}): a few have most of the "
+            "sum, and intervals contain the true means less often than their level says; use more prompts, or a metric that is "
+            "less skewed, such as a logit difference or log-probability instead of a probability",
+            SkewWarning,
+            stacklevel=stacklevel_outside(sys._getframe()),
+        )
+    return found
+
+
+@contextmanager
+def in_words() -> Iterator[list[str]]:
+    """Skewed values are not warned of inside this context: the list that it gives has a word about them after it. For what is
+    shown, which must not warn."""
+    words: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", SkewWarning)
+        yield words
+    if any(issubclass(one.category, SkewWarning) for one in caught):
+        words.append("values are skewed, so intervals may be too narrow")
 
 
 def wilson(
@@ -62,8 +168,7 @@ def wilson(
     >>> round(float(low), 2), float(high)
     (0.76, 1.0)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
+    _check(level)
     n, z = values.shape[-1], NormalDist().inv_cdf((1 + level) / 2)
     mean = values.double().mean(-1)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -71,12 +176,111 @@ def wilson(
     return (centre - reach).clamp(0, 1).float(), (centre + reach).clamp(0, 1).float()
 
 
-def _students_t(level: float, freedom: int) -> float:
-    """The half-width of Student's interval in standard errors, for a level and degrees of freedom."""
+def students_t(level: float, freedom: int) -> float:
+    """The half-width of Student's interval in standard errors, for a level and degrees of freedom.
+
+    >>> round(students_t(0.95, 7), 3)
+    2.365
+    """
     angle = np.linspace(0, math.pi / 2, 20_001)  # the distribution function, by the angle atan(t / sqrt(freedom))
     density = np.cos(angle) ** (freedom - 1)
     share = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
     return math.sqrt(freedom) * math.tan(float(np.interp(level, share / share[-1], angle)))
+
+
+# ---- how many prompts ------------------------------------------------------------------------------------------------------
+
+
+def prompts_needed(
+    deviations: Float[Tensor, " cell"], width: float | int, level: float = 0.95
+) -> Float[Tensor, " cell"]:
+    """The smallest number of prompts for which Student's interval of a mean is no wider than `width`, for values with these
+    standard deviations: 2 for none, NaN for NaN. Raises ValueError for a width that is not positive.
+
+    >>> prompts_needed(torch.tensor([0.0, 1.0, 10.0]), 1.0)
+    tensor([2.0000e+00, 1.8000e+01, 1.5400e+03])
+    """
+    _check(level)
+    if not width > 0:
+        raise ValueError(f"the width of an interval must be positive, got {width}")
+    few = torch.arange(2.0, TABLE + 2, dtype=torch.float64)
+    widths = torch.tensor([2 * students_t(level, int(n) - 1) for n in few]) / few.sqrt()  # in deviations
+    wanted = width / deviations.double()
+    place = torch.searchsorted(-widths, -wanted)  # the widths fall
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    many = (2 * z / wanted) ** 2 + (z**2 + 1) / 2  # t is z + (z³ + z) / 4n, up to 1 / n²
+    found = torch.where(place < TABLE, few[place.clamp(max=TABLE - 1)], many.ceil())
+    return found.where(~deviations.isnan(), torch.nan).float()
+
+
+def wilson_prompts(mean: float, width: float | int, level: float = 0.95) -> int:
+    """The smallest number of prompts for which Wilson's interval of this share is no wider than `width`.
+
+    >>> wilson_prompts(0.5, 0.2), wilson_prompts(1.0, 0.2)
+    (93, 16)
+    """
+    if not width > 0:
+        raise ValueError(f"the width of an interval must be positive, got {width}")
+
+    def is_narrow(n: int) -> bool:
+        z = NormalDist().inv_cdf((1 + level) / 2)
+        return 2 * z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) <= width
+
+    _check(level)
+    most = 1
+    while not is_narrow(most):
+        most *= 2
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if is_narrow(middle) else (middle, most)
+    return most
+
+
+# ---- resamples -----------------------------------------------------------------------------------------------------------
+
+
+def _check(level: float, n_resamples: int = 1) -> None:
+    if not 0 < level < 1:
+        raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
+    if n_resamples < 1:
+        raise ValueError(f"an interval needs resamples, got n_resamples={n_resamples}")
+
+
+def _chunks(values: Float[Tensor, "cell prompt"], n_resamples: int) -> Iterator[slice]:
+    """The cells, some at a time."""
+    n_cells = max(1, NUMBERS // max(values.shape[1], n_resamples))
+    for start in range(0, len(values), n_cells):
+        yield slice(start, start + n_cells)
+
+
+def _centred(
+    values: Float[Tensor, "cell prompt"],
+) -> tuple[Float[Tensor, "cell 1"], Float[Tensor, "cell 1"], Float[Tensor, "cell prompt"]]:
+    """The mean of each cell, its standard error, and the values minus it."""
+    values = values.double()
+    mean = values.mean(1, keepdim=True)
+    errors = values.std(1, keepdim=True, correction=min(1, values.shape[1] - 1)) / math.sqrt(values.shape[1])
+    return mean, errors, values - mean
+
+
+def _means(
+    centred: Float[Tensor, "cell prompt"], weights: Iterator[Float[Tensor, "some prompt"]]
+) -> Float[Tensor, "cell resample"]:
+    return torch.cat([centred @ drawn.T for drawn in weights], 1)
+
+
+def _resampled(
+    centred: Float[Tensor, "cell prompt"],
+    errors: Float[Tensor, "cell 1"],
+    weights: Iterator[Float[Tensor, "some prompt"]],
+) -> tuple[Float[Tensor, "cell resample"], Float[Tensor, "cell resample"]]:
+    """The means of resamples, and their standard errors, which are not allowed to vanish."""
+    n_prompts, square = centred.shape[1], centred.square()
+    both = [(centred @ drawn.T, square @ drawn.T) for drawn in weights]
+    means, squares = (torch.cat(parts, 1) for parts in zip(*both, strict=True))
+    of_means = ((squares - means**2).clamp(min=0) / (n_prompts - 1)).sqrt()
+    return means, of_means.maximum(SMALLEST_ERROR * errors).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _weights(n_prompts: int, n_resamples: int, seed: int) -> Iterator[Float[Tensor, "resample prompt"]]:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.bootstrap import wilson, wilson_prompts
+from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import METRIC, Scores
 
 
@@ -35,11 +36,16 @@ class Measures(Scores):
     def _interval_of(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        ends = torch.stack(wilson(values, level))
-        if not all(self.shares):
-            is_share = torch.tensor(self.shares).repeat_interleave(len(values) // len(self.shares))
-            ends = ends.where(is_share, torch.stack(bootstrap(values, level, n_resamples, seed)))
-        return ends[0], ends[1]
+        [is_share] = self.shares  # intervals are those of one metric at a time
+        if is_share:
+            return wilson(by_group(values, self.groups), level)
+        return super()._interval_of(values, level, n_resamples, seed)
+
+    def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
+        """As `Scores.power`; of shares, the number for which Wilson's interval of the same mean is as narrow."""
+        if METRIC in self.axes or not self.shares[0]:
+            return super().power(width, level, simultaneous)
+        return torch.tensor(float(wilson_prompts(float(self.mean), width, level)))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         changed = super()._changed_by(name, index)

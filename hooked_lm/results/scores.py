@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import bootstrap
+from hooked_lm.results.bootstrap import bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
+from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
 from hooked_lm.shown import html_table, summary
@@ -43,8 +44,10 @@ class Scores(Tabular):
         axes: the axes of the grid in order, each with its labels (strings or ints, no two alike), e.g.
             {"layer": [0, 1], "position": ["0 <bos>", "1 When"]}.
         about: the origin of the numbers: the model, versions, seeds, settings.
+        groups: a label for each prompt; those of one group, such as a template, a name or an item, are not independent, and
+            intervals count groups. None: each prompt is a group.
 
-    Raises ValueError for inconsistent shapes.
+    Raises ValueError for inconsistent shapes, and for groups that are not one label for each prompt.
 
     >>> scores = Scores(torch.tensor([[1.0, 2.0], [5.0, 7.0]]), {"layer": [0, 1]})
     >>> scores
@@ -56,6 +59,7 @@ class Scores(Tabular):
     values: Float[Tensor, "..."]  # the shapes are checked below, with errors that name the axes
     axes: Mapping[str, Sequence[Label]]
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    groups: Sequence[Label] | None = field(default=None, kw_only=True)
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
     RANKED_BY: ClassVar[str] = "value"  # or "effect"
 
@@ -66,6 +70,7 @@ class Scores(Tabular):
         object.__setattr__(self, "axes", {name: tuple(labels) for name, labels in self.axes.items()})
         object.__setattr__(self, "about", dict(self.about))
         self._check()
+        object.__setattr__(self, "groups", checked_groups(self.groups, self.n_prompts))
 
     def _tensors(self) -> list[str]:
         """The names of the fields that are tensors."""
@@ -98,24 +103,95 @@ class Scores(Tabular):
         """The means over prompts."""
         return self.values.mean(-1)
 
+    def grouped(self: Own, groups: Groups) -> Own:
+        """The same numbers with these `groups`: a label for each prompt, or None. Raises ValueError as the class.
+
+        >>> scores = Scores(torch.tensor([1.0, 1.1, 2.0, 2.1, 3.0, 3.1]), {})
+        >>> low, high = scores.interval()
+        >>> by_name = scores.grouped(["Mary", "Mary", "Alice", "Alice", "Sarah", "Sarah"])
+        >>> bool(by_name.interval()[0] < low), bool(by_name.interval()[1] > high)
+        (True, True)
+        """
+        return replace(self, groups=checked_groups(groups, self.n_prompts))
+
     def interval(
-        self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0
+        self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0, simultaneous: bool = False
     ) -> tuple[Float[Tensor, "*grid"], Float[Tensor, "*grid"]]:
-        """The confidence interval (low, high) of the means: bootstrap over prompts (Efron 1979), or Student's where it is
-        wider.
+        """The confidence interval (low, high) of the means: Student's, or bootstrap over prompts (Efron 1979; of skewed values
+        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts.
 
         Prompts are drawn with replacement, the same for all cells, from a separate generator. Intervals of level 0.95 contain
-        the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt.
+        the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt or group.
+        Warns (`SkewWarning`) where values are so skewed that they contain it less often.
+
+        Each of these intervals is of a cell that was chosen beforehand: of a thousand cells without effect fifty exclude 0. With
+        `simultaneous`, all cells (of each metric) contain their means at once in 95% of cases, by Bonferroni, or by the largest
+        |t| of all cells in resamples where that is wider; `top`, figures and notebooks have these.
         """
+        if METRIC in self.axes:
+            parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
+            ends = [part.interval(level, n_resamples, seed, simultaneous) for part in parts]
+            low, high = (torch.stack(each) for each in zip(*ends, strict=True))
+            return low, high
         flat = self.values.reshape(-1, self.n_prompts)
-        low, high = self._interval_of(flat, level, n_resamples, seed)
+        low, high = self._ends(flat, torch.arange(len(flat)), level, n_resamples, seed, simultaneous)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
+
+    def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
+        """How many prompts (pairs, or groups) each cell needs for an interval no wider than `width`, by Student's interval of
+        values that vary as much as these. Of skewed values it takes more.
+
+        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. At least 2; NaN where a value
+        is missing, and with one prompt. Raises ValueError for a width that is not positive.
+
+        >>> scores = Scores(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.1, 1.2]]), {"layer": [0, 1]})
+        >>> scores.power(0.5), scores.power(0.5, simultaneous=True)
+        (tensor([64.,  3.]), tensor([84.,  4.]))
+        """
+        if METRIC in self.axes:
+            parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
+            return torch.stack([part.power(width, level, simultaneous) for part in parts])
+        values = by_group(self.values.reshape(-1, self.n_prompts), self.groups)
+        level = simultaneous_level(values, level) if simultaneous else level
+        deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
+        return prompts_needed(deviations, width, level).view(self.values.shape[:-1])
+
+    def _ends(
+        self,
+        values: Float[Tensor, "cell prompt"],
+        places: Int[Tensor, " place"],
+        level: float,
+        n_resamples: int = 1000,
+        seed: int = 0,
+        simultaneous: bool = True,
+    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
+        """The confidence intervals of the means at some places of all cells: `values`, or the effects."""
+        if not simultaneous:
+            return self._interval_of(values[places], level, n_resamples, seed)
+        return self._simultaneous(values, places, level, n_resamples, seed)
 
     def _interval_of(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The confidence interval of the means of some cells."""
-        return bootstrap(values, level, n_resamples, seed)
+        return bootstrap(by_group(values, self.groups), level, n_resamples, seed)
+
+    def _simultaneous(
+        self,
+        values: Float[Tensor, "cell prompt"],
+        places: Int[Tensor, " place"],
+        level: float,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
+        """The intervals at some places that contain the means of all cells at once."""
+        of_groups = by_group(values, self.groups)
+        low, high = self._interval_of(values[places], simultaneous_level(of_groups, level), n_resamples, seed)
+        if len(values) < 2 or of_groups.shape[1] < 2:
+            return low, high
+        mean, errors = values[places].double().mean(1), of_groups[places].double().std(1) / of_groups.shape[1] ** 0.5
+        reach = largest_t(of_groups, level, n_resamples, seed) * errors
+        return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -164,7 +240,8 @@ class Scores(Tabular):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each cell: its labels, the mean over prompts and the interval (`low`, `high`).
+        """A row for each cell: its labels, the mean over prompts and the interval of this cell alone (`low`, `high`; those of all
+        cells at once are in `top` and in `interval(simultaneous=True)`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
         are rows with NaN; `.dropna()` removes them.
@@ -191,6 +268,10 @@ class Scores(Tabular):
 
         Columns: the labels, the mean by which cells are ranked, its interval (`low`, `high`) if there are several prompts. This
         mean is `value`; in a sweep `effect`, the difference from the unpatched run, and `value` follows if it is another number.
+
+        The largest of many cells are large in part by chance, so the intervals are simultaneous: those of all cells of the result
+        contain their means at once in 95% of cases (see `interval`). A cell that was chosen beforehand has the narrower interval
+        of `to_dataframe`.
         """
         if METRIC in self.axes:
             parts = [(metric, self.select(metric=metric).top(n, level)) for metric in self.axes[METRIC]]
@@ -209,16 +290,21 @@ class Scores(Tabular):
         best = best[: min(n, int((~size.isnan()).sum()))]
         numbers = {self.RANKED_BY: effects[best].mean(-1)}
         if self.n_prompts > 1:
-            low, high = self._interval_of(effects[best], level)
-            numbers |= {"low": low, "high": high}
+            low, high = self._ends(effects, best, level)
+            numbers |= {"low": low, "high": high} if self._has_intervals else {}
         return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
 
     def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
         """Further columns of `top`."""
         return {}
 
+    @property
+    def _has_intervals(self) -> bool:
+        """Whether cells have intervals, given several prompts."""
+        return True
+
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """A figure of the means, with their intervals over prompts.
+        """A figure of the means, with their simultaneous intervals over prompts (see `interval`).
 
         One axis of names, such as heads and tokens, gives bars; one of numbers, such as layers and steps, a line. Two axes give
         a heat map, with positions from left to right and layer 0 at the bottom, or lines over steps. Three axes give a heat map
@@ -231,14 +317,20 @@ class Scores(Tabular):
         """
         from hooked_lm.results.pictures import Picture, shown
 
-        ends = self.interval() if self.n_prompts > 1 else ()
+        ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
         name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
         about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
         about["title"] = title or about["title"]
         selected = [f"{axis} {shown(axis, [label])[0]}" for axis, label in self.about.get(SELECTED, {}).items()]
         about["subtitle"] = "; ".join(filter(None, [about["subtitle"], ", ".join(selected)]))
-        note = f"mean of {self.n_prompts} prompts, with its 95% interval" if self.n_prompts > 1 else ""
+        note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
         return Picture(torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about).draw()
+
+    @property
+    def _about_intervals(self) -> str:
+        """What the intervals of figures are, in words."""
+        n_cells = prod(len(labels) for name, labels in self.axes.items() if name != METRIC)
+        return "with its 95% interval" if n_cells == 1 else f"with 95% intervals of all {n_cells:,} cells at once"
 
     def _pictured(self) -> dict[str, Any]:
         """Titles and baselines of the figure: `title`, `subtitle`, `value_name`, `baselines`."""
@@ -277,9 +369,14 @@ class Scores(Tabular):
     def __repr__(self) -> str:
         grid = " x ".join(_length(name, labels) for name, labels in self.axes.items()) or "one cell"
         prompts = f"{self.n_prompts} {self._counted}{'s' * (self.n_prompts != 1)}"
+        if self.groups is not None:
+            n_groups = len({*self.groups})
+            prompts += f" in {n_groups} group{'s' * (n_groups != 1)}"
         if METRIC in self.axes:
             return f"{type(self).__name__}({grid}, {prompts}; metrics {', '.join(map(str, self.axes[METRIC]))})"
-        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([*self._range(), *self._summary()])})"
+        with in_words() as skewed:
+            parts = [*self._range(), *self._summary()]
+        return f"{type(self).__name__}({grid}, {prompts}; {', '.join([*parts, *skewed])})"
 
     @property
     def _counted(self) -> str:
@@ -301,14 +398,17 @@ class Scores(Tabular):
         metrics = [[one] for one in self.axes.get(METRIC, ())] or [[]]
         axes = [list(labels) for name, labels in self.axes.items() if name != METRIC]
         columns, rows = [], []
-        for metric, part in zip(metrics, parts, strict=True):
-            best, numbers = part._largest(SHOWN)
-            columns = [*self.axes, *numbers]
-            cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
-            for place, *values in cells:
-                rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
+        with in_words() as skewed:
+            for metric, part in zip(metrics, parts, strict=True):
+                best, numbers = part._largest(SHOWN)
+                columns = [*self.axes, *numbers]
+                cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
+                for place, *values in cells:
+                    rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
+        words = ", ".join([f"Means of {self.n_prompts} prompts, {self._about_intervals}", *skewed])
+        about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
-        return summary(repr(self), html_table(columns, rows), how)
+        return summary(repr(self), html_table(columns, rows), about, how)
 
 
 def _labels_at(axes: list[list[Label]], place: int) -> list[Label]:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from html import escape
 from typing import Any
 
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.shown import Shown, html_table, summary
 
 __all__ = ["Tabular"]
@@ -27,12 +28,15 @@ class Tabular(Shown, ABC):
 
     def _repr_html_(self) -> str:
         try:
-            table = self._table_shown().dropna(axis="columns", how="all")  # one prompt has no intervals
+            with in_words() as skewed:
+                table = self._table_shown()
+            table = table.dropna(axis="columns", how="all")  # one prompt has no intervals
         except ImportError as error:
             return summary(repr(self), f"<p>{escape(str(error))}</p>")
         rows = [[as_text(cell) for cell in row] for row in table.head(FIRST_ROWS).itertuples(index=False)]
         more = f"<p>{len(table) - FIRST_ROWS:,} more rows: to_dataframe()</p>" if len(table) > FIRST_ROWS else ""
-        return summary(repr(self), html_table([str(name) for name in table.columns], rows), more)
+        words = "".join(f"<p>The {word}.</p>" for word in skewed)
+        return summary(repr(self), html_table([str(name) for name in table.columns], rows), words, more)
 
 
 def as_text(cell: object) -> str:

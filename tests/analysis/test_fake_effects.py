@@ -20,15 +20,17 @@ Method = Callable[[HookedTransformer, Tensor, Tensor, metrics.Metric], Scores]
 def nodes(method: str) -> Method:
     def found(model: HookedTransformer, corrupted: Tensor, clean: Tensor, metric: metrics.Metric) -> Scores:
         common = {"metric": metric, "check": False, "progress": False, "method": method, "steps": 3}
-        return attribute(model, corrupted, clean, sites=["z", "q"], heads="each", **common).effects()
+        return attribute(model, corrupted, clean, sites=["z", "q"], heads="each", **common).effects().estimates
 
     return found
 
 
 def edges(method: str) -> Method:
-    return lambda model, corrupted, clean, metric: attribute_edges(
-        model, corrupted, clean, metric=metric, method=method, steps=3, check=False
-    ).effects()
+    def found(model: HookedTransformer, corrupted: Tensor, clean: Tensor, metric: metrics.Metric) -> Scores:
+        common = {"metric": metric, "check": False, "method": method, "steps": 3}
+        return attribute_edges(model, corrupted, clean, **common).effects().estimates
+
+    return found
 
 
 def exact_nodes(model: HookedTransformer, corrupted: Tensor, clean: Tensor, metric: metrics.Metric) -> Scores:

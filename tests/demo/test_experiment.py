@@ -44,17 +44,17 @@ def test_demo_writes_the_report(tmp_path: Path):
     shown = call("demo", "--output", path, "--n-pairs", 2)
     assert shown.exit_code == 0, shown.output
     assert f"report: {path}" in shown.output
-    rows = re.findall(r"(?m)^L\dH\d\s+│((?:\s+[+-]\d\.\d{3} │){3})(.*)", shown.output)
+    rows = re.findall(r"(?m)^L\dH\d\s+│((?:\s+[+-]\d+\.\d{3} │){3})(.*)", shown.output)
     assert len(rows) == 10
     for row, acts in rows:
-        restored, low, high = map(float, re.findall(r"[+-]\d\.\d{3}", row))
+        restored, low, high = map(float, re.findall(r"[+-]\d+\.\d{3}", row))
         assert low <= restored <= high
         assert re.fullmatch(r" ·\w+ \(\d+\) +│ ·\w+ \(\d+\) +│ +0\.\d\d *", acts)
     assert re.search(r"patched\s+692 cells in \d+\.\d\d s: \d+\.\d GFLOP", shown.output)
     page = path.read_text(encoding="utf-8")
     assert page.count('<div id="figure-') == 7
     assert "Which heads carry it" in page
-    assert "Intervals hold 95%" in page
+    assert "Intervals are those of all cells of a figure at once" in page
 
 
 def test_the_table_is_shown_before_the_report_is_written(
@@ -209,7 +209,7 @@ def test_intervals_hold_the_means(result: experiment.Result):
         assert bool((low <= found.mean + 1e-6).all() and (found.mean <= high + 1e-6).all())
     ranking = result.ranking(10)
     assert bool((ranking["low"] < ranking["restored"]).all() and (ranking["restored"] < ranking["high"]).all())
-    low, high = result.heads.interval()
+    low, high = result.heads.interval(simultaneous=True)
     layer, head = result.top_heads(1)[0]
     assert_close(ranking["low"][0], low[layer, head].item())
     assert_close(ranking["high"][0], high[layer, head].item())
@@ -228,7 +228,7 @@ def test_the_report_shows_what_was_found(tmp_path: Path, result: experiment.Resu
     page = experiment.write_report(result, tmp_path / "a.html").read_text(encoding="utf-8")
     figures = {name: json.loads(data)["data"] for name, data in FIGURES.findall(page)}
     assert len(figures) == 7
-    low, high = result.sites.select(site="resid_pre").interval()
+    low, high = result.sites.select(site="resid_pre").interval(simultaneous=True)
     [stream] = figures["figure-2-2"]
     assert_close(numbers(stream["customdata"]), torch.stack([low, high], -1))
     [strongest] = figures["figure-3-3"]

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Scores
-from hooked_lm.results import bootstrap as module
-from hooked_lm.results.bootstrap import bootstrap
-from tests.close import LAYER, assert_close, assert_near
+from tests.close import LAYER, assert_close
 
 METRICS, LAYERS, POSITIONS, PROMPTS = (
     ["difference", "probability"],
@@ -49,100 +47,7 @@ def bits(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.int32)
 
 
-# ---- intervals -------------------------------------------------------------------------------------------------------
-
-
-def coverage(values: Tensor, true_mean: float, level: float = 0.95) -> float:
-    low, high = bootstrap(values, level)
-    return float(((low <= true_mean) & (true_mean <= high)).float().mean())
-
-
-@pytest.mark.parametrize("level", [0.5, 0.8, 0.95])
-def test_intervals_hold_the_true_mean_as_often_as_they_say(level: float):
-    """3,000 experiments of 80 prompts each, drawn from a skewed distribution of mean 2."""
-    values = torch.empty(3000, 80).exponential_(0.5, generator=torch.Generator().manual_seed(0))
-    assert abs(coverage(values, 2.0, level) - level) < 0.03
-    assert coverage(values, 2.5, level) < level - 0.3, "a wrong mean would pass, too"
-
-
-@pytest.mark.parametrize(("n_prompts", "at_least"), [(2, 0.94), (3, 0.94), (5, 0.94), (20, 0.94), (80, 0.94)])
-def test_intervals_of_few_prompts_are_wide_enough(n_prompts: int, at_least: float):
-    assert at_least < coverage(draw(3000, n_prompts), 0.0) < 0.97
-
-
-def test_intervals_of_skewed_numbers_reach_further_on_the_side_of_the_tail():
-    values = torch.empty(50, 40).exponential_(1.0, generator=torch.Generator().manual_seed(0)).square()
-    low, high = bootstrap(values)
-    up, down = high - values.mean(1), values.mean(1) - low
-    assert (up / down).mean() > 1.03
-
-
-def test_the_interval_of_many_prompts_is_that_of_the_normal_distribution():
-    values = draw(50, 2000)
-    low, high = bootstrap(values, 0.95, n_resamples=4000)
-    error = values.std(1) / 2000**0.5
-    assert_near((values.mean(1) - low) / error, torch.full((50,), 1.96), 0.05, because="quantiles of 4,000 draws")
-    assert_near((high - values.mean(1)) / error, torch.full((50,), 1.96), 0.05, because="quantiles of 4,000 draws")
-
-
-def test_the_interval_is_that_of_means_of_redrawn_prompts():
-    values = draw(4, 7)
-    drawn = torch.randint(7, (500, 7), generator=torch.Generator().manual_seed(3))
-    means = values.double()[:, drawn].mean(-1)
-    low, high = bootstrap(values, 0.9, 500, seed=3)
-    redrawn = means.quantile(torch.tensor([0.05, 0.95]).double(), 1)
-    student = 1.943180 * values.double().std(1) / 7**0.5  # Student's quantile for six degrees of freedom, from a table
-    mean = values.double().mean(1)
-    expected = torch.stack([redrawn[0].minimum(mean - student), redrawn[1].maximum(mean + student)]).float()
-    assert_close(torch.stack([low, high]), expected)
-
-
-def test_intervals_are_the_same_in_pieces_and_leave_the_global_generator_alone(monkeypatch: pytest.MonkeyPatch):
-    values, state = draw(40, 6), torch.random.get_rng_state()
-    whole = bootstrap(values)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    monkeypatch.setattr(module, "NUMBERS", 6000)  # a thousand resamples of six prompts: still drawn at once
-    pieces = bootstrap(values)
-    for one, other in zip(whole, pieces, strict=True):
-        assert_close(one, other)
-    skewed = draw(20, 60).exp()
-    assert not torch.equal(bootstrap(skewed, seed=1)[1], bootstrap(skewed)[1])
-
-
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """Nothing larger than the bound is made, whatever the number of cells, prompts and resamples."""
-    monkeypatch.setattr(module, "NUMBERS", 1000)
-    largest = 0
-
-    class Watch(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, Tensor) and out is not values:
-                largest = max(largest, out.numel())
-            return out
-
-    values = draw(30, 20)
-    with Watch():
-        low, high = bootstrap(values, n_resamples=200)
-    assert largest <= 1000
-    assert (low < high).all()
-
-
-def test_equal_prompts_have_no_width_and_one_prompt_says_nothing():
-    values = torch.full((2, 9), 0.1)
-    low, high = bootstrap(values)
-    assert torch.equal(low, values[:, 0])
-    assert torch.equal(high, values[:, 0])
-    assert torch.stack(bootstrap(draw(3, 1))).isnan().all()
-
-
-@pytest.mark.parametrize(
-    ("kind", "says"), [({"level": 1.0}, "between 0 and 1, got 1.0"), ({"n_resamples": 0}, "n_resamples=0")]
-)
-def test_intervals_that_make_no_sense(kind: dict, says: str):
-    with pytest.raises(ValueError, match=says):
-        result().interval(**kind)
+# ---- missing cells ---------------------------------------------------------------------------------------------------
 
 
 def test_missing_cells_are_nan_and_spoil_no_others():
@@ -391,7 +296,7 @@ def test_a_heat_map_has_positions_from_left_to_right():
     assert figure.layout.yaxis.range == (-0.5, 2.5)  # layer 0 is at the bottom
     turned = SweepResult(plain.values[0].transpose(0, 1), {"position": POSITIONS, "layer": LAYERS}, plain.corrupted[0])
     assert_close(torch.from_numpy(turned.plot().data[0].z), plain.mean[0], LAYER)
-    low, high = plain.interval()
+    low, high = plain.interval(simultaneous=True)
     assert_close(torch.from_numpy(turned.plot().data[0].customdata), torch.stack([low[0], high[0]], -1))
     assert turned.plot(title="T").layout.title.text == "T"
 
@@ -445,7 +350,7 @@ def test_names_are_bars_and_amounts_are_lines():
     row = result(metrics=False).select(layer=1)
     [bars] = row.plot().data
     assert_close(torch.from_numpy(bars.y) + bars.base, row.mean)
-    low, _ = row.interval()
+    low, _ = row.interval(simultaneous=True)
     assert_close(torch.from_numpy(bars.y) + bars.base - torch.from_numpy(bars.error_y.arrayminus), low)
     ribbon, line = result(metrics=False).select(position=2).plot().data
     assert (list(line.x), line.mode, ribbon.fill) == (LAYERS, "lines+markers", "toself")

@@ -20,6 +20,7 @@ from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import origin
 
@@ -277,6 +278,7 @@ def interchange_accuracy(
     *,
     answer_positions: int | Int[Tensor, "..."] = -1,
     candidates: Answers | None = None,
+    groups: Groups = None,
     batch_size: int = 64,
 ) -> Measures:
     """Whether the intervened model gives the answer of the causal model: 1 or 0 for each prompt; the accuracy is `.mean`.
@@ -286,6 +288,7 @@ def interchange_accuracy(
         answers: the answer of the causal model under the same intervention, a string or id for each prompt.
         answer_positions: the position of the answer, one or [batch].
         candidates: the tokens that are compared, a list for all prompts or [batch, n]; None: the vocabulary.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
 
     Returns Measures of one cell, with Wilson's interval over prompts. Raises ValueError for prompts, answers or candidates that
     do not line up, and for unknown tokens, IndexError for positions that are out of range.
@@ -300,6 +303,7 @@ def interchange_accuracy(
     """
     tokens, sources = _runs(model, prompts, changes)
     question = Question.of(model, tokens, answers, answer_positions, candidates)
+    of_prompts = checked_groups(groups, len(tokens))
     right = []
     with torch.no_grad():
         for rows in torch.arange(len(tokens)).split(batch_size):
@@ -309,7 +313,8 @@ def interchange_accuracy(
             part = question.some(rows)
             right.append(part.right(part.logits(model, some_rows(model, tokens, numbers), hooks)))
     sites = [each.location.site for each, _ in changes]
-    return Measures(torch.cat(right).float(), {}, [True], about=origin(model, of="accuracy", sites=sites))
+    about = origin(model, of="accuracy", sites=sites)
+    return Measures(torch.cat(right).float(), {}, [True], about=about, groups=of_prompts)
 
 
 def _runs(

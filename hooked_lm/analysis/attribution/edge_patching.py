@@ -17,6 +17,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.results.groups import Groups
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")
@@ -32,6 +33,7 @@ def patch_edges(
     edges: Edges | None = None,
     source: str = "clean",
     direction: str = "denoise",
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> SweepResult:
@@ -49,7 +51,7 @@ def patch_edges(
         source: what replaces the output of the writer: "clean" (that of the other run), "mean" (its mean over prompts), or
             "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
-        max_memory, progress: as for `patching.sweep`.
+        groups, max_memory, progress: as for `patching.sweep`.
 
     Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it is not in `edges`. Raises KeyError
     for an unknown name, and ValueError for a pair that is not an edge, an empty list, prompts that do not line up, a model whose
@@ -79,7 +81,7 @@ def patch_edges(
         for layer in range(model.cfg.n_layers):
             if cells := paths.cells(chosen, layer):
                 study = Study(axes, cells, title=f"edges into layer {layer}", changes=changes)
-                parts.append(study.carry_out(model, first, metric, other, max_memory, progress))
+                parts.append(study.carry_out(model, first, metric, other, max_memory, progress, groups=groups))
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(_joined([*parts, interrupt.result])) from None
     found, prompts = _joined(parts), first if other is None or direction == "noise" else other

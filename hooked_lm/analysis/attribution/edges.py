@@ -35,6 +35,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.results.groups import Groups
 from hooked_lm.results.scores import origin
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
@@ -57,6 +58,7 @@ def attribute_edges(
     freeze_norms: bool = False,
     check: Check = None,
     seed: int = 0,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Attribution:
@@ -84,6 +86,7 @@ def attribute_edges(
         freeze_norms: treat the divisors of the norms before the readers as constants.
         check: how many edges to measure exactly, for `agreement`: True all, a number that many drawn by `seed`, False none,
             None as many as are affordable (for the bundled model all, up to about 20 prompts).
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
         progress: whether the exact runs show a progress bar; None: if the work takes longer than a second.
 
@@ -126,7 +129,7 @@ def attribute_edges(
     settings |= {"steps": steps} if method != "eap" else {}
     settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
     settings |= {PROMPTS: identities(model, first if other is None or direction == "noise" else other)}
-    found = edges.attribution(scores, method, direction, settings | {"check_seed": seed})
+    found = edges.attribution(scores, method, direction, settings | {"check_seed": seed}).grouped(groups)
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     if not drawn:

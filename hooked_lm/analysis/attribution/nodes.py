@@ -31,6 +31,7 @@ from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC, origin
 
 NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
@@ -83,6 +84,7 @@ def attribute(
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Attribution:
@@ -102,6 +104,7 @@ def attribute(
         check: the cells that are also patched exactly: True all, a number that many at random, False none. None: as many as
             2e11 floating-point operations allow, at most 2000.
         seed: the seed of the random cells.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a pass may take in addition to the model; prompts are split into parts that fit.
 
     Returns an Attribution with the axes (metric), (site), layer, position, head or neuron, as far as they exist; its `values`
@@ -124,7 +127,7 @@ def attribute(
         raise ValueError("sites is empty: there is nothing to attribute to")
     job = Job(model, corrupted, clean, metric, source, direction, method, steps, max_memory, decoder_input)
     plan = Plan(job.model, job.tokens, names, layers, positions, heads, neurons)
-    [found] = job.carry_out([plan], check, seed, progress)
+    [found] = job.carry_out([plan], check, seed, progress, groups)
     return found
 
 
@@ -143,6 +146,7 @@ def attribute_nodes(
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
+    groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> dict[str, Attribution]:
@@ -165,7 +169,7 @@ def attribute_nodes(
     if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
         sites = [f"{side}.{name}" for side in SIDES for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
-    return dict(zip(sites, job.carry_out(plans, check, seed, progress), strict=True))
+    return dict(zip(sites, job.carry_out(plans, check, seed, progress, groups), strict=True))
 
 
 def _feature(model: Any, name: str) -> str:
@@ -211,12 +215,15 @@ class Job:
         self.name, self.method, self.steps = method, METHODS[method], steps
         self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
-    def carry_out(self, plans: Sequence[Plan], check: Check, seed: int, progress: bool | None) -> list[Attribution]:
+    def carry_out(
+        self, plans: Sequence[Plan], check: Check, seed: int, progress: bool | None, groups: Groups = None
+    ) -> list[Attribution]:
         """The estimates of all plans from the same passes, with the results of exact patching."""
         check_valid(check)
         started = time.perf_counter()
         with torch.no_grad():
             estimated, scores, clean, cost = self._estimated(plans)
+        of_prompts = checked_groups(groups, scores.shape[-1])
         spent = {**asdict(cost), "seconds": time.perf_counter() - started}
         shaped = (lambda part: part) if isinstance(self.metric, Mapping) else (lambda part: part[0])
         own, other = shaped(scores), None if clean is None else shaped(clean)
@@ -236,6 +243,7 @@ class Job:
                 "base": self.changes,
                 "about": about | {WHAT: f"estimated patching of {', '.join(plan.names)}"},
                 "method": self.name,
+                "groups": of_prompts,
             }
             found.append(Attribution(values, axes, **settings, exact=exact))
         return found

@@ -84,8 +84,7 @@ def head_composition(model: Decoder, kind: str = "Q", *, n_random: int = 50, see
         "later_head": range(n_heads),
     }
     about = origin(model, of=f"{kind}-composition score", kind=kind, n_random=n_random, seed=seed)
-    by_chance = {"chance": chance[..., None], "spread": spread[..., None]}
-    return CompositionScores(values[..., None], axes, **by_chance, about=about)
+    return CompositionScores(values[..., None], axes, chance=chance[..., None], spread=spread[..., None], about=about)
 
 
 def _attentions(model: Decoder) -> dict[int, Any]:

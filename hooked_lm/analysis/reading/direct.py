@@ -22,6 +22,7 @@ from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.fixed_norm import norm_gain
 from hooked_lm.results import Label
 from hooked_lm.results.gap import warn_if_small
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import Scores, origin
 
 __all__ = ["direct_logit_attribution", "source_attribution"]
@@ -40,6 +41,7 @@ def direct_logit_attribution(
     by: str = "layer",
     layers: Which = "each",
     positions: int = -1,
+    groups: Groups = None,
 ) -> Scores:
     """The direct contribution of each component to the logit of an answer, or to its difference from that of a wrong answer.
 
@@ -58,6 +60,7 @@ def direct_logit_attribution(
             neurons and bias.
         layers: the layers to split into heads or neurons; the others stay whole, so that the sum holds.
         positions: the position of the logits, -1 for the last.
+        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
 
     Returns Scores with the axis component: "embed", "pos_embed", "0_attn_out" or "L0H0", ... and "0_attn_bias", "0_mlp_out" or
     "L0N0", ... and "0_mlp_bias", "ln_final_bias" and "unembed_bias", those that the model has.
@@ -77,6 +80,7 @@ def direct_logit_attribution(
         raise ValueError(f"by must be 'layer', 'head' or 'neuron', got {by!r}")
     apart = _apart(model, by, layers)
     tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
+    of_prompts = checked_groups(groups, len(tokens))
     run = _Run(model, tokens, ids, others, pos, _sites(model, by, apart))
     whole, names = run.cache.decompose_resid(pos_slice=pos, return_labels=True)
     parts: Parts = []
@@ -92,7 +96,7 @@ def direct_logit_attribution(
     axes = {"component": [name for names, _ in parts for name in names]}
     found = torch.cat([values for _, values in parts])
     run.warn_if_small(found.sum(0))
-    return Scores(found, axes, about=_about(model, wrong_answers, pos))
+    return Scores(found, axes, about=_about(model, wrong_answers, pos), groups=of_prompts)
 
 
 @torch.no_grad()
@@ -104,6 +108,7 @@ def source_attribution(
     *,
     layers: Which = "each",
     positions: int = -1,
+    groups: Groups = None,
 ) -> Scores:
     """The direct contribution of each head to a logit (difference), split by source position: pattern x value through `W_O`.
 
@@ -119,6 +124,7 @@ def source_attribution(
     """
     which = chosen(layers, model.cfg.n_layers, "layer") or list(range(model.cfg.n_layers))
     tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
+    of_prompts = checked_groups(groups, len(tokens))
     if without := [layer for layer in which if not isinstance(model.blocks[layer], AttentionPart)]:
         raise ValueError(f"layers {without} have no attention: leave them out of layers")
     sites = [f"blocks.{layer}.attn.hook_{name}" for layer in which for name in ("pattern", "v", "z")]
@@ -135,7 +141,7 @@ def source_attribution(
         "head": list(range(n_heads)),
         "position": position_labels(model, tokens),
     }
-    return Scores(values, axes, about=_about(model, wrong_answers, pos))
+    return Scores(values, axes, about=_about(model, wrong_answers, pos), groups=of_prompts)
 
 
 class _Run:

@@ -215,7 +215,7 @@ def test_prompts_do_not_see_each_other(demo: Any) -> None:
     whole = attribute(model, corrupted, clean, metric=metric, **QUIET)
     alone = attribute(model, corrupted[1], clean[1], metric=metric, **QUIET)
     assert_close(whole.values[..., 1], alone.values[..., 0])
-    low, high = whole.interval()
+    low, high = whole.estimates.interval()
     assert bool((low <= whole.mean + 1e-5).all() and (whole.mean <= high + 1e-5).all())
 
 
