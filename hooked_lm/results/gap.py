@@ -28,15 +28,15 @@ def one_warning() -> Iterator[None]:
 def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, advice: str) -> None:
     """Warns if a mean over prompts is within two standard errors of 0, and so are the shares of it that others are.
 
-    Nothing is known of the error over one prompt.
+    Nothing is known of the error over one prompt: there it has to be 0.
     """
     n_prompts, said = difference.shape[-1], _said.get()
-    if n_prompts < 2 or said:
+    if said:
         return
     whole = difference.double().reshape(-1, n_prompts)
-    errors = whole.std(-1) / n_prompts**0.5
+    errors = whole.std(-1) / n_prompts**0.5 if n_prompts > 1 else whole.new_zeros(len(whole))
     for mean, two in zip(whole.mean(-1).tolist(), (2 * errors).tolist(), strict=True):
-        if abs(mean) < two:
+        if abs(mean) <= two:
             if said is not None:
                 said.append(between)
             warnings.warn(

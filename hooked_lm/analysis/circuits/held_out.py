@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis import metrics
+from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
@@ -101,9 +102,13 @@ def is_per_prompt(model: Decoder, metric: Metric | None, clean: Rows, max_memory
 
 
 def of_prompts(found: Own, rows: Sequence[int]) -> Own:
-    """The part of a result that is of some of its prompts."""
-    tensors = {name: getattr(found, name)[..., list(rows)] for name in found._tensors()}
-    return replace(found, **tensors, fingerprint="")
+    """The part of a result that is of some of its prompts; the errors of estimates are those on these prompts."""
+    changes: dict[str, Any] = dict.fromkeys(("errors", "floor")) if isinstance(found, Attribution) else {}
+    for name in found._tensors():
+        if name not in changes:
+            changes[name] = getattr(found, name)[..., list(rows)]
+    groups = None if found.groups is None else [found.groups[row] for row in rows]
+    return replace(found, **changes, groups=groups, fingerprint="")
 
 
 # ---- what a search sees ----------------------------------------------------------------------------------------------
