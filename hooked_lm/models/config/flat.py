@@ -101,7 +101,8 @@ class HookedTransformerConfig(FlatConfig):
     tokenizer_name: str | None = fact("name of the tokenizer to load", None)
     tokenizer_prepends_bos: bool | None = fact("whether the tokenizer puts a BOS token in front of texts by itself", None)
     default_prepend_bos: bool = fact("whether texts start with a BOS token", True)
-    default_padding_side: str = fact("where shorter texts are padded", "right", choices=("left", "right"))
+    default_padding_side: str | None = fact("where shorter texts are padded; None: on the side of the tokenizer",
+                                            factory=lambda: defaults.padding_side, choices=("left", "right", None))
     init_mode: str = fact("how new weights are drawn: 'gpt2', 'xavier_uniform', 'xavier_normal', 'kaiming_uniform', "
                           "'kaiming_normal', 'muP'", "gpt2")
     init_weights: bool = fact("whether a new model gets random weights", True)
