@@ -259,11 +259,11 @@ def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
         kind = GatedMLP if cfg.gated_mlp else MLP
         expert = kind.Config(cfg.d_model, d_mlp, act_fn, bias=False)
         return MoE.Config(expert, cfg.num_experts, cfg.experts_per_token, SoftmaxRouter(cfg.norm_topk_prob))
-    if cfg.gated_mlp:
-        return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
+    mid_norm = None
     if act_fn == "solu_ln":
-        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=_mid_norm(cfg, d_mlp))
-    return MLP.Config(cfg.d_model, d_mlp, act_fn)
+        act_fn, mid_norm = "solu", _mid_norm(cfg, d_mlp)
+    kind = GatedMLP if cfg.gated_mlp else MLP
+    return kind.Config(cfg.d_model, d_mlp, act_fn, bias=True, mid_norm=mid_norm)
 
 
 def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:

@@ -121,6 +121,7 @@ class HookedTransformerConfig(FlatConfig):
     post_embedding_ln: bool = of_tree("whether embedded tokens are normalised", "embed.norm", default=False, kinds=(DECODER,),
                                       read=lambda norm: norm is not None, unless=("normalization_type",))
     device: Any = fact("device of the weights; None: a GPU if there is one", None)
+    load_in_4bit: bool = fact("always False; `model.quantize` gives weights fewer bits", False, choices=(False,))
     n_devices: int = fact("always 1; a model on several has `model.device_map`", 1, choices=(1,))
     dtype: Any = fact("dtype of the weights, or its name, such as 'bfloat16'", torch.float32)
     attention_dir: str = of_tree("'causal' or 'bidirectional'; of an encoder-decoder, that of the encoder",

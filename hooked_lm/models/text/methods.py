@@ -149,13 +149,13 @@ class DecoderText(TextMethods):
     def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
         """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
-        `tokens` is a single-token string or an id (giving [d_model]), a list of such strings, or ids of any shape. Raises
-        ValueError for a model with a transform between the stream and `W_U`.
+        `tokens` is a single-token string or an id, a list of such strings, or ids of any shape; of one token, in any shape, it
+        returns [d_model]. Raises ValueError for a model with a transform between the stream and `W_U`.
         """
         check_linear(self.unembed)  # type: ignore[attr-defined]
         ids = self.tokens.single_token_ids(tokens, self.device)
         directions = self.W_U.T[ids]  # type: ignore[attr-defined]
-        return directions[0] if ids.ndim and ids.numel() == 1 else directions
+        return directions.flatten() if ids.numel() == 1 else directions
 
     def _tokens_and_mask(
         self,
