@@ -6,7 +6,7 @@ singular values.
 """
 
 import operator
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 from jaxtyping import Complex, Float
@@ -23,11 +23,32 @@ class ShapeMismatch(ValueError, AssertionError, RuntimeError):
     """Incompatible shapes: a ValueError, and also the errors that other implementations raise."""
 
 
+@runtime_checkable
+class TensorLike(Protocol):
+    """What a factor needs for products: a tensor, or another object with these methods, such as one that wraps a tensor."""
+
+    @property
+    def ndim(self) -> int: ...
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    def size(self, dim: int) -> int: ...
+
+    def unsqueeze(self, dim: int) -> Any: ...
+
+    def squeeze(self, dim: int) -> Any: ...
+
+    def broadcast_to(self, size: Any) -> Any: ...
+
+    def __matmul__(self, other: Any) -> Any: ...
+
+
 class FactoredMatrix(Shown):
     """The matrix `A @ B`, stored as its factors; only `AB` computes the product.
 
     Leading dimensions of the factors broadcast. The factors are real; in float16 and bfloat16 decompositions are computed
-    in float32 and rounded back.
+    in float32 and rounded back. Products need no more of a factor, or of the other operand, than `TensorLike` has.
 
     Example:
         >>> import torch
@@ -49,7 +70,10 @@ class FactoredMatrix(Shown):
 
     __array_ufunc__ = None  # lets `numpy_scalar * matrix` reach __rmul__
 
-    def __init__(self, A: Tensor, B: Tensor):
+    A: Tensor  # or another `TensorLike`
+    B: Tensor
+
+    def __init__(self, A: TensorLike, B: TensorLike):
         if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
             raise ShapeMismatch(
                 f"the factors are A [..., ldim, mdim] and B [..., mdim, rdim] with one mdim, "
@@ -61,8 +85,8 @@ class FactoredMatrix(Shown):
             raise ShapeMismatch(
                 f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} do not broadcast"
             ) from None
-        self.A = A.expand(*leading, *A.shape[-2:])
-        self.B = B.expand(*leading, *B.shape[-2:])
+        self.A = A.broadcast_to((*leading, *A.shape[-2:]))
+        self.B = B.broadcast_to((*leading, *B.shape[-2:]))
         self._known_svd: tuple[list[object], SVD] | None = None
 
     @property
@@ -121,29 +145,38 @@ class FactoredMatrix(Shown):
     def __matmul__(self, other: "FactoredMatrix") -> "FactoredMatrix": ...
     @overload
     def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
-    def __matmul__(self, other: "FactoredMatrix | Tensor") -> "FactoredMatrix | Tensor":
+    @overload
+    def __matmul__(self, other: TensorLike) -> Any: ...
+    def __matmul__(self, other: Any) -> Any:
         """The product with a matrix or `FactoredMatrix` is a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
-        if not isinstance(other, (FactoredMatrix, Tensor)):
+        if not isinstance(other, (FactoredMatrix, TensorLike)):
             return NotImplemented
         _check_fit(self.shape, other.shape)
         if isinstance(other, FactoredMatrix):
             return self._times(other.A)._times(other.B)
         if other.ndim == 1:
-            return (self.A @ (self.B @ other)[..., None])[..., 0]
+            return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
         return self._times(other)
 
-    def _times(self, other: Tensor) -> "FactoredMatrix":
+    def _times(self, other: Any) -> "FactoredMatrix":
         if self.rdim < self.mdim:  # then the product is no larger than A
-            return FactoredMatrix(self.AB, other)
+            return FactoredMatrix(self.A @ self.B, other)
         return FactoredMatrix(self.A, self.B @ other)
 
-    def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor":
+    @overload
+    def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
+    @overload
+    def __rmatmul__(self, other: TensorLike) -> Any: ...
+    def __rmatmul__(self, other: Any) -> Any:
         """The product with a matrix on the left is a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
-        if not isinstance(other, Tensor):
+        if not isinstance(other, TensorLike):
             return NotImplemented
         _check_fit(other.shape, self.shape)
-        product = self.T @ (other if other.ndim == 1 else other.mT)
-        return product.T if isinstance(product, FactoredMatrix) else product
+        if other.ndim == 1:
+            return (other.unsqueeze(-2) @ self.A @ self.B).squeeze(-2)
+        if self.ldim < self.mdim:  # then the product is no larger than B
+            return FactoredMatrix(other, self.A @ self.B)
+        return FactoredMatrix(other @ self.A, self.B)
 
     def __mul__(self, scalar: Any) -> "FactoredMatrix":
         """The product with a number, or with a tensor of one element, whose axes broadcast."""

@@ -6,6 +6,7 @@ which tools read a version. `install` puts `shim/` on the import path. `python -
 """
 
 import sys
+from importlib import reload
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,7 +52,7 @@ def install(*, shadow: bool = False) -> None:
 def uninstall() -> None:
     """Removes the shim from the import path. Imported objects keep working; the next import does not find the shim."""
     sys.path[:] = [path for path in sys.path if path != str(SHIM)]
-    defaults.fused_attention = "auto"
+    reload(defaults)  # to those of this package
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == NAME and _is_shim(getattr(module, "__file__", None)):
             del sys.modules[name]

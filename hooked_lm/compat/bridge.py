@@ -52,7 +52,6 @@ class TransformerBridgeConfig(HookedTransformerConfig):
 
     def __init__(self, d_model: int, d_head: int, n_layers: int, n_ctx: int, **fields: Any) -> None:
         fields = {"act_fn": "relu", **without_neutral(fields)}
-        fields["default_padding_side"] = fields.get("default_padding_side") or "right"
         super().__init__(d_model=d_model, d_head=d_head, n_layers=n_layers, n_ctx=n_ctx, **fields)
 
 

@@ -1,9 +1,14 @@
-"""BOS tokens of tokenizers and texts."""
+"""BOS tokens of tokenizers and texts, and the tokenizer that a decoder has under the name `transformer_lens`."""
 
 from copy import deepcopy
 from typing import Any
 
-__all__ = ["get_input_with_manually_prepended_bos", "get_tokenizer_with_bos"]
+from transformers import PreTrainedTokenizerBase
+
+__all__ = ["get_input_with_manually_prepended_bos", "get_tokenizer_with_bos", "with_specials"]
+
+# TransformerLens leaves the tokenizers of these as they are, and prepends BOS to their texts itself.
+WITHOUT_BOS = ("OlmoForCausalLM", "Olmo2ForCausalLM", "OlmoeForCausalLM")
 
 
 def get_tokenizer_with_bos(tokenizer: Any) -> Any:
@@ -16,7 +21,7 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
     >>> get_tokenizer_with_bos(tokenizer).decode(get_tokenizer_with_bos(tokenizer).encode("Mary"))
     '<|endoftext|>Mary'
     """
-    if tokenizer.bos_token is None or tokenizer.encode("a")[:1] == [tokenizer.bos_token_id]:
+    if tokenizer.bos_token is None or getattr(tokenizer, "add_bos_token", False):
         return tokenizer
     with_bos = deepcopy(tokenizer)
     try:
@@ -24,6 +29,30 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
     except ValueError:
         return tokenizer
     return with_bos
+
+
+def with_specials(tokenizer: Any, cfg: Any) -> Any:
+    """A copy of a tokenizer that prepends BOS and can pad, as that of a decoder of TransformerLens 3.9.0.
+
+    Without a padding token it pads with EOS, without a BOS it has EOS as BOS, which it does not prepend. It pads on the side
+    that the config says, or else on its own. Tokenizers without EOS keep what they have; others than those of transformers
+    are returned unchanged.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> copy = with_specials(model.tokenizer, model.cfg)
+    >>> copy(["Mary went", "Mary"], padding=True)["attention_mask"]
+    [[1, 1, 1], [1, 1, 0]]
+    """
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    made = tokenizer if cfg.original_architecture in WITHOUT_BOS else get_tokenizer_with_bos(tokenizer)
+    made = deepcopy(tokenizer) if made is tokenizer else made
+    made.padding_side = cfg.default_padding_side or made.padding_side
+    if made.eos_token is not None:
+        made.pad_token = made.eos_token if made.pad_token is None else made.pad_token
+        made.bos_token = made.eos_token if made.bos_token is None else made.bos_token
+    return made
 
 
 def get_input_with_manually_prepended_bos(bos_token: str | None, input: str | list[str]) -> str | list[str]:

@@ -1,6 +1,6 @@
 """Types for annotations, and `get_supported_heads`."""
 
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -18,21 +18,6 @@ SingleLoss = Float[Tensor, ""]
 LossPerToken = Float[Tensor, "batch pos_minus_1"]
 Loss = SingleLoss | LossPerToken
 OUTPUT_EMBEDDING = "unembed.W_U"
-
-
-@runtime_checkable
-class TensorLike(Protocol):
-    """An object with a shape."""
-
-    @property
-    def ndim(self) -> int: ...
-
-    @property
-    def shape(self) -> torch.Size: ...
-
-    def size(self, dim: int) -> int: ...
-
-    def unsqueeze(self, dim: int) -> "TensorLike": ...
 
 
 def get_supported_heads() -> None:

@@ -25,6 +25,16 @@ class KeyValueCacheEntry:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
 
+    @classmethod
+    def init_cache_entry(
+        cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1
+    ) -> "KeyValueCacheEntry":
+        """An empty entry for a layer of a model's config, with keys and values [batch, 0, kv_head, d_head]."""
+        entry, n_heads = cls(), cfg.n_key_value_heads or cfg.n_heads
+        entry._keys = torch.empty(batch_size, 0, n_heads, cfg.d_head, device=device, dtype=cfg.dtype)
+        entry._values = torch.empty_like(entry._keys)
+        return entry
+
     @property
     def past_keys(self) -> Float[Tensor, "batch pos kv_head d_head"] | None:
         return None if self._keys is None else self._keys[:, : self.length]

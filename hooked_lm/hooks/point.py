@@ -41,6 +41,7 @@ class HookPoint(Shown, nn.Identity):
     tensor([[2., 2., 2.]])
     """
 
+    hook_conversion: Any = None  # changes the form of the value for hooks, and back: `enable_reshape`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -127,7 +128,34 @@ class HookPoint(Shown, nn.Identity):
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
+    def enable_reshape(self, hook_conversion: Any = None) -> None:
+        """Hooks receive `hook_conversion.convert(value)`, and what comes of it goes on as `hook_conversion.revert(...)`.
+
+        None: hooks receive the value.
+
+        >>> import torch
+        >>> class Flat:
+        ...     def convert(self, value):
+        ...         return value.flatten(1)
+        ...     def revert(self, value):
+        ...         return value.unflatten(1, (2, 3))
+        >>> point = HookPoint("batch", "head", "d_head")
+        >>> point.enable_reshape(Flat())
+        >>> handle = point.add_hook(lambda value, hook: print(tuple(value.shape)))
+        >>> point(torch.ones(1, 2, 3)).shape
+        (1, 6)
+        torch.Size([1, 2, 3])
+        """
+        self.hook_conversion = hook_conversion
+
     def _run(self, value: Any) -> Any:
+        if self.hook_conversion is None:
+            return self._run_hooks(value)
+        converted = self.hook_conversion.convert(value)
+        changed = self._run_hooks(converted)
+        return value if changed is converted else self.hook_conversion.revert(changed)
+
+    def _run_hooks(self, value: Any) -> Any:
         hooks = self.active_hooks()
         if early := [hook for hook in hooks if hook.when == "pre"]:
             value = self._run_in_order(value, early)

@@ -104,8 +104,8 @@ def save_pretrained(model: Model, path: str | os.PathLike[str]) -> None:
         raise FileExistsError(f"{path} holds a model that model.save wrote (hooked_lm.json): choose another folder")
     with moved_when_done(folder) as unfinished:
         write_safetensors(tensors, unfinished / "model.safetensors")
-        if model.tokenizer is not None:
-            model.tokenizer.save_pretrained(unfinished)
+        if model.saved_tokenizer is not None:
+            model.saved_tokenizer.save_pretrained(unfinished)
         config.save_pretrained(unfinished)
 
 

@@ -67,7 +67,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
     planned = {name: Planned(tuple(w.shape), w.dtype, w.detach) for name, w in weights.items()}
     with moved_when_done(folder, last=CONFIG) as unfinished:
         write_safetensors(planned, unfinished / WEIGHTS)
-        writer = getattr(model, "processor", None) or model.tokenizer
+        writer = getattr(model, "processor", None) or model.saved_tokenizer
         if writer is not None:
             writer.save_pretrained(unfinished)
         (unfinished / CONFIG).write_text(text, encoding="utf-8")

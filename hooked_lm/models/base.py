@@ -172,7 +172,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         """Applies the flags of `cfg` to the components."""
         cfg, ungrouped = self.cfg, self.cfg.ungroup_grouped_query_attention
         copies = (cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result)
-        length = min(cfg.n_ctx, RunSettings().rotary_table_length)
+        length = min(cfg.longest_input, RunSettings().rotary_table_length)
         apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):

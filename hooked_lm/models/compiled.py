@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all_modules
@@ -117,7 +118,7 @@ class Compiled:
                 f"row {row} of attention_mask ends with padding, after which no token can follow: pad the prompt on the left, as "
                 "model.to_tokens(texts, padding_side='left') does"
             )
-        n_pos, n_ctx = tokens.shape[1] + max_new_tokens, self.model.cfg.n_ctx
+        n_pos, n_ctx = tokens.shape[1] + max_new_tokens, self.model.cfg.longest_input
         if max_new_tokens < 1 or n_pos > n_ctx:
             raise ValueError(
                 f"the prompt has {tokens.shape[1]} tokens and n_ctx is {n_ctx}, so max_new_tokens must be 1 to "
@@ -224,6 +225,7 @@ class _Snapshot:
         self.attributes = [(vars(m), name, value) for m in self.modules for name, value in _attributes(m)]
         kinds: set[Any] = {*map(type, self.modules)}
         self.forwards = {kind: kind.forward for kind in kinds}
+        self.softmax = F.softmax, Tensor.softmax
         weights = [value for *_, value in self.places if isinstance(value, Tensor)]
         self.is_quantized = any(isinstance(weight, QuantizedWeight) for weight in weights)
         tensors = [*edits.values(), *(weight for weight in weights if not isinstance(weight, QuantizedWeight))]
@@ -237,6 +239,7 @@ class _Snapshot:
             and all(_is_same(own.get(name), value) for own, name, value in self.attributes)
             and sum(1 for module in self.modules for _ in _attributes(module)) == len(self.attributes)
             and all(of.forward is forward for of, forward in self.forwards.items())
+            and (F.softmax, Tensor.softmax) == self.softmax
             and all(tensor.data_ptr() == address for tensor, address in self.tensors)
             and vars(self.model.cfg) == self.settings
         )

@@ -177,7 +177,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
             mask = own_mask if mask is None else mask
             if types is None and self.tree.embed.n_types:
                 types = own_types
-        check_length(tokens, 0, self.cfg.n_ctx)
+        check_length(tokens, 0, self.cfg.longest_input)
         tokens = checked_ids(tokens, self.cfg.d_vocab).to(self.device)
         mask = mask if mask is None or mask.ndim == 2 else mask[None]
         return tokens, None if types is None else self._checked_types(types, tokens), mask

@@ -198,7 +198,8 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
 
     def room(self, side: StackConfig) -> int:
         """The longest input of the encoder or the decoder."""
-        return self.cfg.n_ctx if side.n_ctx is None else min(self.cfg.n_ctx, side.n_ctx)
+        longest = self.cfg.longest_input
+        return longest if side.n_ctx is None else min(longest, side.n_ctx)
 
     def _check_cache(self, cache: EncoderDecoderCache) -> None:
         """Raises ValueError for a cache of another class or number of layers."""

@@ -48,6 +48,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "qwen3": dict(LLAMA, use_qk_norm=True),
     "gemma2": dict(LLAMA, **LOCAL, **AROUND, attn_scores_soft_cap=5.0, output_logits_soft_cap=3.0, attn_scale=3.0),
     "gemma3": dict(LLAMA, **LOCAL, **AROUND, use_qk_norm=True, rotary_base_local=100, rotary_scaling_factor=8.0),
+    "gemma2_folded": dict(LLAMA, **LOCAL, **AROUND, normalization_type="RMSPre"),
+    "bloom_folded": {"positional_embedding_type": "alibi", "post_embedding_ln": True, "normalization_type": "LNPre"},
     "olmo3": dict(LLAMA, **LOCAL, use_yarn_rope=True, yarn_factor=4.0, yarn_original_max_position_embeddings=8,
                   yarn_global_attn_only=True, yarn_attention_factor=1.2),
     "gpt_oss": dict(LLAMA, use_yarn_rope=True, yarn_factor=4.0, yarn_original_max_position_embeddings=8,

@@ -59,6 +59,31 @@ def test_tables_and_grouped_names(kind: str, how: str) -> None:
     assert torch.equal(other(TOKENS), model(TOKENS))
 
 
+@pytest.mark.parametrize(
+    ("norm", "more"),
+    [
+        ("RMS", {**ROTARY, "use_normalization_before_and_after": True, "n_key_value_heads": 2}),
+        ("RMS", {**ROTARY, "use_normalization_before_and_after": True, "attn_only": True, "act_fn": None}),
+        ("LN", {**SIZES, "use_normalization_before_and_after": True}),
+        ("LN", {**SIZES, "post_embedding_ln": True}),
+    ],
+)
+def test_norms_that_are_never_folded_keep_their_weights(norm: str, more: dict[str, Any]) -> None:
+    """Those after a layer (Gemma 2 and 3) and after the embedding (Bloom): in the config of a folded model, too."""
+    model = filled(HookedTransformer({**more, "normalization_type": norm}))
+    logits = model(TOKENS)
+    model.process_weights_(center_writing_weights=False, center_unembed=False)
+    twin = HookedTransformer({**more, "normalization_type": f"{norm}Pre"})
+    twin.load_state_dict(model.state_dict())
+    assert_close(twin(TOKENS), logits)
+    kept = {name for name, _ in twin.named_parameters() if name.rpartition(".")[0].endswith(("_post", "embed.ln"))}
+    assert kept
+    assert not any(name.endswith(("ln1.w", "ln2.w", "ln_final.w")) for name, _ in twin.named_parameters())
+    for name in kept:
+        with pytest.raises((ValueError, RuntimeError), match=name):
+            twin.load_state_dict({key: value for key, value in model.state_dict().items() if key != name})
+
+
 @pytest.mark.parametrize("how", LOADERS)
 def test_a_position_embedding_that_would_be_read_is_not_passed_over(how: str) -> None:
     model = toy("rotary")

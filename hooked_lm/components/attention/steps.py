@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,9 +67,9 @@ def mix_masked(
 def softmax(scores: Scores, sinks: Float[Tensor, " head"] | None) -> Scores:
     """The pattern, in at least fp32. With sinks its rows sum to less than one: the rest goes to the sink of the head."""
     if sinks is None:
-        return upcast(scores).softmax(-1)
+        return F.softmax(upcast(scores), -1)
     of_sinks = upcast(sinks)[:, None, None].expand(scores.shape[0], -1, scores.shape[2], 1)
-    return torch.cat([upcast(scores), of_sinks], -1).softmax(-1)[..., :-1]
+    return F.softmax(torch.cat([upcast(scores), of_sinks], -1), -1)[..., :-1]
 
 
 def _rows(

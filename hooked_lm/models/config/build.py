@@ -67,7 +67,7 @@ def decoder(cfg: Any) -> DecoderConfig:
     learned = cfg.positional_embedding_type in ("standard", "shortformer")
     return DecoderConfig(
         n_ctx=cfg.n_ctx,
-        embed=Embed.Config(cfg.d_vocab, cfg.d_model, norm=_norm(cfg) if cfg.post_embedding_ln else None),
+        embed=Embed.Config(cfg.d_vocab, cfg.d_model, norm=_kept_norm(cfg) if cfg.post_embedding_ln else None),
         blocks=tuple(_block(cfg, layer) for layer in range(cfg.n_layers)),
         unembed=Unembed.Config(
             cfg.d_model,
@@ -202,7 +202,7 @@ def encoder_decoder(cfg: Any, is_sketch: bool = False) -> EncoderDecoderConfig:
 
 
 def _block(cfg: Any, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config:
-    norm, post = _norm(cfg), _norm(cfg) if cfg.use_normalization_before_and_after else None
+    norm, post = _norm(cfg), _kept_norm(cfg) if cfg.use_normalization_before_and_after else None
     attn = _attention(cfg, layer)
     if cfg.attn_only:
         return AttentionOnlyBlock.Config(attn=attn, ln1=norm, ln1_post=post)
@@ -259,11 +259,11 @@ def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
         kind = GatedMLP if cfg.gated_mlp else MLP
         expert = kind.Config(cfg.d_model, d_mlp, act_fn, bias=False)
         return MoE.Config(expert, cfg.num_experts, cfg.experts_per_token, SoftmaxRouter(cfg.norm_topk_prob))
-    if cfg.gated_mlp:
-        return GatedMLP.Config(cfg.d_model, d_mlp, act_fn, bias=True)
+    mid_norm = None
     if act_fn == "solu_ln":
-        return MLP.Config(cfg.d_model, d_mlp, "solu", mid_norm=_mid_norm(cfg, d_mlp))
-    return MLP.Config(cfg.d_model, d_mlp, act_fn)
+        act_fn, mid_norm = "solu", _mid_norm(cfg, d_mlp)
+    kind = GatedMLP if cfg.gated_mlp else MLP
+    return kind.Config(cfg.d_model, d_mlp, act_fn, bias=True, mid_norm=mid_norm)
 
 
 def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
@@ -273,7 +273,16 @@ def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
 
 
 def _norm(cfg: Any) -> NormConfig | None:
-    match cfg.normalization_type:
+    return _norm_of_type(cfg, cfg.normalization_type)
+
+
+def _kept_norm(cfg: Any) -> NormConfig | None:
+    """A norm whose output no matrix reads, so that its weights cannot be folded: a folded model ("LNPre", "RMSPre") has them."""
+    return _norm_of_type(cfg, cfg.normalization_type and cfg.normalization_type.removesuffix("Pre"))
+
+
+def _norm_of_type(cfg: Any, normalization_type: str | None) -> NormConfig | None:
+    match normalization_type:
         case None:
             return None
         case "LN" | "LNPre" as kind:

@@ -1,3 +1,14 @@
-"""Config defaults that change when the package is imported as `transformer_lens`."""
+"""Defaults that change when the package is imported as `transformer_lens`, which sets them."""
 
-fused_attention = "auto"  # "never" after an import as `transformer_lens`
+from collections.abc import Callable
+from typing import Any
+
+
+def same_tokenizer(tokenizer: Any, cfg: Any) -> Any:
+    """The tokenizer."""
+    return tokenizer
+
+
+fused_attention = "auto"
+padding_side: str | None = "right"  # None: the side of the tokenizer
+tokenizer_for: Callable[[Any, Any], Any] = same_tokenizer  # what a decoder of this config has of a tokenizer

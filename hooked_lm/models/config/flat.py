@@ -101,7 +101,8 @@ class HookedTransformerConfig(FlatConfig):
     tokenizer_name: str | None = fact("name of the tokenizer to load", None)
     tokenizer_prepends_bos: bool | None = fact("whether the tokenizer puts a BOS token in front of texts by itself", None)
     default_prepend_bos: bool = fact("whether texts start with a BOS token", True)
-    default_padding_side: str = fact("where shorter texts are padded", "right", choices=("left", "right"))
+    default_padding_side: str | None = fact("where shorter texts are padded; None: on the side of the tokenizer",
+                                            factory=lambda: defaults.padding_side, choices=("left", "right", None))
     init_mode: str = fact("how new weights are drawn: 'gpt2', 'xavier_uniform', 'xavier_normal', 'kaiming_uniform', "
                           "'kaiming_normal', 'muP'", "gpt2")
     init_weights: bool = fact("whether a new model gets random weights", True)
@@ -120,6 +121,7 @@ class HookedTransformerConfig(FlatConfig):
     post_embedding_ln: bool = of_tree("whether embedded tokens are normalised", "embed.norm", default=False, kinds=(DECODER,),
                                       read=lambda norm: norm is not None, unless=("normalization_type",))
     device: Any = fact("device of the weights; None: a GPU if there is one", None)
+    load_in_4bit: bool = fact("always False; `model.quantize` gives weights fewer bits", False, choices=(False,))
     n_devices: int = fact("always 1; a model on several has `model.device_map`", 1, choices=(1,))
     dtype: Any = fact("dtype of the weights, or its name, such as 'bfloat16'", torch.float32)
     attention_dir: str = of_tree("'causal' or 'bidirectional'; of an encoder-decoder, that of the encoder",

@@ -27,7 +27,6 @@ Config = TypeVar("Config", bound="FlatConfig")
 
 # Fields in configs of other libraries that have no effect here -> the only accepted value (...: any value).
 FOREIGN_FIELDS: dict[str, Any] = {
-    "load_in_4bit": False,
     "quantization_method": None,
     "use_logn_attn": False,
     "use_dynamic_ntk_rope": False,
@@ -84,15 +83,11 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
         Known fields of other libraries are dropped if their value has no effect here, and raise ValueError otherwise.
         """
-        known = {f.name for f in fields(cls)}
-        foreign = {name: value for name, value in config_dict.items() if name not in known}
-        if unknown := foreign.keys() - FOREIGN_FIELDS.keys():
+        known = {f.name for f in fields(cls)} | FOREIGN_FIELDS.keys()
+        if unknown := config_dict.keys() - known:
             raise TypeError(f"unknown config fields {sorted(unknown)}; known are {sorted(known)}")
-        for name, value in foreign.items():
-            if FOREIGN_FIELDS[name] not in (value, ...):
-                raise ValueError(f"{name}={value!r} is not supported: it must be {FOREIGN_FIELDS[name]!r} or left out")
         made: Any = cls
-        return made(**{name: value for name, value in config_dict.items() if name in known})
+        return made(**config_dict)
 
     @classmethod
     def unwrap(cls, config: Any) -> Any:
@@ -151,14 +146,25 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         object.__setattr__(self, name, value)
 
     def _set_on_model(self, name: str, value: Any) -> None:
-        """Accepts only the same value, or an `n_ctx` up to the tree's; ValueError otherwise, as the modules are built."""
-        if name == "n_ctx" and isinstance(value, int) and 0 < value <= self.tree.n_ctx:
+        """Accepts only the same value, or any `n_ctx`; ValueError otherwise, as the modules are built."""
+        if name == "n_ctx" and isinstance(value, int) and value > 0:
             object.__setattr__(self, name, value)  # limits prompts only; the position embedding keeps its size
         elif not (value is getattr(self, name) or value == getattr(self, name)):
             raise ValueError(
                 f"cfg.{name} cannot become {value!r}: this is the config of a built model, with {getattr(self, name)!r}; build "
                 f"another model from dataclasses.replace(model.cfg, {name}=...)"
             )
+
+    def is_layer_norm_activation(self) -> bool:
+        """Whether MLPs normalise what comes of their activation ("solu_ln")."""
+        act_fn: str | None = self.act_fn  # type: ignore[attr-defined]
+        return (act_fn or "").endswith("_ln")
+
+    @property
+    def longest_input(self) -> int:
+        """The number of tokens that the model reads: `n_ctx`, but never more than the model was built for."""
+        limit: int = min(self.n_ctx, self.tree.n_ctx)  # type: ignore[attr-defined]
+        return limit
 
     def seal(self) -> None:
         """Marks this as the config of a built model: names that determine its modules can no longer be changed."""
@@ -302,6 +308,7 @@ def remembers(cls: type[Config]) -> type[Config]:
 
     @wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs = without_foreign(kwargs)
         check_keywords(cls.__name__, kwargs, fields_of_init)
         named = [*positional[: len(args)], *kwargs]
         origin = kwargs.pop("origin", None)
@@ -374,6 +381,16 @@ def check_heads(values: dict[str, Any], given: Container[str]) -> None:
                 f"d_model={width} is no multiple of {other}={divisor}: give {name} as well ({width // divisor} leaves "
                 f"{width % divisor} of {width} out), or change one of them"
             )
+
+
+def without_foreign(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields without those of other libraries; raises ValueError for one whose value would have an effect there."""
+    for name in given.keys() & FOREIGN_FIELDS.keys():
+        if FOREIGN_FIELDS[name] not in (given[name], ...):
+            raise ValueError(
+                f"{name}={given[name]!r} is not supported: it must be {FOREIGN_FIELDS[name]!r} or left out"
+            )
+    return {name: value for name, value in given.items() if name not in FOREIGN_FIELDS}
 
 
 def normalized(cls: type[FlatConfig], name: str, value: Any) -> Any:

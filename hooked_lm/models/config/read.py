@@ -120,7 +120,8 @@ def one_mlp(mlp: Any) -> Any:
 def act_fn(mlp: Any) -> str:
     """The name of the activation; it ends in `_ln` if a norm follows it."""
     one = one_mlp(mlp)
-    has_norm = isinstance(one, MLP.Config) and one.mid_norm is not None
+    of_its_own = isinstance(one, MLP.Config) or (isinstance(one, GatedMLP.Config) and one.act_fn == "solu")
+    has_norm = of_its_own and one.mid_norm is not None
     return activation_name(one.act_fn) + ("_ln" if has_norm else "")
 
 

@@ -143,7 +143,7 @@ def _start(
     """Checks all arguments; returns the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     sequence = _prompt(model, input, prepend_bos, padding_side, attention_mask)
-    check_room(len(sequence), max_new_tokens, model.cfg.n_ctx)
+    check_room(len(sequence), max_new_tokens, model.cfg.longest_input)
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
     reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
     cache = KeyValueCache(model.cfg.n_layers, room=len(sequence) + max_new_tokens) if reads_once else None
@@ -249,7 +249,7 @@ def _prompt(
         images, is_image, is_suffix, input = input.images, input.is_image, input.is_suffix, input.tokens
     if isinstance(input, Tensor) and input.is_floating_point():
         check_stream(input, model.cfg.d_model)
-        check_length(input, 0, model.cfg.n_ctx)
+        check_length(input, 0, model.cfg.longest_input)
         embeds = input.to(model.device)
         tokens, shape = torch.empty(len(embeds), 0, dtype=torch.long, device=model.device), embeds.shape[:2]
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.checks import is_ids
+from hooked_lm.models.config import defaults
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.tokens import Tokens, prepends_bos
 
@@ -22,6 +23,7 @@ class TextMethods:
     device: torch.device
     _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the arguments of the last `Tokens`, and it
     _side_at_first: tuple[Any, str | None] = (None, None)  # the tokenizer, and its `padding_side` when it was set
+    _copied: tuple[Any, Any] = (None, None)  # the tokenizer, and the one that was set, of which it may be a copy
 
     def _text_defaults(self) -> tuple[bool, str]:
         """The defaults of `prepend_bos` and `padding_side`."""
@@ -29,11 +31,14 @@ class TextMethods:
 
     @property
     def padding_side(self) -> str:
-        """Where shorter texts are padded: on the side of the config, unless somebody set `tokenizer.padding_side` since."""
+        """Where shorter texts are padded: on the side of the config, unless somebody set `tokenizer.padding_side` since.
+
+        A config that says None leaves it to the tokenizer.
+        """
         side: str | None = getattr(self.tokenizer, "padding_side", None)
         was = self._side_at_first[1] if self._side_at_first[0] is self.tokenizer else side
-        default: str = self.cfg.default_padding_side
-        return default if side is None or side == was else side
+        default: str | None = self.cfg.default_padding_side
+        return default or side or "right" if side is None or side == was else side
 
     @property
     def tokens(self) -> Tokens:
@@ -46,15 +51,27 @@ class TextMethods:
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
         """Sets the model's tokenizer, which is never modified."""
-        self.tokenizer = tokenizer
-        self._side_at_first = tokenizer, getattr(tokenizer, "padding_side", None)
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
+        self.tokenizer = self._for_texts(tokenizer)
+        self._copied = self.tokenizer, tokenizer
+        self._side_at_first = self.tokenizer, getattr(self.tokenizer, "padding_side", None)
         if tokenizer is None:
             return
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
         if self.cfg.d_vocab == -1:
             self.cfg.d_vocab = len(tokenizer)
+
+    def _for_texts(self, tokenizer: Any) -> Any:
+        """The tokenizer that the model has once this one is set."""
+        return tokenizer
+
+    @property
+    def saved_tokenizer(self) -> Any:
+        """The tokenizer that is written beside the weights: the one that was set, unless the model's has changed since."""
+        copy, original = self._copied
+        is_same = copy is self.tokenizer and (copy is None or len(copy) == len(original))
+        return original if is_same else self.tokenizer
 
     def to_string(self, tokens: Any) -> str | list[str]:
         """Decodes token ids: a string for one sequence, a list of strings for a batch."""
@@ -86,10 +103,13 @@ class DecoderText(TextMethods):
         return self.cfg.default_prepend_bos, self.padding_side
 
     def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Sets the model's tokenizer, which is never modified."""
-        if tokenizer is not None:
-            self.cfg.tokenizer_prepends_bos = prepends_bos(tokenizer)
+        """Sets the model's tokenizer, which is never modified; under the name `transformer_lens`, a copy of it."""
         super().set_tokenizer(tokenizer, default_padding_side)
+        if tokenizer is not None:
+            self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
+
+    def _for_texts(self, tokenizer: Any) -> Any:
+        return tokenizer if tokenizer is None else defaults.tokenizer_for(tokenizer, self.cfg)
 
     def to_tokens(
         self,
@@ -129,13 +149,13 @@ class DecoderText(TextMethods):
     def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
         """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
-        `tokens` is a single-token string or an id (giving [d_model]), a list of such strings, or ids of any shape. Raises
-        ValueError for a model with a transform between the stream and `W_U`.
+        `tokens` is a single-token string or an id, a list of such strings, or ids of any shape; of one token, in any shape, it
+        returns [d_model]. Raises ValueError for a model with a transform between the stream and `W_U`.
         """
         check_linear(self.unembed)  # type: ignore[attr-defined]
         ids = self.tokens.single_token_ids(tokens, self.device)
         directions = self.W_U.T[ids]  # type: ignore[attr-defined]
-        return directions[0] if ids.ndim and ids.numel() == 1 else directions
+        return directions.flatten() if ids.numel() == 1 else directions
 
     def _tokens_and_mask(
         self,

@@ -46,6 +46,8 @@ class VisionEncoder(TowerParts, BaseModel):
             self.make_tower(self.tree)
         self._finish()
 
+    saved_tokenizer = None
+
     def set_tokenizer(self, tokenizer: None) -> None:
         """A vision encoder has no tokenizer."""
         self.tokenizer = None

@@ -28,10 +28,12 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 
     Drops buffers (masks, rotary angles), all-zero biases that the model lacks, and the unused position embedding of alibi
     models. The `b_in` of a gated MLP without `b_gate` is added after the product there, so it is folded into `b_out`.
+
+    Raises ValueError for such a gated MLP with "solu_ln", which reads no `W_in` there.
     """
     given = dict(_renamed(name, value) for name, value in state_dict.items() if not name.endswith(TABLES))
-    for name in [name for name in given if name.endswith(".mlp.W_gate")]:
-        _bias_into_output(given, name.removesuffix("W_gate"))
+    for mlp in [name.removesuffix("W_gate") for name in given if name.endswith(".mlp.W_gate")]:
+        _bias_into_output(given, mlp, model.cfg.is_layer_norm_activation())
     own = model.state_dict()
     for name in [name for name in own if name.endswith("_gate_in") and name not in given]:
         _interleave(given, name.removesuffix("gate_in"))
@@ -61,10 +63,15 @@ def _renamed(name: str, value: Tensor) -> tuple[str, Tensor]:
     return name, value
 
 
-def _bias_into_output(given: dict[str, Tensor], mlp: str) -> None:
+def _bias_into_output(given: dict[str, Tensor], mlp: str, is_normalised: bool) -> None:
     b_in, b_out = given.get(mlp + "b_in"), given.get(mlp + "b_out")
     if b_in is None or b_out is None or mlp + "b_gate" in given:
         return
+    if is_normalised:
+        raise ValueError(
+            f"{mlp}W_in: this state dict has no b_gate, so it is that of another library, whose gated MLP with 'solu_ln' does "
+            "not read W_in; here W_in is multiplied by the gate"
+        )
     given[mlp + "b_out"] = b_out + b_in @ given[mlp + "W_out"]
     given[mlp + "b_in"], given[mlp + "b_gate"] = torch.zeros_like(b_in), torch.zeros_like(b_in)
 

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -9,8 +10,13 @@ import numpy as np
 import pytest
 import torch
 from originals import assert_close, demo, transformer_lens
+from transformers import AutoTokenizer
 
+import hooked_lm
 from hooked_lm import utils
+from hooked_lm.compat.tokenizers import with_specials
+from hooked_lm.models.config import defaults
+from tests.compat.toy_tokenizers import KINDS, toy_tokenizer
 
 THEIRS = transformer_lens.utilities
 TEXT = "When Mary and John went to the store"
@@ -29,6 +35,38 @@ def same(ours: Any, theirs: Any, what: Any = "") -> None:
 def theirs_has(**options: Any) -> dict[str, Any]:
     """Theirs has a value of its own for what is not given, where ours has None."""
     return {key: value for key, value in options.items() if value is not None}
+
+
+# ---- the tokenizer of a decoder --------------------------------------------------------------------------------------
+
+NOT_THERE = "nothing", "appends"  # there tokens are invented, and one of text is lost
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_THERE])
+def test_the_tokenizer_under_the_lent_name(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What it adds and where it pads, and the ids of the texts of a data set."""
+    monkeypatch.setattr(defaults, "tokenizer_for", with_specials)
+    monkeypatch.setattr(defaults, "padding_side", None)
+    toy_tokenizer(kind).save_pretrained(tmp_path)
+    sizes = {"n_layers": 1, "d_model": 8, "d_head": 4, "n_ctx": 16, "d_vocab": 8, "act_fn": "relu", "device": "cpu"}
+    found = []
+    for library, helpers in ((hooked_lm, utils), (transformer_lens, THEIRS)):
+        model = library.HookedTransformer(
+            library.HookedTransformerConfig(**sizes), tokenizer=AutoTokenizer.from_pretrained(tmp_path)
+        )
+        made, data = model.tokenizer, datasets.Dataset.from_dict({"text": ["a b a", "b b"] * 40})
+        rows = helpers.tokenize_and_concatenate(data, made, max_length=8, num_proc=None)
+        found.append(
+            [
+                (made.bos_token, made.eos_token, made.pad_token, made.padding_side),
+                made(["a b", "a"], padding=True)["input_ids"],
+                made.encode("a", add_special_tokens=False),
+                model.cfg.tokenizer_prepends_bos,
+                *(model.to_tokens(["a b", "a"], prepend_bos=bos).tolist() for bos in (True, False)),
+                [torch.as_tensor(row["tokens"]).tolist() for row in rows],
+            ]
+        )
+    assert found[0] == found[1]
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

@@ -95,8 +95,10 @@ def test_names_of_other_libraries() -> None:
     besides = {"load_in_4bit": False, "train_seq_length": 7, "yarn_truncate": True, "uses_rms_norm": True}
     cfg = HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, **besides})
     assert cfg == HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4})
-    with pytest.raises(ValueError, match=r"load_in_4bit=True.*must be False"):
+    with pytest.raises(ValueError, match=r"load_in_4bit is always False.*got True"):
         HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "load_in_4bit": True})
+    with pytest.raises(ValueError, match=r"use_logn_attn=True.*must be False"):
+        HookedTransformerConfig.from_dict({**SIZES, "n_heads": 4, "use_logn_attn": True})
 
 
 def test_a_config_names_one_device() -> None:

@@ -266,8 +266,9 @@ def test_the_config_of_a_model_is_what_it_was_built_from() -> None:
         for name in OF_DECODERS.keys() - {"output_logits_soft_cap", "n_ctx"}:
             with pytest.raises(ValueError, match=f"cfg.{name} cannot"):
                 setattr(model.cfg, name, OF_DECODERS[name][1][0])
-        with pytest.raises(ValueError, match=r"cfg\.n_ctx cannot"):
-            model.cfg.n_ctx += 1  # positions that it has no embedding for; fewer are a limit of its inputs
+        for n_ctx in (0, -1, 2.5):  # a number of tokens is a limit of its inputs
+            with pytest.raises(ValueError, match=r"cfg\.n_ctx cannot"):
+                model.cfg.n_ctx = n_ctx
         model.cfg.d_model = model.cfg.d_model  # what it is anyway
         assert model.cfg == before
         model.cfg.output_logits_soft_cap = 2.0  # read at every run

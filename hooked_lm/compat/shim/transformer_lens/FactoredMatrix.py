@@ -1,4 +1,3 @@
 """A product of two matrices in factored form."""
 
-from hooked_lm.compat.types import TensorLike
-from hooked_lm.factored_matrix import FactoredMatrix
+from hooked_lm.factored_matrix import FactoredMatrix, TensorLike

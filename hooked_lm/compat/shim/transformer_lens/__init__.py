@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from hooked_lm.compat.tokenizers import with_specials
 from hooked_lm.models.config import defaults
 from transformer_lens import (
     components,
@@ -38,3 +39,5 @@ from transformer_lens.SVDInterpreter import SVDInterpreter
 
 __version__ = version("transformer_lens")
 defaults.fused_attention = "never"  # recording changes no bit of a result, as in TransformerLens
+defaults.padding_side = None  # texts are padded where the tokenizer says
+defaults.tokenizer_for = with_specials  # which prepends BOS and can pad

@@ -1,0 +1,214 @@
+"""Methods and arguments of TransformerLens 3.9.0 that single programs use."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, compat
+from hooked_lm.compat.introspection import HookIntrospectionMixin
+from hooked_lm.compat.parts import GatedMLP
+from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
+from hooked_lm.hooks import HookPoint
+from tests.close import assert_close
+from tests.models.toys import N_CTX, ids, toy
+
+SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "d_vocab": 9, "act_fn": "gelu"}
+
+
+@pytest.fixture
+def shim() -> Iterator[Any]:
+    compat.install()
+    yield importlib.import_module
+    compat.uninstall()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1), (2,), (1, 3), (2, 3)])
+def test_directions_of_tokens(shape: tuple[int, ...]) -> None:
+    """Of a single token, in any shape, one direction."""
+    model = HookedTransformer(SIZES)
+    tokens = torch.randint(9, shape)
+    directions = model.tokens_to_residual_directions(tokens)
+    assert directions.shape == (8,) if tokens.numel() == 1 else (*shape, 8)
+    assert torch.equal(directions.reshape(-1, 8), model.W_U.T[tokens.flatten()])
+
+
+# ---- configs ---------------------------------------------------------------------------------------------------------
+
+
+def test_fields_without_effect_are_accepted_at_their_default() -> None:
+    cfg = HookedTransformerConfig(**SIZES, load_in_4bit=False, use_logn_attn=False, quantization_method=None)
+    assert cfg.load_in_4bit is False
+    assert HookedTransformerConfig.from_dict({**SIZES, "load_in_4bit": False}).load_in_4bit is False
+    for name, value in {"load_in_4bit": True, "use_logn_attn": True, "quantization_method": "bitsandbytes"}.items():
+        for make in (HookedTransformerConfig, lambda **given: HookedTransformerConfig.from_dict(given)):
+            with pytest.raises(ValueError, match=name):
+                make(**SIZES, **{name: value})
+    with pytest.raises(TypeError, match="load_in_5bit"):
+        HookedTransformerConfig(**SIZES, load_in_5bit=False)
+
+
+@pytest.mark.parametrize(("act_fn", "is_one"), [("solu_ln", True), ("solu", False), ("gelu", False), (None, False)])
+def test_activations_with_a_norm(act_fn: str | None, is_one: bool) -> None:
+    cfg = HookedTransformerConfig(**{**SIZES, "act_fn": act_fn, "attn_only": act_fn is None})
+    assert cfg.is_layer_norm_activation() is is_one
+
+
+@pytest.mark.parametrize("kind", ["standard", "rotary"])
+def test_more_positions_than_the_model_has(kind: str) -> None:
+    """Programs that cut or pad text set `n_ctx` for a moment; the model reads no more than before."""
+    model, texts = toy(kind), ids(batch=1, n_pos=N_CTX + 4)
+    model.cfg.n_ctx = N_CTX + 8
+    assert model(texts[:, :N_CTX]).shape == (1, N_CTX, 50)
+    for run in (
+        model,
+        model.run_with_cache,
+        lambda tokens: model.generate(tokens, max_new_tokens=1, verbose=False),
+        lambda tokens: model.generate(tokens[:, :N_CTX], max_new_tokens=2, verbose=False, do_sample=False),
+    ):
+        with pytest.raises(ValueError, match=f"n_ctx.*{N_CTX}"):
+            run(texts)
+    cache = KeyValueCache(n_layers=3)
+    model(texts[:, :N_CTX], past_kv_cache=cache)
+    with pytest.raises(ValueError, match=f"n_ctx of {N_CTX}"):
+        model(texts[:, :1], past_kv_cache=cache)
+    model.cfg.n_ctx = N_CTX
+    assert model.cfg.longest_input == N_CTX
+
+
+def test_more_positions_than_an_encoder_has() -> None:
+    model = HookedEncoder(SIZES)
+    model.cfg.n_ctx = 20
+    with pytest.raises(ValueError, match="n_ctx of 8"):
+        model(torch.ones(1, 12).long())
+
+
+def test_text_is_cut_to_the_positions_that_were_set() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    n_ctx, text = model.cfg.n_ctx, " Mary" * 400
+    model.cfg.n_ctx = 300
+    assert model.to_tokens(text).shape == (1, 300)
+    with pytest.raises(ValueError, match=f"n_ctx of {n_ctx}"):
+        model(model.to_tokens(text))
+    model.cfg.n_ctx = n_ctx
+    assert model.to_tokens(text).shape == (1, n_ctx)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["standard", "rotary"])
+def test_an_entry_of_a_cache(kind: str) -> None:
+    model, tokens = toy(kind), ids(batch=3, n_pos=6)
+    entry = KeyValueCacheEntry.init_cache_entry(model.cfg, "cpu", batch_size=3)
+    heads = model.cfg.n_key_value_heads or model.cfg.n_heads
+    for values in (entry.past_keys, entry.past_values):
+        assert values is not None
+        assert (values.shape, values.dtype) == ((3, 0, heads, model.cfg.d_head), model.cfg.dtype)
+    cache = KeyValueCache(n_layers=model.cfg.n_layers)
+    cache.entries = [KeyValueCacheEntry.init_cache_entry(model.cfg, batch_size=3) for _ in cache.entries]
+    model(tokens[:, :4], past_kv_cache=cache)
+    assert_close(model(tokens[:, 4:], past_kv_cache=cache), model(tokens)[:, 4:])
+
+
+@pytest.mark.parametrize("normalization_type", ["LN", "LNPre"])
+def test_a_gated_mlp_whose_activation_is_normalised(normalization_type: str) -> None:
+    fields = {**SIZES, "gated_mlp": True, "act_fn": "solu_ln", "normalization_type": normalization_type}
+    model = HookedTransformer(fields)
+    assert (model.cfg.act_fn, model.cfg.gated_mlp) == ("solu_ln", True)
+    assert any("mlp.ln.w" in name for name, _ in model.named_parameters()) is (normalization_type == "LN")
+    _, cache = model.run_with_cache(ids(batch=1, n_pos=5) % 9)
+    gate, linear = cache["pre", 0], cache["pre_linear", 0]
+    assert_close(cache["blocks.0.mlp.hook_mid"], gate * gate.softmax(-1) * linear)
+    model.verify()
+    weights = {name: value for name, value in model.state_dict().items() if not name.endswith("b_gate")}
+    with pytest.raises(ValueError, match="does not read W_in"):
+        model.load_state_dict(weights)
+    mlp = GatedMLP(fields)
+    assert mlp.hook_mid is not None
+    assert mlp.ln is not None
+
+
+# ---- hooks -----------------------------------------------------------------------------------------------------------
+
+
+class Transposed:
+    """Positions first."""
+
+    def convert(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1)
+
+    def revert(self, value: Tensor) -> Tensor:
+        return value.transpose(0, 1)
+
+
+def test_hooks_see_a_value_in_another_form() -> None:
+    model, tokens = toy("standard"), ids(batch=2, n_pos=5)
+    plain, point = model(tokens), model.blocks[1].hook_resid_pre
+    point.enable_reshape(Transposed())
+    assert torch.equal(model(tokens), plain)
+    shapes: list[torch.Size] = []
+    seen = [(point.name, lambda value, hook: shapes.append(value.shape))]
+    assert_close(model.run_with_hooks(tokens, fwd_hooks=seen), plain)
+    assert shapes == [(5, 2, 32)]
+    assert model.run_with_cache(tokens)[1][point.name].shape == (5, 2, 32)
+
+    def first(value: Tensor, hook: HookPoint) -> None:
+        value[0] = 0
+
+    edited = model.run_with_hooks(tokens, fwd_hooks=[(point.name, first)])
+    point.enable_reshape()
+
+    def first_position(value: Tensor, hook: HookPoint) -> None:
+        value[:, 0] = 0
+
+    assert_close(edited, model.run_with_hooks(tokens, fwd_hooks=[(point.name, first_position)]))
+    assert not torch.equal(edited, plain)
+
+
+def test_gradients_in_another_form() -> None:
+    point, x = HookPoint("batch", "pos"), torch.ones(2, 3, requires_grad=True)
+    point.enable_reshape(Transposed())
+    shapes: list[torch.Size] = []
+    point.add_hook(lambda gradient, hook: shapes.append(gradient.shape), dir="bwd")
+    (point(x) ** 2).sum().backward()
+    assert shapes == [(3, 2)]
+    assert x.grad is not None
+    assert_close(x.grad, torch.full((2, 3), 2.0))
+
+
+class Points(HookIntrospectionMixin):
+    """No model, but some points by name."""
+
+    def __init__(self) -> None:
+        self.hook_dict = {name: HookPoint("batch") for name in ("a", "b", "c")}
+        for dir, is_permanent in (("fwd", True), ("bwd", False)):
+            self.hook_dict["a"].add_hook(lambda value, hook: None, dir=dir, is_permanent=is_permanent)
+        self.hook_dict["b"].add_hook(lambda value, hook: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, {"a": 2, "b": 1}),
+        ({"name_filter": "a"}, {"a": 2}),
+        ({"name_filter": ["b", "c"]}, {"b": 1}),
+        ({"name_filter": lambda name: name > "a"}, {"b": 1}),
+        ({"dir": "bwd"}, {"a": 1}),
+        ({"including_permanent": False, "dir": "fwd"}, {"b": 1}),
+    ],
+)
+def test_hooks_of_a_class_that_has_only_points(given: dict[str, Any], names: dict[str, int]) -> None:
+    assert {name: len(hooks) for name, hooks in Points().list_hooks(**given).items()} == names
+    with pytest.raises(ValueError, match="dir"):
+        Points().list_hooks(dir="sideways")
+
+
+def test_who_has_hooks(shim: Any) -> None:
+    mixin = shim("transformer_lens.hook_points").HookIntrospectionMixin
+    assert mixin is HookIntrospectionMixin
+    assert isinstance(toy("standard"), mixin)
+    assert not isinstance(nn.Linear(1, 1), mixin)
