@@ -101,5 +101,5 @@ def test_processing_leaves_the_transform() -> None:
 
 def test_local_layers_need_a_window() -> None:
     fields = {**transformed.MODERN, "local_attention": 0}
-    with pytest.raises(ValueError, match="local_attention=0 is not supported"):
+    with pytest.raises(ValueError, match="sliding_window=-1 in this modernbert-decoder config"):
         read_config(family("modernbert-decoder"), CONFIG_MAPPING["modernbert-decoder"](**fields))

@@ -38,8 +38,6 @@ def config(hf: HFConfig) -> DecoderConfig:
         mlp=GatedMLP.Config(d_model, hf.intermediate_size, hf.hidden_activation, hf.mlp_bias),
         ln2=norm,
     )
-    if "sliding_attention" in hf.layer_types and hf.sliding_window < 1:
-        raise ValueError(f"local_attention={hf.local_attention} is not supported in a model with local layers")
     rotaries = {kind: rotary(hf, attn.d_head, kind) for kind in dict.fromkeys(hf.layer_types)}
     by_layer = enumerate(zip(hf.layer_types, llama_like.windows(hf), strict=True))
     transform = MLMHead.Config(d_model, d_model, hf.classifier_activation, norm, hf.classifier_bias)
