@@ -259,6 +259,12 @@ class RegressionProbes(LayerProbes):
     label_std: float
     MEASURE: ClassVar[str] = "r2"
 
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        low, high = super()._interval_of(values, level, n_resamples, seed)
+        return low, high.clamp(max=1)
+
     @property
     def r2(self) -> Float[Tensor, " layer"]:
         """R² on held-out prompts, by layer."""

@@ -108,7 +108,7 @@ def test_a_planted_number_is_found_and_noise_is_not(tmp_path: Path) -> None:
     assert (probes.mean[1] < 0.1).all(), "the control explains nothing"
     assert float(probes.direction(1) @ direction) > 0.9
     low, high = probes.interval()
-    assert low[0, 1] <= probes.r2[1] <= high[0, 1]
+    assert low[0, 1] <= probes.r2[1] <= high[0, 1] <= 1
     assert list(probes.to_dataframe().columns) == ["layer", "r2", "low", "high", "control", "selectivity"]
     predicted = vectors[1] @ probes.weights[1, 0] + probes.biases[1, 0]
     assert torch.corrcoef(torch.stack([predicted, torch.tensor(labels)]))[0, 1] > 0.9
