@@ -125,7 +125,7 @@ MEANING = {
     "hook_i": "the gate of the input",
     "hook_f": "the gate that keeps the state, before its sigmoid",
     "hook_a": "the decay: the share of the state that is kept",
-    "hook_state": "the state after each position, of a short convolution its window; an edit changes later states, as token by token with a cache",
+    "hook_state": "the state after each position, of a short convolution its window; an edit changes later ones, as with a cache",
     "hook_y": "the output read from the state, before the gate",
     "hook_per_layer_in": "the layer's second input besides the stream: its per-layer embedding, or the token ids",
     "hook_per_layer_out": "what the layer adds to the stream from its per-layer embedding",

@@ -3,8 +3,6 @@
 from copy import deepcopy
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 __all__ = ["get_input_with_manually_prepended_bos", "get_tokenizer_with_bos", "with_specials"]
 
 # TransformerLens leaves the tokenizers of these as they are, and prepends BOS to their texts itself.
@@ -44,7 +42,7 @@ def with_specials(tokenizer: Any, cfg: Any) -> Any:
     >>> copy(["Mary went", "Mary"], padding=True)["attention_mask"]
     [[1, 1, 1], [1, 1, 0]]
     """
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+    if not any(kind.__name__ == "PreTrainedTokenizerBase" for kind in type(tokenizer).__mro__):
         return tokenizer
     made = tokenizer if cfg.original_architecture in WITHOUT_BOS else get_tokenizer_with_bos(tokenizer)
     made = deepcopy(tokenizer) if made is tokenizer else made

@@ -162,11 +162,15 @@ COMPONENTS = mutants({
     ],
     "components/ssm/scan.py": [
         ("an edited state is added to what was left of the state before", "components/ssm/test_mamba.py::states_can_be_edited",
-         "decay = torch.where(edits.unchanged, decay, 0.0)", "decay = decay + 0"),
+         "kept = torch.where(edits.unchanged, decay, 0.0)", "kept = decay + 0"),
+        ("an edit of all states acts on the states of the run without it", "components/ssm/test_mamba.py::edits_add_up",
+         "if edits.equal(following):", "if True:"),
+        ("hooks of states draw other noise when they are called again", "components/ssm/test_mamba.py::noise_is_drawn_once",
+         "        draw_again()\n", ""),
         ("the gradient at a state does not reach later states",
          "components/ssm/test_mamba.py::the_gradient_of_a_state_includes_later_positions",
-         "update = torch.where(edits.unchanged, update + edits.difference, edits.states)",
-         "update = torch.where(edits.unchanged, update, edits.states)"),
+         "torch.where(edits.unchanged, update + edits.difference, edits.states), start)",
+         "torch.where(edits.unchanged, update, edits.states), start)"),
     ],
     "components/attention/windowed.py": [
         ("windows of patches are numbered by rows that are columns", "families/test_vision_qwen2.py::patterns_show_windows",

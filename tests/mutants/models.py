@@ -30,8 +30,10 @@ MODELS = mutants({
          "normalized[:, -logits_to_keep:])", "normalized[:, :logits_to_keep])"),
         ("the soft cap of the logits is ignored", "models/test_soft_cap.py::the_unembedding_gives_logits_before_the_cap",
          "return soft_capped(logits, cap if cap > 0 else None)", "return soft_capped(logits, cap if cap < 0 else None)"),
+    ],
+    "models/checks.py": [
         ("a prompt may be one token longer than the context", "models/test_decoder.py::bad_input_to_forward",
-         "n_past + new.shape[1] > self.cfg.n_ctx:", "n_past + new.shape[1] > self.cfg.n_ctx + 1:"),
+         "if n_past + new.shape[1] > n_ctx:", "if n_past + new.shape[1] > n_ctx + 1:"),
     ],
     "models/loss.py": [
         ("the loss predicts the same token, not the next", "models/test_masks.py::an_infinite_loss_that_counts_is_infinite",

@@ -77,6 +77,14 @@ TOOLS = mutants({
          "analysis/circuits/test_circuit_search.py::acdc_is_trying_one_by_one",
          "changes = found - torch.cat([self.now[None], found[:-1]])", "changes = found - self.now"),
     ],
+    "analysis/circuits/paths.py": [
+        ("heads depend on their own inputs alone, whatever norm they share",
+         "analysis/circuits/test_paths.py::pruned_edges_were_of_no_effect",
+         "reader.name in writer.fed_by or _is_input", "_is_input"),
+        ("a layer that reads the embeddings is reached through the stream alone",
+         "analysis/circuits/test_paths.py::pruned_edges_were_of_no_effect",
+         "node.is_input or INPUT in node.fed_by for", "node.is_input for"),
+    ],
     "analysis/circuits/circuit.py": [
         ("the complement of a circuit has edges that do not exist",
          "analysis/circuits/test_circuits.py::random_circuits_are_a_baseline",
@@ -211,7 +219,7 @@ TOOLS = mutants({
     ],
     "results/gap.py": [
         ("baselines that may be equal are not mentioned", "engine/test_study.py::shares_of_a_difference_that_may_be_zero",
-         "        if abs(mean) < two:\n", "        if abs(mean) < two / 2 and False:\n"),
+         "        if abs(mean) <= two:\n", "        if abs(mean) < two / 2 and False:\n"),
     ],
     "results/bootstrap.py": [
         ("an interval is that of another level",
