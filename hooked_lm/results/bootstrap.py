@@ -23,7 +23,10 @@ NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
 TOO_SKEWED = 0.28  # times the root of the number of prompts: that from which on even it holds too few means
 FEWEST_PROMPTS, ENOUGH_PROMPTS = 4, 8  # the skewness of fewer is chance: to widen intervals, and to warn
-SMALLEST_ERROR = 0.25  # of the standard error of a resample, in those of the sample
+SMALLEST_ERROR = (
+    0.25  # of a resample, in standard errors of the sample: else a few equal values make an interval endless
+)
+SMALLEST_OF_ALL = 1 / 3  # the same for the largest |t|, of which the tail counts more
 MOST_DRAWS = 1 << 26  # of cells in resamples, to find the largest |t|
 FEWEST_RESAMPLES = 200
 TABLE = 200  # numbers of prompts for which Student's quantile is computed
@@ -63,7 +66,9 @@ def bootstrap(
             mean, errors, part = _centred(values[cells])
             weights = _weights(n_prompts, n_resamples, seed)
             # a mean is a product with how often each prompt was drawn; what is left to round is small
-            means, of_means = _resampled(part, errors, weights) if is_skewed else (_means(part, weights), None)
+            means, of_means = (
+                _resampled(part, SMALLEST_ERROR * errors, weights) if is_skewed else (_means(part, weights), None)
+            )
             reach = (student * errors)[:, 0]
             low, high = means.quantile(tails, 1)
             low, high = low.minimum(-reach), high.maximum(reach)
@@ -92,7 +97,7 @@ def largest_t(
     """The number of standard errors within which the means of all cells are at once, in this share of the resamples.
 
     Of each resample the cell counts whose mean is farthest from that of the prompts, in standard errors of the resample, which
-    count as at least a quarter of those of the prompts. Resamples are fewer for many cells. 0 for a single prompt, and for cells
+    count as at least a third of those of the prompts. Resamples are fewer for many cells. 0 for a single prompt, and for cells
     that do not vary; cells with a value that is not finite do not count. Raises as `bootstrap`.
     """
     _check(level, n_resamples)
@@ -102,7 +107,8 @@ def largest_t(
     if n_prompts > 1:
         for cells in _chunks(values, n_resamples):
             _, errors, part = _centred(values[cells])
-            means, of_means = _resampled(part, errors, _weights(n_prompts, n_resamples, seed))
+            least = SMALLEST_OF_ALL * errors
+            means, of_means = _resampled(part, least, _weights(n_prompts, n_resamples, seed))
             found = found.maximum((means / of_means).abs().nan_to_num(nan=0.0, posinf=0.0).amax(0))
     return float(found.quantile(level))
 
@@ -272,15 +278,15 @@ def _means(
 
 def _resampled(
     centred: Float[Tensor, "cell prompt"],
-    errors: Float[Tensor, "cell 1"],
+    least: Float[Tensor, "cell 1"],
     weights: Iterator[Float[Tensor, "some prompt"]],
 ) -> tuple[Float[Tensor, "cell resample"], Float[Tensor, "cell resample"]]:
-    """The means of resamples, and their standard errors, which are not allowed to vanish."""
+    """The means of resamples, and their standard errors, which count as at least `least`."""
     n_prompts, square = centred.shape[1], centred.square()
     both = [(centred @ drawn.T, square @ drawn.T) for drawn in weights]
     means, squares = (torch.cat(parts, 1) for parts in zip(*both, strict=True))
     of_means = ((squares - means**2).clamp(min=0) / (n_prompts - 1)).sqrt()
-    return means, of_means.maximum(SMALLEST_ERROR * errors).clamp(min=torch.finfo(torch.float64).tiny)
+    return means, of_means.maximum(least).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _weights(n_prompts: int, n_resamples: int, seed: int) -> Iterator[Float[Tensor, "resample prompt"]]:

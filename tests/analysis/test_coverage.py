@@ -71,6 +71,7 @@ def test_coverage_of_sweeps(metric: str, least: float, n_prompts: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::hooked_lm.results.SkewWarning")
 @pytest.mark.parametrize("n_prompts", [8, 16, 64])
 def test_nothing_is_real_where_answers_are_tossed(n_prompts: int) -> None:
     """Which of both names is called right is tossed for each pair, so no head has an effect."""
@@ -79,17 +80,16 @@ def test_nothing_is_real_where_answers_are_tossed(n_prompts: int) -> None:
     for _ in range(N_DRAWS):
         found = drawn(whole, n_prompts, generator)
         tossed = replace(found, values=found.values * (torch.randint(2, (n_prompts,), generator=generator) * 2 - 1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SkewWarning)
-            table = tossed.top(10)
-            low, high = (end.flatten() for end in tossed.interval(n_resamples=200))
+        table = tossed.top(10)
+        low, high = (end.flatten() for end in tossed.interval(n_resamples=200))
         real += bool(((table.low > 0) | (table.high < 0)).any())
         shown = tossed.mean.abs().flatten().topk(10).indices
         by_itself += bool(((low > 0) | (high < 0))[shown].any())
     assert real <= 0.05 * N_DRAWS + 3, real
-    assert by_itself >= 0.08 * N_DRAWS, by_itself
-    shown = drawn(whole, n_prompts, generator).top(3)
-    assert ((shown.low > 0) | (shown.high < 0)).any(), "where there is an effect, it is shown"
+    assert by_itself >= 0.06 * N_DRAWS, by_itself
+    tables = [drawn(whole, n_prompts, generator).top(3) for _ in range(20)]
+    shown = [((table.low > 0) | (table.high < 0)).any() for table in tables]
+    assert sum(shown) >= 12, "where there is an effect, it is shown"
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_coverage_of_faithfulness_by_divergence() -> None:
     """KL(model || circuit) is skewed: the interval, or the warning, of eight to 64 of 256 pairs."""
     model, pairs = HookedTransformer.from_pretrained("demo"), experiment.prompt_pairs(64)
     clean, corrupted = ([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted"))
-    circuit = circuits.discover(model, corrupted[:8], clean[:8], method="eap", n_edges=150, progress=False)
+    circuit = circuits.discover(model, corrupted[:8], clean[:8], method="eap-ig-inputs", n_edges=150, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         whole = circuits.evaluate(model, circuit, corrupted, clean, n_random=0, progress=False)

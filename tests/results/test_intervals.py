@@ -250,7 +250,7 @@ def test_the_largest_t_is_that_of_resamples():
     means, of_means = (torch.empty(5, 300).double() for _ in range(2))
     drawn = values.double()[:, torch.randint(9, (300, 9), generator=torch.Generator().manual_seed(0))]
     means, of_means = drawn.mean(-1) - values.double().mean(1, keepdim=True), drawn.std(-1) / 3
-    least = values.double().std(1, keepdim=True) / 3 / 4
+    least = values.double().std(1, keepdim=True) / 3 / 3
     expected = (means / of_means.maximum(least)).abs().amax(0).quantile(0.9)
     assert_near(largest_t(values, 0.9, 300), float(expected), 1e-6, because="doubles")
     assert largest_t(draw(3, 1)) == largest_t(torch.ones(3, 6)) == 0
