@@ -207,7 +207,7 @@ def test_a_model_and_its_cache_give_the_same_probes_and_directions_steer() -> No
     assert_equal(probes.values, cached.values)
     with pytest.raises(ValueError, match="tokens are for a cache or vectors"):
         train_probe(model, labels, prompts=prompts, tokens=list(range(16)), **options)
-    assert_close(probes.weights, cached.weights, depth=3)
+    assert_close(probes.weights, cached.weights, depth=6)  # of an iterative fit, in batches of other sizes
     heads = train_probe(model, labels, prompts=prompts, site="z", layers=[1], n_folds=2)
     assert heads.direction(1).shape == cache["z", 1].shape[2:]
     steer = AddDirection("resid_post", 2, vector=probes.direction(2), coefficient=4.0)
