@@ -67,7 +67,7 @@ def rows(model: Any, texts: list[str]) -> Tensor:
     found: list[list[int]] = []
     row: list[int] = []
     for text in texts:
-        ids, begins = model.tokenizer.encode(text), True
+        ids, begins = model.tokenizer.encode(text, add_special_tokens=False), True
         while ids:
             row += [BOS] if begins or not row else []
             n, begins = CONTEXT - len(row), False
