@@ -224,6 +224,7 @@ def of_pairs(model: HookedTransformer, pairs: list[Pair]) -> tuple[Tensor, Tenso
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::hooked_lm.results.SkewWarning")
 def test_the_interval_of_held_out_prompts_contains_the_value_on_others() -> None:
     """That of the prompts of the search does in half of the draws, as faithfulness is too high there."""
     model, pool, n_draws = HookedTransformer.from_pretrained("demo"), prompt_pairs(60), 20
