@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.extras import later
@@ -64,6 +64,17 @@ class LayerProbes(Scores):
         over = self._over_prompts(values, level, n_resamples, seed), bootstrap(means, level, n_resamples, seed)
         (low, high), (fold_low, fold_high) = over
         return low.minimum(fold_low), high.maximum(fold_high)
+
+    def _simultaneous(
+        self,
+        values: Float[Tensor, "cell prompt"],
+        places: Int[Tensor, " place"],
+        level: float,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
+        """Bonferroni's, which keep to the range of the measure."""
+        return self._interval_of(values[places], 1 - (1 - level) / len(values), n_resamples, seed)
 
     def _over_prompts(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int

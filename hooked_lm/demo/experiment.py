@@ -24,6 +24,7 @@ from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_label, parse_head_label
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.shown import Shown, Table
 
 if TYPE_CHECKING:
@@ -235,14 +236,16 @@ def write_report(result: Result, path: str | os.PathLike[str]) -> Path:
         f"How does this one ({cfg.n_layers} layers, {cfg.n_heads} heads each) know? We put pieces of a run that is "
         "right into a run that is wrong, one at a time, and see how much of the right answer comes back."
     )
-    sections = [
-        _prompts_section(result),
-        _stream_section(result),
-        _heads_section(result),
-        _layers_section(result),
-        _patterns_section(result),
-        _work_section(result.work),
-    ]
+    with in_words() as of_skewness:
+        sections = [
+            _prompts_section(result),
+            _stream_section(result),
+            _heads_section(result),
+            _layers_section(result),
+            _patterns_section(result),
+            _work_section(result.work),
+        ]
+    lead += "".join(f" ({words[0].upper()}{words[1:]}.)" for words in of_skewness)
     return viz.report("Who receives the drink?", sections, path, lead=lead)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.results.bootstrap import wilson, wilson_prompts
@@ -40,6 +40,20 @@ class Measures(Scores):
         if is_share:
             return wilson(by_group(values, self.groups), level)
         return super()._interval_of(values, level, n_resamples, seed)
+
+    def _simultaneous(
+        self,
+        values: Float[Tensor, "cell prompt"],
+        places: Int[Tensor, " place"],
+        level: float,
+        n_resamples: int = 1000,
+        seed: int = 0,
+    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
+        if not self.shares[0]:
+            return super()._simultaneous(values, places, level, n_resamples, seed)
+        return self._interval_of(
+            values[places], 1 - (1 - level) / len(values)
+        )  # Bonferroni's, which stay between 0 and 1
 
     def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
         """As `Scores.power`; of shares, the number for which Wilson's interval of the same mean is as narrow."""

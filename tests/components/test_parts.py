@@ -102,7 +102,7 @@ def test_backward_rotary_undoes_rotary(scaling: LinearScaling | None) -> None:
 
 
 def test_features_are_rotated_in_pairs() -> None:
-    with pytest.raises(ValueError, match=r"even, got 3"):
+    with pytest.raises(ValueError, match=r"rotary_dim must be even, .*; got 3"):
         Rotary(3).base_frequencies()
 
 

@@ -12,6 +12,7 @@ from hooked_lm.results import Scores, SkewWarning
 from hooked_lm.results import bootstrap as module
 from hooked_lm.results.bootstrap import bootstrap, largest_t, prompts_needed, simultaneous_level, skewness, students_t
 from hooked_lm.results.groups import by_group
+from hooked_lm.results.measures import Measures
 from tests.close import assert_close, assert_near
 
 
@@ -374,3 +375,16 @@ def test_power_of_groups_missing_cells_and_widths_that_are_none():
     assert Scores(draw(3, 1), {"head": [0, 1, 2]}).power(1.0).isnan().all()
     with pytest.raises(ValueError, match="width of an interval must be positive, got 0"):
         scores.power(0)
+
+
+def test_intervals_of_shares_stay_between_0_and_1_for_all_cells_at_once() -> None:
+    """With a width where all are right."""
+    values = torch.ones(4, 10)
+    values[1, :3] = values[2, 4] = 0
+    found = Measures(values, {"layer": [0, 1, 2, 3]}, [True])
+    low, high = found.interval(simultaneous=True)
+    alone_low, alone_high = found.interval()
+    assert (low < alone_low).all()
+    assert ((high > alone_high) | (high == 1)).all()
+    assert low.min() > 0
+    assert high.max() <= 1
