@@ -387,6 +387,10 @@ def test_fields_of_encoders_and_encoder_decoders(model: Any, kind: Any, name: st
     for made in set_in_every_way(kind, name, value):
         built = model(made())
         assert ask(built) == value or is_close(ask(built), value)
+        if name == "n_ctx":  # which may be set: what a run reads is never more than the model has
+            built.cfg.n_ctx = 2 * value
+            assert built.cfg.longest_input == value
+            continue
         with pytest.raises(ValueError, match=f"cfg.{name} cannot"):
             setattr(built.cfg, name, SIZES.get(name, "other"))
 
