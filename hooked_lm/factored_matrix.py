@@ -147,7 +147,7 @@ class FactoredMatrix(Shown):
     def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
     @overload
     def __matmul__(self, other: TensorLike) -> Any: ...
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         """The product with a matrix or `FactoredMatrix` is a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
         if not isinstance(other, (FactoredMatrix, TensorLike)):
             return NotImplemented
@@ -167,7 +167,7 @@ class FactoredMatrix(Shown):
     def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
     @overload
     def __rmatmul__(self, other: TensorLike) -> Any: ...
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         """The product with a matrix on the left is a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
         if not isinstance(other, TensorLike):
             return NotImplemented

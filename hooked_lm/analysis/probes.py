@@ -16,6 +16,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.extras import need
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import origin
@@ -185,7 +186,9 @@ def _tokens(
 def _warn_if_tokens_tell(task: Task, tokens: Sequence[str | int], folds: Folds) -> None:
     """Warns if the tokens of held-out prompts predict their labels better than one guess for all."""
     guessed = task.by_token(tokens, folds)
-    if task.interval(guessed)[0] > task.chance:
+    with in_words():  # nothing is shown
+        low, _ = task.interval(guessed)
+    if low > task.chance:
         warnings.warn(
             f"the token at this position alone predicts the labels of held-out prompts ({float(guessed.mean()):.2f}, one guess "
             f"for all {task.chance:.2f}): a probe can learn the label of each token by heart, and the control shows how well; to "

@@ -128,7 +128,7 @@ class HookPoint(Shown, nn.Identity):
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
-    def enable_reshape(self, hook_conversion: Any = None) -> None:
+    def enable_reshape(self, hook_conversion: object = None) -> None:
         """Hooks receive `hook_conversion.convert(value)`, and what comes of it goes on as `hook_conversion.revert(...)`.
 
         None: hooks receive the value.

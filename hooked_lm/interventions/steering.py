@@ -363,10 +363,9 @@ def sweep_steering(
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
 
-    Returns a SweepResult with the axes (metric), layer and coefficient; coefficient labels are ints if whole, otherwise
-    strings such as "0.5". `.corrupted` is the run without steering, so `.effects()` is the effect of steering.
-    Raises before any forward pass: ValueError for coefficients that are empty, repeated or not finite, and for other
-    positions.
+    Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are ints or strings such as "0.5".
+    `.corrupted` is the run without steering, so `.effects()` is the effect of steering. Raises before any forward pass:
+    ValueError for coefficients that are empty, repeated or not finite, and for other positions.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -403,9 +402,10 @@ def sweep_steering(
         study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
         return study.carry_out(model, tokens, metric, None, max_memory, progress)
 
-    groups = [[row for row in range(len(ids)) if ids[row].shape == ids[first].shape] for first in _firsts(ids)]
+    shapes = [tokens.shape for tokens in ids]
+    alike = [[row for row, shape in enumerate(shapes) if shape == one] for one in dict.fromkeys(shapes)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
-    found = _joined([swept(rows) for rows in groups], groups)
+    found = _joined([swept(rows) for rows in alike], alike)
     return replace(found, about={**found.about, **origin(model, **settings)}, groups=of_prompts)
 
 
@@ -428,12 +428,6 @@ def _ids(model: Any, prompts: contrast.Listed) -> list[Int[Tensor, "1 pos"]]:
             "a sweep reads single texts, and pairs of texts are given: run model.hooks(vectors.hooks(...)) instead"
         )
     return [ids_of(tokens) for (tokens,), _ in found]
-
-
-def _firsts(ids: Sequence[Tensor]) -> list[int]:
-    """The first prompt of each length."""
-    lengths = [tokens.shape[1] for tokens in ids]
-    return [lengths.index(length) for length in dict.fromkeys(lengths)]
 
 
 def _joined(results: Sequence[SweepResult], groups: Sequence[Sequence[int]]) -> SweepResult:

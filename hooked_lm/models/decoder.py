@@ -178,7 +178,8 @@ class Decoder(DecoderMethods):
     def _context(self, new: Tensor, mask: Tensor | None, cache: KeyValueCache | None, n_past: int = 0) -> Context:
         """Positions and masks of a run over new tokens, or their stream."""
         n_past = n_past if cache is None else cache.length
-        checks.check_length(new, n_past, self.cfg.longest_input)
+        if new.numel() == 0 or n_past + new.shape[1] > min(self.cfg.n_ctx, self.tree.n_ctx):
+            checks.check_length(new, n_past, self.cfg.longest_input)
         follow_flags(self)
         return self.context_class(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
 

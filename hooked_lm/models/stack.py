@@ -113,8 +113,6 @@ class Stack:
         `mask` covers the new tokens, or all. Raises ValueError for another shape, and for a cache of a bidirectional model.
         """
         (batch, n_pos), n_past = new.shape[:2], 0 if cache is None else cache.length
-        if mask is None and cache is None:
-            return None
         if mask is not None:
             check_mask(mask, batch, n_pos, n_past)
         real = None if mask is None else real_of(mask)

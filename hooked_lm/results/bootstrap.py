@@ -203,8 +203,8 @@ def prompts_needed(
     """The smallest number of prompts for which Student's interval of a mean is no wider than `width`, for values with these
     standard deviations: 2 for none, NaN for NaN. Raises ValueError for a width that is not positive.
 
-    >>> prompts_needed(torch.tensor([0.0, 1.0, 10.0]), 1.0)
-    tensor([2.0000e+00, 1.8000e+01, 1.5400e+03])
+    >>> prompts_needed(torch.tensor([0.0, 1.0, 10.0]), 1.0).tolist()
+    [2.0, 18.0, 1540.0]
     """
     _check(level)
     if not width > 0:

@@ -1,6 +1,6 @@
 """Groups of prompts that are not independent, such as those of one template, name or item: intervals count groups."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from hooked_lm.results.labels import Label
 
-Groups: TypeAlias = Any  # a label for each prompt: strings or ints, in a list, a tensor, an array or a column
+Groups: TypeAlias = (
+    Collection[Any] | None
+)  # a label for each prompt: strings or ints, in a list, a tensor, an array or a column
 
 
 def checked_groups(groups: Groups, n_prompts: int) -> tuple[Label, ...] | None:

@@ -5,7 +5,7 @@ The stream at a reader is the sum of the outputs of all earlier writers. So ever
 the output of the writer is a term of the input of the reader, and can be replaced in that input alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -39,6 +39,11 @@ class Node:
     head: int | None = None
     scale: float = 1.0
     fed_by: tuple[str, ...] = ()
+
+    @classmethod
+    def of_fields(cls, fields: Mapping[str, Any]) -> "Node":
+        """The node of these fields, as files have them, where tuples are lists."""
+        return cls(**{**fields, "fed_by": tuple(fields.get("fed_by", ()))})
 
     @property
     def is_input(self) -> bool:
@@ -167,7 +172,7 @@ class _Layer:
     def _fed(self, node: Node) -> Node:
         """A writer with what it depends on beside its own inputs."""
         found = [INPUT] if "hook_per_layer_in" in self.sites else []
-        if node.head is not None and not self.block.attn.has_separate_heads:
+        if node.head is not None and _mixes_heads(self.block.attn):
             source = getattr(self.block.attn.cfg, "index_source_layer", self.layer)  # which chooses keys for this layer
             layers = [self] if source == self.layer else [self, _Layer(self.model, self.model.blocks[source], source)]
             found += [reader.name for layer in layers for reader in layer.readers() if reader.head is not None]
@@ -208,6 +213,14 @@ class _Layer:
             is_parallel = "hook_resid_mid" not in self.sites and bool(found)
             found.append(self._node(f"m{self.layer}", "hook_mlp_in", rank if is_parallel else rank + 1))
         return found
+
+
+def _mixes_heads(attn: nn.Module) -> bool:
+    """Whether a head depends on more than the inputs of its queries, and of the keys and values of its group."""
+    norms = (norm_of(attn, name) for name in ("q_norm", "k_norm", "v_norm", "z_norm"))
+    return getattr(attn, "mixes_heads", False) or any(
+        getattr(getattr(norm, "cfg", None), "joint", False) for norm in norms
+    )
 
 
 def _found(places: dict[str, int], name: str, what: str) -> int:

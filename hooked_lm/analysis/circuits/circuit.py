@@ -213,10 +213,7 @@ class Circuit(Tabular):
     def load(cls, path: str | Path) -> "Circuit":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        writers, readers = (
-            tuple(Node(**node | {"fed_by": tuple(node.get("fed_by", ()))}) for node in header[name])
-            for name in ("writers", "readers")
-        )
+        writers, readers = (tuple(map(Node.of_fields, header[name])) for name in ("writers", "readers"))
         return cls(Graph(writers, readers), tensors["edges"], tensors.get("scores"), about=header["about"])
 
     def __repr__(self) -> str:

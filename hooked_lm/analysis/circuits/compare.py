@@ -92,7 +92,7 @@ class Comparison(Tabular):
     def load(cls, path: str | Path) -> "Comparison":
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        writers, readers = (tuple(Node(**node) for node in header[name]) for name in ("writers", "readers"))
+        writers, readers = (tuple(map(Node.of_fields, header[name])) for name in ("writers", "readers"))
         return cls(Graph(writers, readers), tensors[ONE], tensors[OTHER])
 
     def __repr__(self) -> str:

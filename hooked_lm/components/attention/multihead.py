@@ -74,9 +74,6 @@ class Attend(PublicAttributes):
 
     mix_in_steps = steps.mix_in_steps
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
-    mixes_heads = (
-        False  # whether heads share more than the stream and joint norms: a choice of keys, experts, a difference
-    )
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     key_value_parts: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
@@ -93,12 +90,6 @@ class Attend(PublicAttributes):
         add_norm(self, "z_norm", cfg.z_norm, QUERY)
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
         order_parameters(self)
-
-    @property
-    def has_separate_heads(self) -> bool:
-        """Whether a head depends on the inputs of its queries, and of keys and values of its group, alone."""
-        norms = (norm_of(self, name) for name in ("q_norm", "k_norm", "v_norm", "z_norm"))
-        return not self.mixes_heads and not any(getattr(getattr(norm, "cfg", None), "joint", False) for norm in norms)
 
     @property
     def n_kv(self) -> int:

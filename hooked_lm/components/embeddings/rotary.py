@@ -29,8 +29,7 @@ class Scaling(Protocol):
 class Rotary:
     """Rotates pairs of the first `dim` features of a head by an angle proportional to the position.
 
-    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths. Raises
-    ValueError for an odd number of features.
+    A pair is feature i and i + dim/2, or with `adjacent_pairs` 2i and 2i + 1. `theta` is the base of the wavelengths.
     """
 
     dim: int
@@ -52,9 +51,10 @@ class Rotary:
     ) -> tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]:
         """Cosine and sine of every position, in fp32, as `rotate` takes them; scalings depend on the length `n_pos`."""
         length = 0 if self.scaling is None else self.scaling.length(n_pos)
-        found = self.frequencies(length) if positions.is_cpu else constant(positions, self.frequencies, length)
-        frequencies, temperature = found
-        return self.cos_sin(positions[..., None, None].float() * frequencies, temperature)
+        pairs, temperature = (
+            self.frequencies(length) if positions.is_cpu else constant(positions, self.frequencies, length)
+        )
+        return self.cos_sin(positions[..., None, None].float() * pairs, temperature)
 
     def frequencies(self, n_pos: int) -> tuple[Frequencies, float]:
         """The frequencies for a context of `n_pos`, and the factor of queries and keys."""

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def same_tokenizer(tokenizer: Any, cfg: Any) -> Any:
+def same_tokenizer(tokenizer: object, cfg: object) -> Any:
     """The tokenizer."""
     return tokenizer
 

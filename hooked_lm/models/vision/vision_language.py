@@ -38,8 +38,7 @@ from hooked_lm.models.vision.tower import VisionTower
 
 OF_IMAGES = ("vision.", "projector.", "hook_image_features")  # the sites that a run without images does not reach
 PACKED = re.compile(r"\w+\.[a-z_]+\d+\w*")  # a short name with its layer, as "vision.z5"
-# what processors say of tokens: which are of images, as the ids say too, and labels for training
-TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "labels")
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "labels")  # of processors: which are of images, and labels
 
 
 class ImageCache(ActivationCache):
@@ -88,8 +87,8 @@ class VisionLanguage(Decoder):
         assert isinstance(self.cfg.tree, VisionLanguageConfig)  # checked when it was built
         return self.cfg.tree
 
-    def _for_texts(self, tokenizer: Any) -> Any:
-        return tokenizer  # under every name: prompts are written for it by the checkpoint's processor
+    def _for_texts(self, tokenizer: object) -> Any:
+        return tokenizer  # under every name: the checkpoint's processor writes prompts for it
 
     def make_embedding(self, tree: VisionLanguageConfig) -> None:  # type: ignore[override]
         self.vision = VisionTower(tree.vision)
@@ -345,8 +344,9 @@ class VisionLanguage(Decoder):
         if not isinstance(inputs.tokens, Tensor):
             raise TypeError("rows are of token ids, which model.prepare makes of text")
         numbers = indices_in("rows", plain_indices("rows", which), len(inputs))
-        index = torch.tensor(numbers, dtype=torch.long)
-        marks = {name: x[index.to(x.device)] for name, x in inputs.of_rows().items()}
+        marks = {
+            name: x[torch.tensor(numbers, dtype=torch.long, device=x.device)] for name, x in inputs.of_rows().items()
+        }
         own = self._images_of_rows(inputs) if inputs.images else []
         chosen = [own[row] for row in numbers if own and own[row]]
         images = self.tree.vision.pixels.select(chosen, **inputs.images) if chosen else {}
@@ -355,18 +355,15 @@ class VisionLanguage(Decoder):
     def _images_of_rows(self, inputs: VisionInputs) -> list[list[int]]:
         """The numbers of the images of each prompt."""
         is_image = self.images_among(inputs.tokens) if inputs.is_image is None else inputs.is_image
-        layout = self.image_layout(inputs.images)
-        self._check_images(is_image, layout)
+        self._check_images(is_image, layout := self.image_layout(inputs.images))
         ends = torch.tensor([0, *layout.n_tokens]).cumsum(0).tolist()
         borders = torch.tensor([0, *is_image.sum(1).tolist()]).cumsum(0).tolist()
         for row, border in enumerate(borders):
             if border not in ends:
-                raise ValueError(
-                    f"image {bisect_left(ends, border) - 1} has tokens in two prompts, {row - 1} and {row}"
-                )
-        return [
-            [image for image, end in enumerate(ends[1:]) if start < end <= stop] for start, stop in pairwise(borders)
-        ]
+                image = bisect_left(ends, border) - 1
+                raise ValueError(f"image {image} has tokens in two prompts, {row - 1} and {row}")
+        steps = pairwise(borders)
+        return [[image for image, end in enumerate(ends[1:]) if start < end <= stop] for start, stop in steps]
 
     # ---- places of images --------------------------------------------------------------------------------------------
 
