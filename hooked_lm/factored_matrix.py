@@ -39,9 +39,9 @@ class TensorLike(Protocol):
 
     def squeeze(self, dim: int) -> Any: ...
 
-    def broadcast_to(self, size: Any) -> Any: ...
+    def broadcast_to(self, size: tuple[int, ...]) -> Any: ...
 
-    def __matmul__(self, other: Any) -> Any: ...
+    def __matmul__(self, other: Tensor) -> Any: ...
 
 
 class FactoredMatrix(Shown):
@@ -147,7 +147,7 @@ class FactoredMatrix(Shown):
     def __matmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
     @overload
     def __matmul__(self, other: TensorLike) -> Any: ...
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         """The product with a matrix or `FactoredMatrix` is a `FactoredMatrix`, with a vector [rdim] a tensor [..., ldim]."""
         if not isinstance(other, (FactoredMatrix, TensorLike)):
             return NotImplemented
@@ -158,16 +158,16 @@ class FactoredMatrix(Shown):
             return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
         return self._times(other)
 
-    def _times(self, other: Any) -> "FactoredMatrix":
+    def _times(self, other: TensorLike) -> "FactoredMatrix":
         if self.rdim < self.mdim:  # then the product is no larger than A
             return FactoredMatrix(self.A @ self.B, other)
-        return FactoredMatrix(self.A, self.B @ other)
+        return FactoredMatrix(self.A, self.B @ other)  # type: ignore[operator]
 
     @overload
     def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...
     @overload
     def __rmatmul__(self, other: TensorLike) -> Any: ...
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         """The product with a matrix on the left is a `FactoredMatrix`, with a vector [ldim] a tensor [..., rdim]."""
         if not isinstance(other, TensorLike):
             return NotImplemented

@@ -62,7 +62,7 @@ class TextMethods:
         if self.cfg.d_vocab == -1:
             self.cfg.d_vocab = len(tokenizer)
 
-    def _for_texts(self, tokenizer: Any) -> Any:
+    def _for_texts(self, tokenizer: object) -> Any:
         """The tokenizer that the model has once this one is set."""
         return tokenizer
 
@@ -108,7 +108,7 @@ class DecoderText(TextMethods):
         if tokenizer is not None:
             self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
 
-    def _for_texts(self, tokenizer: Any) -> Any:
+    def _for_texts(self, tokenizer: object) -> Any:
         return tokenizer if tokenizer is None else defaults.tokenizer_for(tokenizer, self.cfg)
 
     def to_tokens(

@@ -88,9 +88,6 @@ class VisionLanguage(Decoder):
         assert isinstance(self.cfg.tree, VisionLanguageConfig)  # checked when it was built
         return self.cfg.tree
 
-    def _for_texts(self, tokenizer: Any) -> Any:
-        return tokenizer  # under every name: prompts are written for it by the checkpoint's processor
-
     def make_embedding(self, tree: VisionLanguageConfig) -> None:  # type: ignore[override]
         self.vision = VisionTower(tree.vision)
         self.projector = tree.projector.build()
