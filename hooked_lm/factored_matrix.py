@@ -39,9 +39,9 @@ class TensorLike(Protocol):
 
     def squeeze(self, dim: int) -> Any: ...
 
-    def broadcast_to(self, size: Any) -> Any: ...
+    def broadcast_to(self, size: tuple[int, ...]) -> Any: ...
 
-    def __matmul__(self, other: Any) -> Any: ...
+    def __matmul__(self, other: Tensor) -> Any: ...
 
 
 class FactoredMatrix(Shown):
@@ -158,10 +158,10 @@ class FactoredMatrix(Shown):
             return (self.A @ (self.B @ other.unsqueeze(-1))).squeeze(-1)
         return self._times(other)
 
-    def _times(self, other: Any) -> "FactoredMatrix":
+    def _times(self, other: TensorLike) -> "FactoredMatrix":
         if self.rdim < self.mdim:  # then the product is no larger than A
             return FactoredMatrix(self.A @ self.B, other)
-        return FactoredMatrix(self.A, self.B @ other)
+        return FactoredMatrix(self.A, self.B @ other)  # type: ignore[operator]
 
     @overload
     def __rmatmul__(self, other: Tensor) -> "FactoredMatrix | Tensor": ...

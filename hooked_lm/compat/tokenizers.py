@@ -3,6 +3,8 @@
 from copy import deepcopy
 from typing import Any
 
+from hooked_lm.models.config.tree import VisionLanguageConfig
+
 __all__ = ["get_input_with_manually_prepended_bos", "get_tokenizer_with_bos", "with_specials"]
 
 # TransformerLens leaves the tokenizers of these as they are, and prepends BOS to their texts itself.
@@ -33,8 +35,8 @@ def with_specials(tokenizer: Any, cfg: Any) -> Any:
     """A copy of a tokenizer that prepends BOS and can pad, as that of a decoder of TransformerLens 3.9.0.
 
     Without a padding token it pads with EOS, without a BOS it has EOS as BOS, which it does not prepend. It pads on the side
-    that the config says, or else on its own. Tokenizers without EOS keep what they have; others than those of transformers
-    are returned unchanged.
+    that the config says, or else on its own. Tokenizers without EOS keep what they have. That of a model that reads images is
+    returned unchanged, because the checkpoint's processor writes prompts for it.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -42,7 +44,7 @@ def with_specials(tokenizer: Any, cfg: Any) -> Any:
     >>> copy(["Mary went", "Mary"], padding=True)["attention_mask"]
     [[1, 1, 1], [1, 1, 0]]
     """
-    if not any(kind.__name__ == "PreTrainedTokenizerBase" for kind in type(tokenizer).__mro__):
+    if isinstance(cfg.tree, VisionLanguageConfig):
         return tokenizer
     made = tokenizer if cfg.original_architecture in WITHOUT_BOS else get_tokenizer_with_bos(tokenizer)
     made = deepcopy(tokenizer) if made is tokenizer else made

@@ -3,13 +3,23 @@ is processed once."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.shown import Shown, Table
+
+
+@runtime_checkable
+class HeadSizes(Protocol):
+    """What the config of a model says of keys and values."""
+
+    n_heads: int
+    n_key_value_heads: int | None
+    d_head: int
+    dtype: torch.dtype
 
 
 class KeyValueCacheEntry:
@@ -27,7 +37,7 @@ class KeyValueCacheEntry:
 
     @classmethod
     def init_cache_entry(
-        cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1
+        cls, cfg: HeadSizes, device: torch.device | str | None = None, batch_size: int = 1
     ) -> "KeyValueCacheEntry":
         """An empty entry for a layer of a model's config, with keys and values [batch, 0, kv_head, d_head]."""
         entry, n_heads = cls(), cfg.n_key_value_heads or cfg.n_heads

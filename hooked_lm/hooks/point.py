@@ -7,7 +7,7 @@ A point without listeners costs one check. A point stores hooks by the frame tha
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,15 @@ from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
 from hooked_lm.shown import Shown, Table
 
 _shows_name = ContextVar("shows_name", default=True)
+
+
+@runtime_checkable
+class HookConversion(Protocol):
+    """Another form of a value, and the way back."""
+
+    def convert(self, value: Tensor) -> Tensor: ...
+
+    def revert(self, value: Tensor) -> Tensor: ...
 
 
 class HookPoint(Shown, nn.Identity):
@@ -41,7 +50,7 @@ class HookPoint(Shown, nn.Identity):
     tensor([[2., 2., 2.]])
     """
 
-    hook_conversion: Any = None  # changes the form of the value for hooks, and back: `enable_reshape`
+    hook_conversion: HookConversion | None = None  # set by `enable_reshape`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -128,8 +137,8 @@ class HookPoint(Shown, nn.Identity):
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
 
-    def enable_reshape(self, hook_conversion: object = None) -> None:
-        """Hooks receive `hook_conversion.convert(value)`, and what comes of it goes on as `hook_conversion.revert(...)`.
+    def enable_reshape(self, hook_conversion: HookConversion | None = None) -> None:
+        """Hooks receive `hook_conversion.convert(value)`; what they make of it goes on as `hook_conversion.revert(...)`.
 
         None: hooks receive the value.
 
@@ -149,18 +158,15 @@ class HookPoint(Shown, nn.Identity):
         self.hook_conversion = hook_conversion
 
     def _run(self, value: Any) -> Any:
-        if self.hook_conversion is None:
-            return self._run_hooks(value)
-        converted = self.hook_conversion.convert(value)
-        changed = self._run_hooks(converted)
-        return value if changed is converted else self.hook_conversion.revert(changed)
-
-    def _run_hooks(self, value: Any) -> Any:
-        hooks = self.active_hooks()
+        hooks, conversion = self.active_hooks(), self.hook_conversion
+        shown = changed = value if conversion is None else conversion.convert(value)
         if early := [hook for hook in hooks if hook.when == "pre"]:
-            value = self._run_in_order(value, early)
+            changed = self._run_in_order(changed, early)
             hooks = [hook for hook in hooks if hook.when != "pre"]
-        return self._run_in_order(value, hooks)
+        changed = self._run_in_order(changed, hooks)
+        if conversion is None:
+            return changed
+        return value if changed is shown else conversion.revert(changed)
 
     def _run_after_custom_forward(self, value: Any) -> Any:
         """Runs an overridden `forward`, which may check PyTorch's list of hooks, and then the hooks on its output."""

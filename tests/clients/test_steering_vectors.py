@@ -146,7 +146,7 @@ def test_it_is_applied(model: HookedTransformer, operator: Any, first: int) -> N
 def test_a_mask_of_tokens(model: HookedTransformer) -> None:
     vector = train_steering_vector(model, model.tokenizer, PAIRS, layers=[1])
     tokens = ids(model, "Lucy went home because")
-    mask = torch.tensor([0, 1, 0, 1])
+    mask = torch.arange(tokens.shape[1]) % 2
     handle = vector.patch_activations(model, token_indices=mask)
     with torch.no_grad():
         _, cache = model.run_with_cache(tokens)

@@ -120,7 +120,7 @@ def texts(model: Any) -> Answers:
     import datasets
     from transformer_lens import utilities
 
-    tokenizer = model.tokenizer
+    tokenizer = model.saved_tokenizer  # the checkpoint's, under both names
     rows = [f"Mary and John went to the {place}." for place in ("store", "park", "school")] * 20
     data = datasets.Dataset.from_dict({"text": rows, "number": list(range(60))})
     tokens = torch.tensor([[3, 3, 1, 5, 6], [1, 5, 6, 7, 8]])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, compat
+from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, compat
 from hooked_lm.models.config import defaults
 from tests.close import assert_close
 from tests.compat.toy_tokenizers import KINDS, toy_tokenizer
@@ -126,9 +126,11 @@ def test_three_architectures_keep_their_beginning(architecture: str | None, lent
     assert made.pad_token == "</s>"
 
 
-def test_encoders_keep_theirs(lent: None) -> None:
+def test_encoders_and_models_of_images_keep_theirs(lent: None) -> None:
     given = toy_tokenizer("bos and pad")
     assert HookedEncoder({**SIZES, "act_fn": "gelu"}, tokenizer=given).tokenizer is given
+    tower = {"n_layers": 1, "d_model": 16, "n_heads": 2, "image_size": 8, "patch_size": 4, "act_fn": "gelu"}
+    assert HookedVisionLanguage({**SIZES, "vision": tower, "image_token": 6}, tokenizer=given).tokenizer is given
 
 
 @pytest.mark.parametrize("how", ["save", "save_pretrained"])

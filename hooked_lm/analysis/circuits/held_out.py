@@ -18,7 +18,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.metric_trace import Index, TracedLogits
+from hooked_lm.engine.metric_trace import Index, TracedLogits, UntracedAccess
 from hooked_lm.engine.prompts import Prompts, chosen, rows_of, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
@@ -82,7 +82,7 @@ class RearrangedMetric:
         shown = TracedLogits.over(torch.Size([len(source), *logits.shape[1:]]), logits, take)
         try:
             found: Any = self.metric(shown)
-        except Exception:  # it does more than to index the logits; if it is wrong, it fails below, too
+        except (UntracedAccess, Exception):  # it does more than index, or is wrong: then it fails below, too
             shown.is_untraced = True
         if shown.is_untraced:
             found = self.metric(logits[source])

@@ -67,7 +67,11 @@ def decoder(cfg: Any) -> DecoderConfig:
     learned = cfg.positional_embedding_type in ("standard", "shortformer")
     return DecoderConfig(
         n_ctx=cfg.n_ctx,
-        embed=Embed.Config(cfg.d_vocab, cfg.d_model, norm=_kept_norm(cfg) if cfg.post_embedding_ln else None),
+        embed=Embed.Config(
+            cfg.d_vocab,
+            cfg.d_model,
+            norm=_norm(cfg, unfolded(cfg.normalization_type)) if cfg.post_embedding_ln else None,
+        ),
         blocks=tuple(_block(cfg, layer) for layer in range(cfg.n_layers)),
         unembed=Unembed.Config(
             cfg.d_model,
@@ -202,7 +206,8 @@ def encoder_decoder(cfg: Any, is_sketch: bool = False) -> EncoderDecoderConfig:
 
 
 def _block(cfg: Any, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config:
-    norm, post = _norm(cfg), _kept_norm(cfg) if cfg.use_normalization_before_and_after else None
+    norm = _norm(cfg, cfg.normalization_type)
+    post = _norm(cfg, unfolded(cfg.normalization_type)) if cfg.use_normalization_before_and_after else None
     attn = _attention(cfg, layer)
     if cfg.attn_only:
         return AttentionOnlyBlock.Config(attn=attn, ln1=norm, ln1_post=post)
@@ -272,16 +277,12 @@ def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
     return LayerNorm.Config(d_mlp, cfg.eps, weight=has_weights, bias=has_weights)
 
 
-def _norm(cfg: Any) -> NormConfig | None:
-    return _norm_of_type(cfg, cfg.normalization_type)
+def unfolded(normalization_type: str | None) -> str | None:
+    """The type of norms whose output no matrix reads: their weights cannot be folded, so a folded model has them, too."""
+    return None if normalization_type is None else normalization_type.removesuffix("Pre")
 
 
-def _kept_norm(cfg: Any) -> NormConfig | None:
-    """A norm whose output no matrix reads, so that its weights cannot be folded: a folded model ("LNPre", "RMSPre") has them."""
-    return _norm_of_type(cfg, cfg.normalization_type and cfg.normalization_type.removesuffix("Pre"))
-
-
-def _norm_of_type(cfg: Any, normalization_type: str | None) -> NormConfig | None:
+def _norm(cfg: Any, normalization_type: str | None) -> NormConfig | None:
     match normalization_type:
         case None:
             return None
@@ -295,7 +296,11 @@ def _norm_of_type(cfg: Any, normalization_type: str | None) -> NormConfig | None
 
 def _final_norm(cfg: Any) -> NormConfig | None:
     has_weights = cfg.normalization_type not in ("LNPre", "RMSPre")
-    return RMSNorm.Config(cfg.d_model, cfg.eps, weight=has_weights) if cfg.final_rms else _norm(cfg)
+    return (
+        RMSNorm.Config(cfg.d_model, cfg.eps, weight=has_weights)
+        if cfg.final_rms
+        else _norm(cfg, cfg.normalization_type)
+    )
 
 
 def _cap(flat: float) -> float | None:

@@ -87,9 +87,6 @@ class VisionLanguage(Decoder):
         assert isinstance(self.cfg.tree, VisionLanguageConfig)  # checked when it was built
         return self.cfg.tree
 
-    def _for_texts(self, tokenizer: object) -> Any:
-        return tokenizer  # under every name: the checkpoint's processor writes prompts for it
-
     def make_embedding(self, tree: VisionLanguageConfig) -> None:  # type: ignore[override]
         self.vision = VisionTower(tree.vision)
         self.projector = tree.projector.build()
