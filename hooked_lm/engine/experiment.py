@@ -405,7 +405,7 @@ def _edits(cell: Sequence[Change]) -> list[Edit]:
     return [change for change in cell if isinstance(change, Edit)]
 
 
-def _is_number_like(value: Any) -> bool:
+def _is_number_like(value: object) -> bool:
     try:
         torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
