@@ -57,8 +57,8 @@ test-browser: $(READY)  ## open the pages in chromium; screenshots in build/scre
 		echo "$$program not found: sudo apt-get install -y chromium chromium-driver"; exit 2; }; done
 	$(PY) -m pytest -m browser tests/browser
 
-test-gpu: $(READY)  ## the core on a GPU
-	TEST_DEVICE=cuda $(PY) -m pytest tests/gpu
+test-gpu: $(READY)  ## the core on a GPU, and the examples of the pages, whose models are there
+	TEST_DEVICE=cuda $(PY) -m pytest tests/gpu tests/test_readme.py hooked_lm
 
 PROCESSORS := native avx2 default
 native :=

@@ -268,8 +268,8 @@ def kl_divergence(reference: Float[Tensor, "..."], positions: Positions = -1) ->
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> logits = model("The capital of France is")
-    >>> kl_divergence(logits)(logits)
-    tensor([0.], grad_fn=...)
+    >>> kl_divergence(logits)(logits).tolist()
+    [0.0]
     """
     shape, (at, of_pos) = list(reference.shape), _positions(positions)
     if len(shape) not in (2, 3):

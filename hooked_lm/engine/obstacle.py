@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.readable import is_readable
 from hooked_lm.engine.site_info import SiteInfo
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -33,7 +34,10 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Row
 def _are_padded(model: Decoder, rows: Rows) -> bool:
     mask = rows.attention_mask if isinstance(rows, VisionInputs) else None
     ids, mask = model._tokens_and_mask(ids_of(rows), None, None, mask)
-    return model.stack.real(model, mask, ids) is not None
+    real = model.stack.real(model, mask, ids)
+    return real is not None and not (
+        is_readable(real) and bool(real.all())
+    )  # for a GPU it waits, once in an experiment
 
 
 def is_ours(module: nn.Module) -> bool:

@@ -355,8 +355,9 @@ class HookedRootModule(ShownSites, Properties):
 
     @scope.synchronized
     def _register(self, hook_id: int, hook: object, plan: list[tuple[HookPoint, Hook]]) -> None:
+        handles = [handle for _, handle in plan]
         try:
-            self._registered = {**self._registered, hook_id: (hook, [handle for _, handle in plan])}
+            self._registered = {**self._registered, hook_id: (hook, handles)}
             install_all(plan)
         except BaseException:
             self._registered = {i: entry for i, entry in self._registered.items() if i != hook_id}

@@ -415,9 +415,10 @@ def unnamed() -> Iterator[None]:
 
 def install_all(plan: Sequence[tuple[HookPoint, Hook]]) -> None:
     """Installs handles without a scope: all, or none after an error. The handles of one point are removed together."""
+    for point, handle in plan:
+        handle.together = [other for there, other in plan if there is point]
     try:
         for point, handle in plan:
-            handle.together = [other for there, other in plan if there is point]
             point.install(handle, None)
     except BaseException:
         for point, handle in plan:

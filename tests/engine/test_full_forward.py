@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models import stack
 from hooked_lm.patching import Edit, Experiment, Rewrite
 from tests.close import assert_close
 from tests.engine.exactness import Spy, far
@@ -91,6 +92,17 @@ def test_padded_prompts() -> None:
     tokens[1, :3] = model.tokenizer.pad_token_id
     assert model.embedded(tokens)[2].real is not None, "the padding is not seen"
     check(model, cells_of(model, ids(2, POS).clamp(min=5)), tokens, "the prompts are padded")
+
+
+@pytest.mark.parametrize("kind", ["standard", "rotary", "windowed", "sinks"])
+def test_a_mask_of_ones_is_no_padding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, whose values a run does not wait for: such a run has a mask, but an experiment knows that it hides nothing."""
+    model = toy(kind, tokenizer=words())
+    model.tokenizer.padding_side = model.cfg.default_padding_side = "left"
+    monkeypatch.setattr(stack, "is_at_hand", lambda x: False)
+    tokens = ids(2, POS).clamp(min=5)
+    assert model.embedded(tokens)[2].real is not None, "a run knows the mask"
+    check(model, cells_of(model, tokens), tokens, None)
 
 
 @pytest.mark.parametrize("kind", ["shortformer", "rotary", "alibi", "sinks", "parallel", "windowed"])

@@ -7,7 +7,7 @@ import copy
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.harvest import harvest
 from hooked_lm.interventions import Record
+from hooked_lm.interventions.dictionaries import SAE, Features
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 from tests.close import GRADIENT, MODEL, assert_apart, assert_close, assert_equal
 from tests.core import CORE
 from tests.families import CASES, Case
@@ -245,6 +247,52 @@ def test_sweeps_and_attribution() -> None:
         )
     for name, expected in results[0].items():
         assert_close(results[1][name].cpu(), expected, GRADIENT, scale=10.0, msg=name)
+
+
+@torch.no_grad()
+def test_a_seed_draws_the_same_weights() -> None:
+    host, device = demos()
+    twin, expected = device.untrained(3), host.untrained(3)
+    assert twin.device.type == DEVICE.type
+    for name, weight in twin.named_parameters():
+        assert_equal(weight.cpu(), expected.get_parameter(name))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", ["int8", "int4"])
+def test_quantised_weights(config: str) -> None:
+    """The logits of the dequantised weights in the same dtype: on a GPU "int4" has another kernel than on a CPU."""
+    model = demos()[1].to(torch.bfloat16)
+    tokens = model.to_tokens("When Mary and John went to the store, John gave a drink to")
+    plain = model(tokens)
+    assert model.quantize(config).names
+    found, dequantised = model(tokens), copy.deepcopy(model)
+    for module in dequantised.modules():
+        for name, weight in module._parameters.items():
+            if isinstance(weight, QuantizedWeight):
+                module._parameters[name] = nn.Parameter(weight.plain().clone(), requires_grad=False)
+    assert_close(found, dequantised(tokens), depth=4 * MODEL, dtype=torch.bfloat16)
+    assert not torch.equal(found, plain)
+
+
+def test_a_dictionary_from_the_cpu_is_refused() -> None:
+    watch = Features("blocks.1.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=64).build())
+    model = demos()[1]
+    with pytest.raises(ValueError, match="the dictionary is on") if DEVICE.type != "cpu" else nullcontext():
+        model.run_with_hooks("The capital of France is", fwd_hooks=[watch])
+    watch.sae.to(model.device)
+    assert model.run_with_hooks("The capital of France is", fwd_hooks=[watch]).isfinite().all()
+
+
+def test_a_mask_of_ones_is_no_padding() -> None:
+    _, device = demos()
+    device.cfg.default_padding_side = "left"
+    pair = prompt_pairs(1)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no cell runs as a whole forward pass
+        found = patching.sweep(device, pair.corrupted, pair.clean, metric=one_logit)
+    device.cfg.default_padding_side = "right"
+    assert_close(found.values, patching.sweep(device, pair.corrupted, pair.clean, metric=one_logit).values, scale=10.0)
 
 
 def test_memory_of_the_device_bounds_a_pass() -> None:

@@ -24,9 +24,9 @@ COMPONENTS = mutants({
          "k = self.hook_rot_k(self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary)))",
          "k = self.cfg.rotary.rotate(k, context.key_angles(self.cfg.rotary))\n            self.hook_rot_k(k.clone())"),
         ("the soft cap of scores is ignored by the fused kernel", "families/test_decoders.py::gemma2",
-         "in_steps = self.soft_cap is not None or self.sinks", "in_steps = self.sinks"),
+         "fuses = self.soft_cap is None and self.sinks", "fuses = self.sinks"),
         ("an edit of the pattern is ignored", "families/test_decoders.py::gpt2",
-         "is_listening(self.hook_attn_scores, self.hook_pattern)", "is_listening(self.hook_attn_scores)"),
+         "self.may_fuse(self.hook_attn_scores, self.hook_pattern)", "self.may_fuse(self.hook_attn_scores)"),
     ],
     "components/context.py": [
         ("a query does not attend to itself", "families/test_decoders.py::gemma2",

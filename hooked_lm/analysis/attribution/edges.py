@@ -339,7 +339,8 @@ def _products(
 def _drawn(model: Decoder, graph: Graph, n_tokens: int, check: Check, seed: int) -> list[tuple[str, str]]:
     """The edges to measure exactly."""
     of_token = sum(token_cost(block).total for block in model.blocks)
-    edges = list(graph.named(graph.is_edge))
-    n = n_checked(check, len(edges), n_tokens * of_token / 2)  # on average half of the layers are after an edge
-    drawn = torch.randperm(len(edges), generator=torch.Generator().manual_seed(seed))[:n]
-    return [edges[i] for i in sorted(drawn.tolist())]
+    n = n_checked(check, graph.n_edges, n_tokens * of_token / 2)  # on average half of the layers are after an edge
+    drawn = torch.randperm(graph.n_edges, generator=torch.Generator().manual_seed(seed))[:n].sort().values
+    chosen = torch.zeros_like(graph.is_edge)
+    chosen[tuple(graph.is_edge.nonzero()[drawn].T)] = True
+    return list(graph.named(chosen))

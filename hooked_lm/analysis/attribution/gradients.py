@@ -172,12 +172,12 @@ class _SeparateLogits(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, begins: Container[str]) -> None:
         super().__init__()
-        self._views: dict[int, Tensor] = {}
+        self._views: dict[int, tuple[nn.Parameter, Tensor]] = {}  # with the weight, whose id nothing else can have then
         for name, weight in model.named_parameters():
             part, _, inner = name.partition(".")
             is_first = part in begins or f"{part}.{inner.partition('.')[0]}" in begins
             has_gradient = weight.is_floating_point() or weight.is_complex()
-            self._views[id(weight)] = weight.detach().requires_grad_(is_first and has_gradient)
+            self._views[id(weight)] = weight, weight.detach().requires_grad_(is_first and has_gradient)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OF_THE_WEIGHT:
@@ -189,10 +189,8 @@ class _SeparateLogits(TorchFunctionMode):
 
     def _apart(self, given: Any) -> Any:
         """The arguments with views in place of weights."""
-        if isinstance(given, nn.Parameter):
-            return self._views.get(id(given), given)
         if type(given) in (tuple, list):
             return type(given)(map(self._apart, given))
         if type(given) is dict:
             return {name: self._apart(item) for name, item in given.items()}
-        return given
+        return self._views.get(id(given), (None, given))[1]

@@ -13,7 +13,7 @@ from hooked_lm.components.attention.global_tokens import check_only
 from hooked_lm.components.attention.multihead import Attention, Mixed, PerHead, Stream, fused, project
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.context import Context
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint
 
 INPUT, OUTPUT = "input of global tokens", "output of global tokens"  # kept in the context of a run
 GLOBAL = ("batch", "global_token", "head", "d_head")
@@ -103,7 +103,7 @@ class BlockLocalAttention(Attention):
         return [getattr(self, f"hook_{name}{kind}") for name in ("attn_scores", "pattern") for kind in kinds]
 
     def _is_explicit(self, *kinds: str) -> bool:
-        return not self.settings.fused or is_listening(*self._points(*kinds))
+        return not self.may_fuse(*self._points(*kinds))
 
     def mixed(self, q: Tensor, keys: Pair, values: Pair, mask: Tensor | None, *kinds: str) -> Mixed:
         """The mixed values of queries; `mask` is added to the scores of the text's tokens."""

@@ -137,11 +137,13 @@ class CompressedAttention(TiedKVAttention):
         batch = max(len(mask), len(hidden))
         mask = torch.cat([mask.expand(batch, -1, -1, -1), hidden.expand(batch, -1, -1, -1)], -1)
         return steps.mix_masked(
-            self,
             queries[..., : cfg.d_head],
             torch.cat([k, pooled[:, :, None]], 1),
             torch.cat([values, pooled_v[:, :, None]], 1),
             mask,
+            self.scale,
+            self.soft_cap,
+            self.sinks,
             lambda scores: _at_sites(scores, n_pos, self.hook_attn_scores, self.hook_pooled_scores),
             lambda pattern: _at_sites(pattern, n_pos, self.hook_pattern, self.hook_pooled_pattern),
         )

@@ -130,8 +130,8 @@ class WindowAttention(Attention):
         inputs = [query_input if x is None else x for x in (query_input, key_input, value_input)]
         local = self._projections(inputs, "", (self.hook_q, self.hook_k, self.hook_v))
         of_global = self._projections(inputs, "_global", (self.hook_q_global, self.hook_k_global, self.hook_v_global))
-        in_steps = not self.settings.fused or is_listening(self.hook_attn_scores, self.hook_pattern)
-        mix = self._mixed_in_steps if in_steps else self._mixed_fused
+        fuses = self.may_fuse(self.hook_attn_scores, self.hook_pattern)
+        mix = self._mixed_fused if fuses else self._mixed_in_steps
         return self.output(self.hook_z(mix(local, of_global, context.global_tokens, context)))
 
     def _projections(self, inputs: Sequence[Tensor], suffix: str, points: Sequence[HookPoint]) -> Heads:

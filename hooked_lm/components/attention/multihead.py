@@ -28,6 +28,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 QUERY = ("batch", "pos", "head", "d_head")
 KEY = ("batch", "pos", "kv_head", "d_head")
 SCORES = ("batch", "head", "query_pos", "key_pos")
+SOFTMAX, METHOD = F.softmax, Tensor.softmax  # as PyTorch has them
 
 Stream = Float[Tensor, "batch pos d_model"]
 PerHead = Float[Tensor, "batch pos head d_head"]
@@ -105,20 +106,19 @@ class Attend(PublicAttributes):
 
     def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
         """How values are mixed in this run: by the fused kernel, or in steps if something listens or the kernel cannot."""
-        in_steps = self.soft_cap is not None or self.sinks is not None or not self.settings.fused
-        in_steps = in_steps or is_listening(self.hook_attn_scores, self.hook_pattern)
-        return self.mix_in_steps if in_steps else self.mix_fused
+        fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(self.hook_attn_scores, self.hook_pattern)
+        return self.mix_fused if fuses else self.mix_in_steps
+
+    def may_fuse(self, *inside: HookPoint) -> bool:
+        """Whether a fused kernel may run: nothing listens inside it, and the softmax, which it does not call, is PyTorch's."""
+        return self.settings.fused and not is_listening(*inside) and F.softmax is SOFTMAX and Tensor.softmax is METHOD
 
     def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, by the fused kernel."""
-        mask: Tensor | None
-        if self.position_bias is not None and changes_scores(self.position_bias, context):
-            mask, is_causal = self.additive_mask(context, q.dtype), False
-        else:
-            mask = context.mask(self.causal, self.window)
-            is_causal = self.causal and mask is None
-        if context.n_pos == 1:  # one query attends to all keys; a branch, as n_pos is symbolic when compiled
-            is_causal = False
+        is_biased = self.position_bias is not None and changes_scores(self.position_bias, context)
+        mask = self.additive_mask(context, q.dtype) if is_biased else context.mask(self.causal, self.window)
+        # one query attends to all keys; a branch, as n_pos is symbolic when compiled
+        is_causal = False if context.n_pos == 1 else self.causal and mask is None
         return fused(q, k, v, mask, self.scale, is_causal)
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
@@ -290,5 +290,5 @@ def project(
     if x.ndim == 4:
         projected = torch.einsum("bpnm,nmh->bpnh", x, W)
         return projected if b is None else projected + b
-    weight = W.transpose(1, 2).flatten(0, 1)
-    return F.linear(x, weight, None if b is None else b.flatten()).unflatten(-1, (W.shape[0], W.shape[2]))
+    bias = None if b is None else b.flatten()
+    return F.linear(x, W.transpose(1, 2).flatten(0, 1), bias).unflatten(-1, (W.shape[0], W.shape[2]))

@@ -27,7 +27,7 @@ from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.steps import Scores, softmax
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.stack_context import StackContext
-from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 OWN = (*SCORES[:3], "1")
 
@@ -101,7 +101,7 @@ class MainAttention(SelfAttention):
         k, v = context.update_kv(layer, *new)
         context.keep_kv(layer, k, v)
         bias = self.bias(by_bucket, context)
-        if self.settings.fused and not is_listening(self.hook_attn_scores, self.hook_pattern):
+        if self.may_fuse(self.hook_attn_scores, self.hook_pattern):
             return fused(q, k, v, bias, self.scale)
         shown = self.hook_attn_scores(products(q, k) * self.scale + bias)
         return mixed(self.hook_pattern(softmax(shown, None).to(v.dtype)), v)

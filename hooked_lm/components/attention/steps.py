@@ -1,7 +1,7 @@
 """Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,15 +14,6 @@ from hooked_lm.components.norms.norm import upcast
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 
 
-@runtime_checkable
-class Attending(Protocol):
-    """What the scores of attention depend on, beside queries, keys and mask."""
-
-    scale: float
-    soft_cap: float | None
-    sinks: Tensor | None
-
-
 def mix_in_steps(
     attn: Any,
     q: Float[Tensor, "batch pos head d_head"],
@@ -32,15 +23,18 @@ def mix_in_steps(
 ) -> Float[Tensor, "batch pos head d_value"]:
     """The mixed values of each head, with scores and pattern at their sites."""
     mask = attn.additive_mask(context, q.dtype)
-    return mix_masked(attn, q, k, v, mask, attn.hook_attn_scores, attn.hook_pattern)
+    given = attn.scale, attn.soft_cap, attn.sinks
+    return mix_masked(q, k, v, mask, *given, attn.hook_attn_scores, attn.hook_pattern)
 
 
 def mix_masked(
-    attn: Attending,
     q: Float[Tensor, "batch pos head d_head"],
     k: Float[Tensor, "batch key_pos kv_head d_head"],
     v: Float[Tensor, "batch key_pos kv_head d_value"],
     mask: Float[Tensor, "#batch #head #query_pos key_pos"],
+    scale: float,
+    soft_cap: float | None,
+    sinks: Float[Tensor, " head"] | None,
     at_scores: Callable[[Scores], Scores],
     at_pattern: Callable[[Scores], Scores],
 ) -> Float[Tensor, "batch pos head d_value"]:
@@ -52,14 +46,14 @@ def mix_masked(
 
     queries = q.transpose(1, 2).reshape(*grouped, d_head)
     keys = k.permute(0, 2, 3, 1).flatten(0, 1)
-    if attn.soft_cap is None:
+    if soft_cap is None:
         rows = _rows(mask, batch, n_pos, n_heads, n_kv)
-        scores = torch.baddbmm(rows, queries, keys, alpha=attn.scale).view(scores_shape)
+        scores = torch.baddbmm(rows, queries, keys, alpha=scale).view(scores_shape)
     else:
-        scores = (torch.bmm(queries, keys) * (attn.scale / attn.soft_cap)).view(scores_shape)
-        scores = attn.soft_cap * scores.tanh() + mask
+        scores = (torch.bmm(queries, keys) * (scale / soft_cap)).view(scores_shape)
+        scores = soft_cap * scores.tanh() + mask
 
-    pattern = at_pattern(softmax(at_scores(scores), attn.sinks).to(v.dtype))
+    pattern = at_pattern(softmax(at_scores(scores), sinks).to(v.dtype))
     z = torch.bmm(pattern.reshape(*grouped, n_key), v.transpose(1, 2).flatten(0, 1))
     return z.view(batch, n_heads, n_pos, -1).transpose(1, 2)
 

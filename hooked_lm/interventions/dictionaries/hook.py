@@ -154,7 +154,8 @@ class Features(DictionaryHook, Detector):
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> watch = Features("blocks.1.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=512).build())
+    >>> sae = SAE.Config(d_in=128, d_sae=512).build().to(model.device)
+    >>> watch = Features("blocks.1.hook_mlp_out", sae=sae)
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[watch])
     >>> watch.features.shape[-1]
     512
@@ -190,7 +191,7 @@ class Dictionary(DictionaryHook, Controller):
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> sae = SAE.Config(d_in=128, d_sae=512).build()
+    >>> sae = SAE.Config(d_in=128, d_sae=512).build().to(model.device)
     >>> dictionary = Dictionary("blocks.1.hook_mlp_out", sae=sae, feature=17, factor=3)
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[dictionary])
     >>> [gradient] = torch.autograd.grad(logits[0, -1].max(), dictionary.features)
@@ -298,7 +299,7 @@ class Transcode(Dictionary):
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries import Transcoder
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build()
+    >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build().to(model.device)
     >>> splice = Transcode(["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop")
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
@@ -346,7 +347,7 @@ def run_with_features(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> watch = Features("blocks.*.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=512).build())
+    >>> watch = Features("blocks.*.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=512).build().to(model.device))
     >>> logits, features = run_with_features(model, "The capital of France is", [watch])
     >>> list(features)[0], features["blocks.0.hook_mlp_out"].shape[-1]
     ('blocks.0.hook_mlp_out', 512)
@@ -376,11 +377,24 @@ def run_with_features(
 
 
 def encoded(sae: Coder, x: Tensor) -> Any:
-    """`sae.encode(x)`; third-party objects may keep state between `encode` and `decode`, so a lock serialises their calls."""
+    """`sae.encode(x)`; third-party objects may keep state between `encode` and `decode`, so a lock serialises their calls.
+
+    Raises ValueError for a dictionary on another device than the values.
+    """
+    check_place(sae, x)
     if isinstance(sae, (SAE, Normalized)):
         return sae.encode(x)
     with _foreign:
         return sae.encode(x)
+
+
+def check_place(sae: object, x: Tensor) -> None:
+    """Raises ValueError for a dictionary on another device than the values it reads."""
+    weight = next(sae.parameters(), None) if isinstance(sae, nn.Module) else None
+    if weight is not None and weight.device != x.device:
+        raise ValueError(
+            f"the dictionary is on {weight.device}, what it reads on {x.device}: move it, sae.to('{x.device}')"
+        )
 
 
 def decoded(sae: Coder, features: Tensor, x: Tensor) -> Tensor:

@@ -407,9 +407,9 @@ class VisionLanguage(Decoder):
         >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
         >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
         >>> model = HookedVisionLanguage(cfg)
-        >>> model.patch_grid(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
-        [tensor([[1, 2],
-                [3, 4]])]
+        >>> [grid] = model.patch_grid(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
+        >>> grid.tolist()
+        [[1, 2], [3, 4]]
         """
         places = self.image_positions(inputs, **images)
         return [places.grid(image) for image in range(places.n_images)]

@@ -18,20 +18,18 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
     "gpt2": normal with standard deviation `cfg.initializer_range`. "xavier_uniform", "xavier_normal" (Glorot and Bengio
     2010), "kaiming_uniform", "kaiming_normal" (He et al. 2015): scaled by the widths of each matrix, with the range as
     gain. "muP" (Yang et al. 2022, arXiv:2203.03466): normal with the range for embeddings, range / sqrt(fan in) for hidden
-    weights and range / fan in for the unembedding. With `cfg.seed` the weights are drawn from a separate generator with
-    that seed, otherwise from torch's global generator.
+    weights and range / fan in for the unembedding. With `cfg.seed` the weights are drawn on the CPU from a separate generator
+    with that seed, so that they are the same on every device, otherwise where they are from torch's global generator.
     """
     fill = _FILLS.get(cfg.init_mode)
     if fill is None:
         raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
-    generators: dict[torch.device, torch.Generator | None] = {}
+    generator = None if cfg.seed is None else torch.Generator().manual_seed(cfg.seed)
     for name, weight in drawn_weights(model):
-        if weight.device not in generators:
-            seeded = None if cfg.seed is None else torch.Generator(weight.device).manual_seed(cfg.seed)
-            generators[weight.device] = seeded
+        device = weight.device if generator is None else torch.device("cpu")
         with torch.no_grad():  # drawn contiguously, so that the numbers do not depend on the memory layout
-            drawn = torch.empty_like(weight, memory_format=torch.contiguous_format)
-            fill(name, drawn, cfg.initializer_range, generators[weight.device])
+            drawn = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+            fill(name, drawn, cfg.initializer_range, generator)
             weight.copy_(drawn)
 
 

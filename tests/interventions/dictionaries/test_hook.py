@@ -291,6 +291,15 @@ def test_bad_features_are_named_and_nothing_stays(kind: str, make_hook: Any) -> 
     assert model.registered() == {}
 
 
+@pytest.mark.parametrize("make_hook", [Dictionary, Features])
+def test_a_dictionary_elsewhere(make_hook: Any) -> None:
+    """As one from a file is, which is on the CPU, beside a model on a GPU."""
+    make, inputs, site = KINDS["decoder"]
+    hook = make_hook(site, sae=SAE.Config(D, 48).build().to("meta"))
+    with pytest.raises(ValueError, match=r"the dictionary is on meta, what it reads on cpu: move it, sae.to\('cpu'\)"):
+        make().run_with_hooks(*inputs, fwd_hooks=[hook])
+
+
 def test_what_a_dictionary_writes_into_its_input_reaches_nobody() -> None:
     class Centres(Broken):
         def encode(self, x: Tensor) -> Tensor:

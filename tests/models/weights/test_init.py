@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer
+from hooked_lm.models.weights.init import drawn_weights
+from tests.devices import labelled_devices, values
 
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "act_fn": "relu"}
 MODES = ("gpt2", "muP", "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform")
@@ -33,6 +35,23 @@ def test_a_seed_of_the_model_decides_and_leaves_torch_alone(model: Any, mode: st
     first = weights(model, 7, init_mode=mode, seed=3)
     assert torch.equal(torch.rand(3), after_none)
     assert torch.equal(first, weights(model, 8, init_mode=mode, seed=3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_numbers_on_every_device(mode: str) -> None:
+    """Also of models in half precision; an untrained twin is the same model wherever it is drawn."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = HookedTransformer({**SIZES, "device": "cpu", "init_mode": mode, "seed": 3}).to(dtype)
+        model.init_weights()
+        expected = [weight.clone() for _, weight in drawn_weights(model)]
+        with labelled_devices():
+            model.to("lazy:0")
+            for _, weight in drawn_weights(model):
+                weight.fill_(7)
+            model.init_weights()
+            found = [values(weight) for _, weight in drawn_weights(model)]
+        assert all(map(torch.equal, found, expected))
 
 
 def test_drawing_again() -> None:
