@@ -79,7 +79,7 @@ class LayerProbes(Scores):
     def _over_prompts(
         self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The interval of the means over prompts, as if each were predicted by a probe of its own."""
+        """The interval of the means over prompts, as if each were predicted by another probe."""
         return bootstrap(values, level, n_resamples, seed)
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Under the lent name a decoder's tokenizer pads and prepends BOS as TransformerLens 3.9.0 makes it do: as a copy.
+"""Under the name `transformer_lens` a decoder's tokenizer pads and prepends BOS as TransformerLens 3.9.0 makes it do: as a copy.
 
 The ids are those of TransformerLens 3.9.0 with these tokenizers: `make clients` compares them (`against/test_text.py`).
 """
@@ -22,7 +22,7 @@ BOTH = ["a b", "a"]
 
 
 @pytest.fixture
-def lent() -> Iterator[None]:
+def as_transformer_lens() -> Iterator[None]:
     compat.install()
     import transformer_lens  # noqa: F401
 
@@ -47,7 +47,7 @@ THERE: dict[str, tuple[str, str, str, list[int], bool]] = {
 
 
 @pytest.mark.parametrize("kind", THERE)
-def test_it_pads_and_prepends(kind: str, lent: None) -> None:
+def test_it_pads_and_prepends(kind: str, as_transformer_lens: None) -> None:
     given = toy_tokenizer(kind)
     before = (given.bos_token, given.eos_token, given.pad_token, given(BOTH)["input_ids"])
     model = HookedTransformer(SIZES, tokenizer=given)
@@ -83,15 +83,15 @@ def test_text_becomes_the_same_ids_and_logits_under_both_names(kind: str) -> Non
             )
 
 
-def test_what_a_tokenizer_lacks_is_not_invented(lent: None) -> None:
+def test_what_a_tokenizer_lacks_is_not_invented(as_transformer_lens: None) -> None:
     """There, `"<|endoftext|>"` is set as a token that the vocabulary lacks; its id is that of unknown words, and text is lost."""
     made = HookedTransformer(SIZES, tokenizer=toy_tokenizer("nothing")).tokenizer
     assert (made.bos_token, made.eos_token, made.pad_token) == (None, None, None)
     assert made("a b")["input_ids"] == [4, 5]
 
 
-def test_texts_are_padded_where_the_tokenizer_says(lent: None) -> None:
-    """Unless somebody says a side, to the model or to the tokenizer."""
+def test_texts_are_padded_where_the_tokenizer_says(as_transformer_lens: None) -> None:
+    """Unless a side is given, to the model or to the tokenizer."""
     model = HookedTransformer(SIZES, tokenizer=toy_tokenizer("left"))
     assert model.padding_side == "left"
     assert model.to_tokens(BOTH).tolist() == [[1, 4, 5], [2, 1, 4]]
@@ -119,14 +119,14 @@ def test_under_its_own_name_the_tokenizer_is_the_checkpoints() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["Olmo2ForCausalLM", None])
-def test_three_architectures_keep_their_beginning(architecture: str | None, lent: None) -> None:
+def test_three_architectures_keep_their_beginning(architecture: str | None, as_transformer_lens: None) -> None:
     cfg = {**SIZES, "original_architecture": architecture}
     made = HookedTransformer(cfg, tokenizer=toy_tokenizer("bos")).tokenizer
     assert made("a b")["input_ids"] == ([1, 4, 5] if architecture is None else [4, 5])
     assert made.pad_token == "</s>"
 
 
-def test_encoders_and_models_of_images_keep_theirs(lent: None) -> None:
+def test_encoders_and_models_of_images_keep_theirs(as_transformer_lens: None) -> None:
     given = toy_tokenizer("bos and pad")
     assert HookedEncoder({**SIZES, "act_fn": "gelu"}, tokenizer=given).tokenizer is given
     tower = {"n_layers": 1, "d_model": 16, "n_heads": 2, "image_size": 8, "patch_size": 4, "act_fn": "gelu"}
@@ -134,14 +134,14 @@ def test_encoders_and_models_of_images_keep_theirs(lent: None) -> None:
 
 
 @pytest.mark.parametrize("how", ["save", "save_pretrained"])
-def test_the_files_of_a_checkpoint_keep_its_tokenizer(how: str, lent: None, tmp_path: Path) -> None:
+def test_the_files_of_a_checkpoint_keep_its_tokenizer(how: str, as_transformer_lens: None, tmp_path: Path) -> None:
     model = HookedTransformer.from_pretrained_no_processing("demo")
     own = model.tokenizer("Mary")["input_ids"][1:]
     getattr(model, how)(tmp_path / "model")
     assert AutoTokenizer.from_pretrained(tmp_path / "model")("Mary")["input_ids"] == own
     again = HookedTransformer.from_pretrained(tmp_path / "model")
     assert again.tokenizer("Mary")["input_ids"] == [again.tokenizer.bos_token_id, *own]
-    model.tokenizer.add_tokens(["<new>"])  # what somebody adds to the copy is kept
+    model.tokenizer.add_tokens(["<new>"])  # what is added to the copy is kept
     getattr(model, how)(tmp_path / "more")
     assert "<new>" in AutoTokenizer.from_pretrained(tmp_path / "more").get_vocab()
     model.tokenizer = toy_tokenizer("bos")
@@ -149,13 +149,13 @@ def test_the_files_of_a_checkpoint_keep_its_tokenizer(how: str, lent: None, tmp_
     assert AutoTokenizer.from_pretrained(tmp_path / "other").bos_token == "<s>"
 
 
-def test_copies_of_a_model(lent: None) -> None:
+def test_copies_of_a_model(as_transformer_lens: None) -> None:
     model = copy.deepcopy(HookedTransformer(SIZES, tokenizer=toy_tokenizer("left")))
     assert model.tokenizer("a")["input_ids"] == [1, 4]
     assert model.padding_side == "left"
 
 
-def test_the_lent_name_is_given_back(lent: None) -> None:
+def test_the_name_is_given_back(as_transformer_lens: None) -> None:
     assert defaults.padding_side is None
     compat.uninstall()
     assert defaults.padding_side == "right"

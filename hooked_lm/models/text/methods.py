@@ -31,7 +31,7 @@ class TextMethods:
 
     @property
     def padding_side(self) -> str:
-        """Where shorter texts are padded: on the side of the config, unless somebody set `tokenizer.padding_side` since.
+        """Where shorter texts are padded: on the side of the config, unless `tokenizer.padding_side` was set since.
 
         A config that says None leaves it to the tokenizer.
         """
