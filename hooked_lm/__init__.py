@@ -57,7 +57,21 @@ _HOMES = {
     "load": "hooked_lm.saved",
     "wrap": "hooked_lm.hooks",
 }
-_MODULES = ("analysis", "hub", "interventions", "patching", "pretrained", "utils")
+_MODULES = (
+    *(
+        "analysis",
+        "harvest",
+        "hooks",
+        "hub",
+        "interventions",
+        "parallel",
+        "patching",
+        "pretrained",
+        "results",
+        "studies",
+    ),
+    *("utils", "viz"),
+)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging
 

@@ -54,3 +54,23 @@ def test_a_module_is_imported_when_it_is_used():
     assert not hasattr(module, "__wrapped__")
     with pytest.raises(ImportError, match=r"no_such_package: pip install 'hooked-lm\[viz\]'"):
         _ = module.name
+
+
+LAZILY = """
+import sys
+import hooked_lm
+names = [name for name in hooked_lm.__all__ if name[0].islower()]
+assert not {"torch", "hooked_lm.pretrained", "hooked_lm.viz"} & {*sys.modules}
+for name in names:
+    getattr(hooked_lm, name)
+print(*names)
+"""
+
+
+@pytest.mark.slow
+def test_modules_are_there_when_they_are_used():
+    """After `import hooked_lm`, which loads none of them."""
+    run = subprocess.run([sys.executable, "-c", LAZILY], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    modules = "analysis harvest hooks hub interventions parallel patching pretrained results studies utils viz"
+    assert {*modules.split(), "load", "wrap"} == {*run.stdout.split()}

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
+from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.router_state import RouterStateMoE
@@ -84,4 +85,5 @@ class RouterStateBlock(WeightedResidualBlock):
 REWRITTEN_STREAMS = (
     *NORMS_IN_STREAM,
     WeightedResidualBlock,
+    PerLayerBlock,
 )  # blocks after which the stream is no sum of what was written

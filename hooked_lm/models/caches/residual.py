@@ -10,7 +10,6 @@ from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
 from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
-from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
 from hooked_lm.components.norms.norm import norm_of
@@ -82,8 +81,7 @@ def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> i
     """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
     check_one_stream(model, "there is no decomposition")
     bound = attention_bound(model, layer, mlp_input)
-    kinds = (*REWRITTEN_STREAMS, PerLayerBlock)
-    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, kinds)]:
+    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, REWRITTEN_STREAMS)]:
         raise ValueError(
             f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
             "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"

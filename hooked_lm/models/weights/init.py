@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 # Weight matrices, lists of them, and vectors that stand in for embeddings; other parameters have values from the start.
+SUMMED_OVER_HEADS = ("W_O", "W_O_pair", "W_UO")  # or over groups of heads: their inputs are all heads together
 DRAWN = re.compile(r"(.*\.)?(W|W\.\d+|W_.*|image_newline|w_replaced)")
 
 
@@ -63,14 +64,14 @@ def check_filled(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _fan_in(name: str, weight: Tensor) -> int:
-    """The number of inputs of one output: heads x d_head for W_O, otherwise the second last axis."""
+    """The number of inputs of one output: those of all heads together, where they are summed, else the second last axis."""
     if weight.ndim == 1:  # one row of an embedding
         return 1
-    return weight.shape[0] * weight.shape[1] if name.endswith(("W_O", "W_O_pair")) else weight.shape[-2]
+    return weight.shape[0] * weight.shape[1] if name.endswith(SUMMED_OVER_HEADS) else weight.shape[-2]
 
 
 def _fan_out(name: str, weight: Tensor) -> int:
-    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith(("W_O", "W_O_pair")) else 1)
+    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith(SUMMED_OVER_HEADS) else 1)
 
 
 def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:

@@ -21,6 +21,7 @@ MATRICES = (  # [d_in, d_out]
     *("W_in", "W_gate", "W_gate_in", "W_out", "W_DQ", "W_DKV", "W_KR"),
     *("W_Q", "W_K", "W_V", "W_R", "W_g", "W_x", "W_B", "W_C"),  # of mixers with a state
 )
+ROUTER = "W_router"  # which stays as it is, by intent
 INT4_GROUPS = (128, 64, 32)
 INT4_OUT = 16  # outputs that kernels pack together
 
@@ -29,7 +30,7 @@ INT4_OUT = 16  # outputs that kernels pack together
 class Quantized:
     """What `quantize` did: the names of the quantised weights, and the bytes of all weights of the model.
 
-    `left` are the weights of the blocks that are products of a matrix, and that were not quantised, with the reason.
+    `left` are the weights of the blocks, but for routers, that were not quantised, with the reason.
     """
 
     names: tuple[str, ...]
@@ -130,12 +131,17 @@ def _planned(model: nn.Module, config: "str | AOBaseConfig") -> tuple[dict[str, 
     plan: dict[str, Planned] = {}
     left: dict[str, str] = {}
     first_names: dict[int, str] = {}  # of parameters, which several modules may share
+    in_blocks = _beginnings_of_blocks(model)
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
-            if parameter is None or (layout := LAYOUTS.get((leaf, parameter.ndim))) is None:
+            if parameter is None or not leaf.startswith("W_") or not path.startswith(in_blocks):
+                continue
+            name = first_names.setdefault(id(parameter), f"{path}.{leaf}")
+            if (layout := LAYOUTS.get((leaf, parameter.ndim))) is None:
+                if leaf != ROUTER:
+                    left[name] = "it is not one of the matrices of attention, MLPs and mixers that are packed"
                 continue
             getattr(module, leaf)  # a module that is split over processes refuses
-            name = first_names.setdefault(id(parameter), f"{path}.{leaf}")
             if name in plan:
                 plan[name][0].append((module, leaf))
                 continue
@@ -147,6 +153,12 @@ def _planned(model: nn.Module, config: "str | AOBaseConfig") -> tuple[dict[str, 
             else:
                 plan[name] = ([(module, leaf)], layout, chosen)
     return plan, left
+
+
+def _beginnings_of_blocks(model: nn.Module) -> tuple[str, ...]:
+    """What the names of modules in blocks begin with, also in the towers of the model."""
+    owners = [(f"{path}." if path else "", module) for path, module in model.named_modules()]
+    return tuple(f"{path}{stack.blocks}." for path, module in owners for stack in getattr(module, "stacks", ()))
 
 
 def _config_named(name: str, matrix: Tensor) -> "AOBaseConfig | str":

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, patching
 from hooked_lm.analysis import metrics
+from hooked_lm.analysis.attribution import graph as graphs
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
@@ -573,8 +574,16 @@ def test_a_stream_that_is_no_sum_is_refused():
     model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "gemma4_text")))
     runs = prompts_of(model)
     for refused in (attribute_edges, patch_edges):
-        with pytest.raises(ValueError, match="not the sum of what the writers"):
+        with pytest.raises(ValueError, match="of type PerLayerBlock: its stream is not the sum"):
             refused(model, *runs, metric=last_logits)
+
+
+def test_a_stream_of_which_that_is_not_known_is_refused_when_it_is_seen(monkeypatch: pytest.MonkeyPatch):
+    model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "gemma4_text")))
+    monkeypatch.setattr(graphs, "REWRITTEN_STREAMS", ())
+    for refused in (attribute_edges, patch_edges):
+        with pytest.raises(ValueError, match="not the sum of what the writers"):
+            refused(model, *prompts_of(model), metric=last_logits)
 
 
 @pytest.mark.parametrize("site", ["blocks.1.ln1.hook_normalized", "blocks.1.hook_q_input", "blocks.0.hook_mlp_in"])

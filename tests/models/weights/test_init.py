@@ -1,5 +1,6 @@
 """Where the random numbers of new weights come from."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import Tensor
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer
 from hooked_lm.models.weights.init import drawn_weights
 from tests.devices import labelled_devices, values
+from tests.families import CASES
+from tests.families._models import hooked
 
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "d_vocab": 9, "act_fn": "relu"}
 MODES = ("gpt2", "muP", "xavier_normal", "xavier_uniform", "kaiming_normal", "kaiming_uniform")
@@ -52,6 +55,16 @@ def test_the_same_numbers_on_every_device(mode: str) -> None:
             model.init_weights()
             found = [values(weight) for _, weight in drawn_weights(model)]
         assert all(map(torch.equal, found, expected))
+
+
+def test_matrices_of_groups_that_are_summed_count_the_inputs_of_all_groups() -> None:
+    model = copy.deepcopy(hooked(next(case for case in CASES if case.family == "deepseek_v4")))
+    model.cfg.init_mode, model.cfg.seed, model.cfg.initializer_range = "kaiming_normal", 0, 0.5
+    model.init_weights()
+    W_UO = model.blocks[0].attn.W_UO  # [group, d_o_latent, d_model]
+    expected = 0.5 * (2 / (W_UO.shape[0] * W_UO.shape[1])) ** 0.5
+    assert W_UO.shape[0] > 1
+    assert 0.8 < W_UO.std().item() / expected < 1.2
 
 
 def test_drawing_again() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,10 @@ from hooked_lm.models.weights import quantized_weight
 from hooked_lm.models.weights.quantize import weight_bytes
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 from tests.close import GRADIENT, assert_apart, assert_close
+from tests.core import marks
 from tests.families import CASES
 from tests.families._case import reference
+from tests.families._models import hooked
 from tests.models.toys import ids, toy
 
 WIDE = {"d_model": 64, "n_heads": 4, "n_layers": 2}  # int4 has groups of at least 32 inputs
@@ -199,6 +202,24 @@ def test_every_expert_is_quantised():
     ]
     assert {*experts} <= {*done.names}
     assert "blocks.0.mlp.W_router" not in done.names
+
+
+FIRST = {case.family: case for case in reversed(CASES)}
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=marks(name)) for name in FIRST])
+def test_every_matrix_of_a_block_is_quantised_or_left_with_a_reason(family: str):
+    model = copy.deepcopy(hooked(FIRST[family]))
+    of_blocks = re.compile(r"(.+\.)?(blocks|encoder|decoder)\.\d+\.(?!.*W_router).*\bW_\w+")
+    matrices = {name for name, _ in model.named_parameters() if of_blocks.fullmatch(name)}
+    if family == "squeezebert":  # whose matrices are all of groups
+        with pytest.raises(ValueError, match="no weight of this model can be quantised") as refused:
+            model.quantize("int8")
+        assert all(f"{name}: it is not one of the matrices" in str(refused.value) for name in matrices)
+        return
+    done = model.quantize("int8")
+    assert matrices == {*done.names} | {*done.left}
+    assert not {*done.names} & {*done.left}
 
 
 def test_weights_that_do_not_fit_are_named():
