@@ -7,6 +7,18 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.wiring import (
+    MID,
+    NORMALIZED_MID,
+    NORMALIZED_POST,
+    POST,
+    InStream,
+    Sublayer,
+    Wiring,
+    added,
+    attn_step,
+    mlp_step,
+)
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of, norm_unhooked
@@ -61,6 +73,15 @@ class AdapterPostNormBlock(PostNormBlock):
         base = normalized if self.cfg.adds_normalized else resid
         resid = self.hook_resid_post(base + self.hook_adapter_out(self.adapter(normalized)))
         return self.hook_normalized_resid_post(self.ln2(resid))
+
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self, norm=""), mlp_step(self, NORMALIZED_MID, "")
+        after, read = "hook_resid_mlp", "hook_adapter_in"
+        norm = InStream("ln2" if self.cfg.reuses_ln2 else "adapter_ln", after, read)
+        adapter = Sublayer("adapter", read, "hook_adapter_out")
+        last = added(POST, adapter, stream=read if self.cfg.adds_normalized else after)
+        before = (attn, added(MID, attn), InStream("ln1", MID, NORMALIZED_MID), mlp, added(after, mlp))
+        return Wiring((*before, norm, adapter, last, InStream("ln2", POST, NORMALIZED_POST)))
 
     def adapter_norm(self, resid: Stream) -> Stream:
         """The input of the adapter."""

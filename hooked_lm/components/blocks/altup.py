@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.per_layer import PerLayerGate, PerLayerPart
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
+from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, upcast
 from hooked_lm.components.streams import STREAMS, SplitStreams, Wide, separated
@@ -146,6 +147,9 @@ class AltUpBlock(StreamsBlock, PerLayerPart, AttentionPart, MLPPart):
         added = self.per_layer_out(self.gate_input(corrected), context)
         streams = torch.cat([corrected[:, :, :1], corrected[:, :, 1:] + added[:, :, None]], 2)
         return self.with_active(self.hook_resid_post, self.hook_streams_post(streams)).flatten(2)
+
+    def wiring(self) -> Wiring:
+        return Wiring(by_hand="several streams, each predicted from all, then corrected by what the layer added to one")
 
     def predicted(self, resid: Wide | Stream) -> Streams:
         """The predictions of all streams, from what enters the layer."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hooked_lm.components.blocks.block import AttentionPart, Stream
+from hooked_lm.components.blocks.wiring import POST, Wiring, added, attn_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint
@@ -25,3 +26,7 @@ class AttentionOnlyBlock(AttentionPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context))
+
+    def wiring(self) -> Wiring:
+        attn = attn_step(self)
+        return Wiring((attn, added(POST, attn)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
 from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
@@ -35,6 +36,10 @@ class Block(nn.Module, ABC):
     @abstractmethod
     def make_parts(self) -> None:
         """Adds the sublayers and sites, in the order of computation, in which sites are listed."""
+
+    @abstractmethod
+    def wiring(self) -> Wiring:
+        """Which sublayers read the stream, and what is added where."""
 
     def move_to_end(self, name: str) -> None:
         """Makes a part the last in the order."""
@@ -163,6 +168,10 @@ class PreNormBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self)
+        return Wiring((attn, added(MID, attn), mlp, added(POST, mlp)))
 
 
 def _plus(x: Tensor, pos_embed: Stream) -> Tensor:

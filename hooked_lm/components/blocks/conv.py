@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.wiring import NORMALIZED_POST, POST, InStream, Sum, Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening
@@ -55,6 +56,12 @@ class ConvPostNormBlock(PostNormBlock):
         pre = self.hook_conv_pre(self.convolved(source, context))
         resid = self.hook_resid_conv(resid + self.hook_conv_out(self.conv_act(pre)))
         return self.hook_normalized_resid_post(self.ln3(resid))
+
+    def wiring(self) -> Wiring:
+        steps = super().wiring().steps[:-1]  # but for the norm at the end
+        summed = Sum("hook_resid_conv", "after_ln2", ("hook_conv_out",))
+        ends = InStream("ln2", POST, "after_ln2"), summed, InStream("ln3", summed.gives, NORMALIZED_POST)
+        return Wiring((*steps, *ends), "hook_conv_out is a convolution of the stream that enters the block")
 
     def convolved(self, x: Stream, context: Context | None = None) -> Stream:
         """The convolution, with zeros for padding."""

@@ -4,11 +4,25 @@ from dataclasses import dataclass, field
 
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
+from hooked_lm.components.blocks.wiring import (
+    MID,
+    NORMALIZED_MID,
+    NORMALIZED_POST,
+    POST,
+    InStream,
+    Sublayer,
+    Wiring,
+    added,
+    attn_step,
+    mlp_step,
+)
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, hook_if_listening
+
+MID_CROSS = "hook_resid_mid_cross"
 
 
 class CrossPart(AttentionPart):
@@ -48,6 +62,11 @@ class CrossPart(AttentionPart):
         out = self.cross_attn(normalized_resid, context, self.layer)
         return self.hook_cross_attn_out(self.scaled(norm_of(self, "ln2_post")(out)))
 
+    def cross_step(self, reads: str, norm: str) -> Sublayer:
+        """Cross attention, as a step of the wiring."""
+        out, scale, at = "hook_cross_attn_out", self.cfg.residual_scale, ("hook_cross_attn_in",)
+        return Sublayer("cross_attn", reads, out, norm, "ln2_post", scale, at, beside=("source",))
+
     def apply_mlp(self, normalized_resid: Stream) -> Stream:
         """The output of the MLP to the stream, for the normalised stream."""
         return self.hook_mlp_out(self.scaled(norm_of(self, "ln3_post")(self.mlp(normalized_resid))))
@@ -77,6 +96,10 @@ class PreNormCrossBlock(CrossPart):
         cross_out = self.apply_cross_attn(self.ln2(hook_if_listening(self.hook_cross_attn_in, resid)), context)
         resid = self.hook_resid_mid_cross(resid + cross_out)
         return self.hook_resid_post(resid + self.apply_mlp(self.ln3(hook_if_listening(self.hook_mlp_in, resid))))
+
+    def wiring(self) -> Wiring:
+        attn, cross, mlp = attn_step(self), self.cross_step(MID, "ln2"), mlp_step(self, MID_CROSS, "ln3", "ln3_post")
+        return Wiring((attn, added(MID, attn), cross, added(MID_CROSS, cross), mlp, added(POST, mlp)))
 
 
 class PostNormCrossBlock(CrossPart):
@@ -117,6 +140,16 @@ class PostNormCrossBlock(CrossPart):
         resid = self.hook_normalized_resid_mid_cross(self.ln2(resid))
         resid = self.hook_resid_post(resid + self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln3(resid))
+
+    def wiring(self) -> Wiring:
+        after_cross = "hook_normalized_resid_mid_cross"
+        attn, cross = attn_step(self, norm=""), self.cross_step(NORMALIZED_MID, "")
+        mlp = mlp_step(self, after_cross, "", "ln3_post")
+        mid, mid_cross = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", MID_CROSS, after_cross)
+        post = InStream("ln3", POST, NORMALIZED_POST)
+        return Wiring(
+            (attn, added(MID, attn), mid, cross, added(MID_CROSS, cross), mid_cross, mlp, added(POST, mlp), post)
+        )
 
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""

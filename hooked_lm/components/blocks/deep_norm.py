@@ -1,12 +1,25 @@
 """Post-norm blocks whose sums are weighted (DeepNorm, Wang et al. 2022, arXiv:2203.00555)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from hooked_lm.components.blocks.block import Stream
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.post_norm import PostNormBlock, PostNormPart
+from hooked_lm.components.blocks.wiring import (
+    MID,
+    NORMALIZED_MID,
+    NORMALIZED_POST,
+    POST,
+    InStream,
+    Sublayer,
+    Wiring,
+    added,
+    attn_step,
+    mixer_step,
+    mlp_step,
+)
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import hook_if_listening
 
@@ -32,6 +45,14 @@ class DeepNormPart(PostNormPart):
         resid = self.hook_resid_post(weighted(self.cfg.post_weights, resid, mlp_out))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
+    def wired(self, mixing: Sublayer) -> Wiring:
+        """The wiring of the block, for this step of its attention or mixer."""
+        mlp = mlp_step(self, NORMALIZED_MID, "")
+        mid = replace(added(MID, mixing), weights=self.cfg.mid_weights)
+        post = replace(added(POST, mlp), weights=self.cfg.post_weights)
+        norms = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", POST, NORMALIZED_POST)
+        return Wiring((mixing, mid, norms[0], mlp, post, norms[1]))
+
 
 class DeepNormBlock(DeepNormPart, PostNormBlock):
     """`x = ln1(a resid + b attn(resid))`, then `ln2(c x + d mlp(x))`, with (a, b) `mid_weights` and (c, d) `post_weights`."""
@@ -46,6 +67,9 @@ class DeepNormBlock(DeepNormPart, PostNormBlock):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.after_mixing(resid, self.attn_out(resid, context, resid))
+
+    def wiring(self) -> Wiring:
+        return self.wired(attn_step(self, norm=""))
 
 
 class DeepNormMixerBlock(MixerPart, DeepNormPart):
@@ -69,6 +93,9 @@ class DeepNormMixerBlock(MixerPart, DeepNormPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.after_mixing(resid, self.mixer_out(resid, context))
+
+    def wiring(self) -> Wiring:
+        return self.wired(mixer_step(self, norm=""))
 
 
 def weighted(weights: Weights, resid: Stream, out: Stream) -> Stream:

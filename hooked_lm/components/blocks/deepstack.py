@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import MID, POST, Sum, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, is_listening
@@ -31,6 +32,10 @@ class DeepstackBlock(PreNormBlock):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         return self.hook_resid_post(self.with_deepstack(resid + self.mlp_out(resid), context))
+
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self)
+        return Wiring((attn, added(MID, attn), mlp, Sum(POST, MID, (mlp.writes, "hook_deepstack"))))
 
     def with_deepstack(self, resid: Stream, context: Any) -> Stream:
         """The stream with the features of images, which a block that is called alone does not have."""

@@ -1,6 +1,6 @@
 """A block with a second stream, of global tokens (PEGASUS-X; Phang et al. 2022, arXiv:2208.04347)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.block_local import INPUT, OUTPUT
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.norm import NormConfig, build_norm, norm_unhooked
@@ -70,6 +71,9 @@ class GlobalStreamBlock(PreNormBlock):
         g = self.hook_global_resid_post(g + self.hook_global_mlp_out(self.scaled(self.global_mlp(g))))
         context.keep_rows(KEPT, self.layer, g)
         return resid
+
+    def wiring(self) -> Wiring:
+        return replace(super().wiring(), by_hand="attention and the MLP also update the stream of global tokens")
 
     def entering(self, resid: Stream, context: Context) -> GlobalStream:
         """The stream of global tokens before the block."""

@@ -8,6 +8,7 @@ from torch import nn
 from hooked_lm.components.attention.head_inputs import norm_shows_copies
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mixer_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RESIDUAL
@@ -50,6 +51,12 @@ class HybridBlock(AttentionPart, MixerPart, MLPPart):
         attn_out = self.attn_out(resid, context, shared)
         resid = self.hook_resid_mid(resid + attn_out + self.mixer_out(resid, context, shared))
         return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def wiring(self) -> Wiring:
+        attn = attn_step(self, scale=self.cfg.attn_scale)
+        mixer = mixer_step(self, scale=self.cfg.mixer_scale)
+        mlp = mlp_step(self, scale=self.cfg.mlp_scale)
+        return Wiring((attn, mixer, added(MID, attn, mixer), mlp, added(POST, mlp)))
 
     def mixer_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """The output of the mixer to the stream; `shared` is the normalised stream, if it is already computed."""

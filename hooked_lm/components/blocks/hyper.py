@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
+from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.hash_moe import HashMoE
 from hooked_lm.components.hyper_connection import HyperConnection
@@ -54,6 +55,11 @@ class HyperBlock(StreamsBlock, AttentionPart, MLPPart):
         x, write, kept = self.mlp_hc(streams)
         streams = self.hook_streams_post(written(kept, self.mlp_out_of(x, context), write).to(resid.dtype))
         return with_mean(self.hook_resid_post, streams).flatten(2)
+
+    def wiring(self) -> Wiring:
+        return Wiring(
+            by_hand="several streams, of which each sublayer reads a weighted sum and writes a multiple into each"
+        )
 
     def mlp_out_of(self, x: Stream, context: Context | None) -> Stream:
         """The output of the MLP to the streams."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hooked_lm.components.blocks.block import Block, MLPPart, Stream
+from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, mixer_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.fourier import FourierMixer
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
@@ -90,6 +91,10 @@ class MixerBlock(MixerPart):
         resid = self.hook_resid_pre(upcast(resid) if self.cfg.wide_stream else resid)
         return self.hook_resid_post(resid + self.mixer_out(resid, context))
 
+    def wiring(self) -> Wiring:
+        mixer = mixer_step(self)
+        return Wiring((mixer, added(POST, mixer)))
+
 
 class MixerMLPBlock(MixerPart, MLPPart):
     """`resid + mixer(ln1(resid))`, then `resid + mlp(ln2(resid))`: a state-space layer of a hybrid."""
@@ -111,3 +116,7 @@ class MixerMLPBlock(MixerPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(resid + self.mixer_out(resid, context))
         return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def wiring(self) -> Wiring:
+        mixer, mlp = mixer_step(self), mlp_step(self)
+        return Wiring((mixer, added(MID, mixer), mlp, added(POST, mlp)))

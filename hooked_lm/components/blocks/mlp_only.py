@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hooked_lm.components.blocks.block import MLPPart, Stream
+from hooked_lm.components.blocks.wiring import POST, PRE, Wiring, added, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint
@@ -25,3 +26,7 @@ class MLPOnlyBlock(MLPPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.mlp_out(resid))
+
+    def wiring(self) -> Wiring:
+        mlp = mlp_step(self, PRE)
+        return Wiring((mlp, added(POST, mlp)))

@@ -10,6 +10,19 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS
 from hooked_lm.components.blocks.block import Copies
 from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.wiring import (
+    MID,
+    NORMALIZED_MID,
+    NORMALIZED_POST,
+    POST,
+    InStream,
+    Step,
+    Sublayer,
+    Wiring,
+    added,
+    attn_step,
+    mlp_step,
+)
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.no_norm import NoNorm
@@ -58,6 +71,17 @@ class SeveralMLPsBlock(PostNormBlock):
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context, resid))
         resid = self.after_attention(self.hook_normalized_resid_mid(self.ln1(resid)))
         return self.hook_normalized_resid_post(self.ln2(self.hook_resid_post(resid)))
+
+    def wiring(self) -> Wiring:
+        attn, stream = attn_step(self, norm=""), NORMALIZED_MID
+        steps: list[Step] = [attn, added(MID, attn), InStream("ln1", MID, stream)]
+        for i in range(len(self.ffn)):
+            part = f"ffn.{i}"
+            ffn = Sublayer(f"{part}.mlp", stream, f"{part}.hook_mlp_out")
+            stream = f"{part}.{NORMALIZED_POST}"
+            steps += [ffn, added(f"{part}.{POST}", ffn), InStream(f"{part}.ln", f"{part}.{POST}", stream)]
+        mlp = mlp_step(self, stream, "")
+        return Wiring((*steps, mlp, added(POST, mlp), InStream("ln2", POST, NORMALIZED_POST)))
 
     def after_attention(self, resid: Stream) -> Stream:
         """The stream after all MLPs, before the norm of the last."""
@@ -167,6 +191,9 @@ class NarrowBlock(SeveralMLPsBlock):
         narrow = self.hook_normalized_narrow_post(self.ln2(narrow))
         resid = self.hook_resid_post(resid + self.hook_narrow_out(F.linear(narrow, self.W_up.T, self.b_up)))
         return self.hook_normalized_resid_post(self.ln3(resid))
+
+    def wiring(self) -> Wiring:
+        return Wiring(by_hand="a narrow stream between two matrices, whose sum is added to the wide one")
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Narrow | None = None) -> Narrow:
         """The output of attention to the narrow stream; `shared` is that stream before, if it is already computed."""

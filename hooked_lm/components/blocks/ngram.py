@@ -15,6 +15,7 @@ from hooked_lm.components.attention.ngram import (
 )
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
+from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.components.streams import STREAMS, Stream, Wide, separated
@@ -93,6 +94,9 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         together = self.settings.fused and not is_listening(*self.points_of_streams)
         after = self.hook_streams_post((self.together if together else self.one_by_one)(streams, context))
         return after[:, :, 1] if self.cfg.last else after.flatten(2)
+
+    def wiring(self) -> Wiring:
+        return Wiring(by_hand="several streams with the same weights, and one for each token that is predicted")
 
     def one_by_one(self, streams: Streams, context: StackContext) -> Streams:
         """The streams after the layer, each computed with its sites."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hooked_lm.components.attention.head_inputs import norm_shows_copies
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
+from hooked_lm.components.blocks.wiring import POST, PRE, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, is_listening
@@ -28,6 +29,10 @@ class ParallelBlock(AttentionPart, MLPPart):
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
 
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self, PRE, self.mlp_norm)
+        return Wiring((attn, mlp, added(POST, attn, mlp)))
+
 
 class SharedNormBlock(ParallelBlock):
     """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
@@ -47,3 +52,5 @@ class SharedNormBlock(ParallelBlock):
         if is_listening(self.hook_mlp_in):
             shared = self.attn_norm(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
         return self.hook_resid_post(resid + attn_out + self.apply_mlp(shared))
+
+    wiring = ParallelBlock.wiring

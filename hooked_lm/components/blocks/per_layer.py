@@ -1,7 +1,7 @@
 """Per-layer embeddings (Gemma 3n and Gemma 4, Google DeepMind 2025 and 2026): each layer has a small embedding of every token
 as a second input, which is added to the stream through a gate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.blocks.block import Block, PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import MID, POST, Sublayer, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.components.readable import check
@@ -155,3 +156,11 @@ class PerLayerBlock(PerLayerPart, PreNormBlock):
         if self.cfg.per_layer is not None:
             resid = resid + self.per_layer_out(resid, context)
         return self.hook_resid_post(resid * self.scale)
+
+    def wiring(self) -> Wiring:
+        attn, mlp, after = attn_step(self), mlp_step(self), "after_mlp"
+        steps = (attn, added(MID, attn), mlp)
+        if self.cfg.per_layer is None:
+            return Wiring((*steps, replace(added(POST, mlp), times="scale")))
+        own = Sublayer("per_layer", after, "hook_per_layer_out", post="per_layer_post", beside=("hook_per_layer_in",))
+        return Wiring((*steps, added(after, mlp), own, replace(added(POST, own), times="scale")))

@@ -3,6 +3,18 @@
 from dataclasses import dataclass
 
 from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import (
+    MID,
+    NORMALIZED_MID,
+    NORMALIZED_POST,
+    POST,
+    PRE,
+    InStream,
+    Wiring,
+    added,
+    attn_step,
+    mlp_step,
+)
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, hook_if_listening
@@ -49,6 +61,11 @@ class PostNormBlock(AttentionPart, PostNormPart):
         resid = self.hook_resid_post(resid + self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_normalized_resid_post(self.ln2(resid))
 
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self, norm=""), mlp_step(self, NORMALIZED_MID, "")
+        mid, post = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", POST, NORMALIZED_POST)
+        return Wiring((attn, added(MID, attn), mid, mlp, added(POST, mlp), post))
+
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""
         return copies
@@ -73,6 +90,11 @@ class NormedResidualBlock(PreNormBlock):
         resid = self.hook_resid_mid(normalized + self.attn_out(resid, context, normalized))
         normalized = self.ln2(hook_if_listening(self.hook_mlp_in, resid))
         return self.hook_resid_post(normalized + self.apply_mlp(normalized))
+
+    def wiring(self) -> Wiring:
+        attn, mlp, before, between = attn_step(self), mlp_step(self), "normalized_pre", "normalized_mid"
+        attn_sum, mlp_sum = added(MID, attn, stream=before), added(POST, mlp, stream=between)
+        return Wiring((InStream("ln1", PRE, before), attn, attn_sum, InStream("ln2", MID, between), mlp, mlp_sum))
 
 
 NORMS_IN_STREAM = (PostNormPart, NormedResidualBlock)  # their stream is not the sum of what sublayers wrote

@@ -1,7 +1,7 @@
 """Blocks that share a transformer (Zamba, Glorioso et al. 2024, arXiv:2405.16712): several layers apply the same weights, each
 with keys, values and sites of its own, to the stream and the embedding of the tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.block import Stream
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.wiring import POST, PRE, Sum, Wiring, added, mixer_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, build_norm
@@ -89,6 +90,13 @@ class SharedBlock(MixerPart):
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
         return self.hook_resid_post(resid + self.mixer_out(resid, context))
+
+    def wiring(self) -> Wiring:
+        mixed = Sum("mixer_stream", PRE, ("hook_shared_out",))
+        mixer = mixer_step(self, "mixer_stream", "ln3")
+        steps = (mixed, replace(mixer, at=()), added(POST, mixer, stream=PRE))
+        own = "hook_shared_out is W_shared times the transformer of the stream and the embedding of the tokens"
+        return Wiring(steps, f"{own}; hook_mixer_in is a copy of the stream for both")
 
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The output of the mixer to the stream; ValueError if the context has no embedding."""

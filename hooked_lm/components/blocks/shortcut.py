@@ -1,9 +1,10 @@
 """Blocks in pairs: experts beside the first block's MLP have a shortcut to the end of the second (Cai et al. 2024,
 arXiv:2404.05019), as in LongCat-Flash (Meituan 2025, arXiv:2509.01322)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import MID, POST, Sublayer, Sum, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import RESIDUAL
@@ -38,6 +39,11 @@ class ShortcutStart(PreNormBlock):
         context.keep_rows(NAME, self.layer, self.shortcut(normalized))
         return self.hook_resid_post(resid + self.apply_mlp(normalized))
 
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self)
+        shortcut = Sublayer(NAME, MID, f"{NAME}.hook_out", "ln2")
+        return Wiring((attn, added(MID, attn), shortcut, mlp, added(POST, mlp)))
+
 
 class ShortcutEnd(PreNormBlock):
     """A pre-norm block that adds the output of the experts of the block before, at `hook_shortcut_out`.
@@ -63,6 +69,11 @@ class ShortcutEnd(PreNormBlock):
         resid = self.hook_resid_mid(resid + self.attn_out(resid, context))
         out = self.mlp(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
         return self.hook_resid_post(resid + self.hook_mlp_out(out + self.hook_shortcut_out(self.of_experts(context))))
+
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), replace(mlp_step(self), writes="own_mlp_out")
+        both = Sum("hook_mlp_out", mlp.writes, ("hook_shortcut_out",))
+        return Wiring((attn, added(MID, attn), mlp, both, Sum(POST, MID, (both.gives,))))
 
     def of_experts(self, context: Context | None) -> Stream:
         """The output of the experts of the block before; ValueError if that did not run."""

@@ -1,6 +1,6 @@
 """Blocks that weigh the stream before they add to it, as in Doge (Shi et al. 2024, arXiv:2412.11834)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
 from hooked_lm.components.blocks.per_layer import PerLayerBlock
 from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
+from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.router_state import RouterStateMoE
 from hooked_lm.components.norms.norm import norm_of
@@ -44,6 +45,11 @@ class WeightedResidualBlock(PreNormBlock):
         resid = self.hook_resid_mid(self.weighted("attn", resid) + self.attn_out(resid, context))
         return self.hook_resid_post(self.weighted("mlp", resid) + self.mlp_out(resid))
 
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self)
+        mid = replace(added(MID, attn), weighed=("weighted", "attn"))
+        return Wiring((attn, mid, mlp, replace(added(POST, mlp), weighed=("weighted", "mlp"))))
+
     def weighted(self, part: str, resid: Stream) -> Stream:
         """The stream to which a sublayer adds."""
         bias = getattr(self, f"b_{part}")
@@ -70,6 +76,9 @@ class RouterStateBlock(WeightedResidualBlock):
         resid = self.hook_resid_pre(resid)
         resid = self.hook_resid_mid(self.weighted("attn", resid) + self.attn_out(resid, context))
         return self.hook_resid_post(self.weighted("mlp", resid) + self.routed_out(resid, context))
+
+    def wiring(self) -> Wiring:
+        return replace(super().wiring(), by_hand="experts read the router of the layer before")
 
     def routed_out(self, resid: Stream, context: Context) -> Stream:
         """The output of the experts to the stream."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, TiedUnembed, Unembed, columns
+from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, Unembed, columns
+from hooked_lm.components.embeddings.tied_unembed import TiedUnembed
 from hooked_lm.components.heads import MLMHead
 from hooked_lm.hooks import hook_if_listening
 

@@ -1,0 +1,138 @@
+"""The wiring of a block, as data: which sublayers read the stream through which norm, and what is added where.
+
+A block says it in `wiring()`, beside its `forward`, which stays the formula that it runs. Values are named by their sites, or by
+a word that a step gives where there is no site. What a block computes besides is said in words, `by_hand`; a block with several
+streams has no steps at all.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+PRE, MID, POST = "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
+NORMALIZED_MID, NORMALIZED_POST = "hook_normalized_resid_mid", "hook_normalized_resid_post"
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """`writes = scale * post(part(norm(reads), *beside))`; norms are names of modules of the block, "" for none.
+
+    `at` are the on-demand points between the stream and the norm, copies of `reads`; `beside` are inputs besides the stream.
+    """
+
+    part: str
+    reads: str
+    writes: str
+    norm: str = ""
+    post: str = ""
+    scale: float = 1.0
+    at: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sum:
+    """`gives = times * (weights[0] * weighed(stream) + weights[1] * sum of terms)`.
+
+    `weighed` is a method of the block and its first argument, `times` a buffer of the block.
+    """
+
+    gives: str
+    stream: str
+    terms: tuple[str, ...]
+    weights: tuple[float, float] = (1.0, 1.0)
+    weighed: tuple[str, str] | None = None
+    times: str = ""
+
+
+@dataclass(frozen=True)
+class InStream:
+    """`gives = norm(of)`, from here on the stream."""
+
+    norm: str
+    of: str
+    gives: str
+
+
+Step = Sublayer | Sum | InStream
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """The steps of a block in the order of computation, and what it computes besides, in words.
+
+    >>> from hooked_lm import HookedTransformer
+    >>> wiring = HookedTransformer.from_pretrained("demo").blocks[0].wiring()
+    >>> [step.writes for step in wiring.sublayers], wiring.terms_of("hook_resid_post")
+    (['hook_attn_out', 'hook_mlp_out'], ('hook_resid_pre', 'hook_attn_out', 'hook_mlp_out'))
+    """
+
+    steps: tuple[Step, ...] = ()
+    by_hand: str = ""
+
+    @property
+    def sublayers(self) -> tuple[Sublayer, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Sublayer))
+
+    @property
+    def sums(self) -> tuple[Sum, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Sum))
+
+    def of(self, part: str) -> Sublayer | None:
+        """The step of a part of the block."""
+        return next((step for step in self.sublayers if step.part == part), None)
+
+    def readers_of(self, norm: str) -> tuple[Sublayer, ...]:
+        """The sublayers that read the stream through a norm."""
+        return tuple(step for step in self.sublayers if step.norm == norm)
+
+    def place(self, value: str) -> Step | None:
+        """The step that makes a value; None for what enters the block."""
+        made = {Sublayer: "writes", Sum: "gives", InStream: "gives"}
+        return next((step for step in self.steps if getattr(step, made[type(step)]) == value), None)
+
+    def terms_of(self, value: str) -> tuple[str, ...] | None:
+        """What a value is the plain sum of: the stream that enters the block and outputs of sublayers; None if it is none."""
+        step = self.place(value)
+        if isinstance(step, Sublayer) or step is None:
+            return (value,)
+        if isinstance(step, InStream) or step.weights != (1.0, 1.0) or step.weighed or step.times:
+            return None
+        parts = [self.terms_of(part) for part in (step.stream, *step.terms)]
+        return None if None in parts else tuple(_flat(parts))
+
+
+def _flat(parts: list[tuple[str, ...] | None]) -> Iterator[str]:
+    for part in parts:
+        yield from part or ()
+
+
+# ---- the steps of most blocks ------------------------------------------------------------------------------------------
+
+
+def attn_step(block: Any, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
+    """Attention of a block, whose on-demand points are copies of the stream for each head."""
+    at = tuple(
+        name for name in ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input") if name in block._modules
+    )
+    scale = block.cfg.residual_scale if scale is None else scale
+    return Sublayer("attn", reads, "hook_attn_out", norm, "ln1_post", scale, at)
+
+
+def mixer_step(block: Any, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
+    """The mixer of a block."""
+    scale = block.cfg.residual_scale if scale is None else scale
+    return Sublayer("mixer", reads, "hook_mixer_out", norm, "ln1_post", scale, ("hook_mixer_in",))
+
+
+def mlp_step(
+    block: Any, reads: str = MID, norm: str = "ln2", post: str = "ln2_post", scale: float | None = None
+) -> Sublayer:
+    """The MLP of a block."""
+    scale = block.cfg.residual_scale if scale is None else scale
+    return Sublayer("mlp", reads, "hook_mlp_out", norm, post, scale, ("hook_mlp_in",))
+
+
+def added(gives: str, *sublayers: Sublayer, stream: str = "") -> Sum:
+    """The outputs of sublayers, added to the stream that the first of them reads, or to another."""
+    return Sum(gives, stream or sublayers[0].reads, tuple(step.writes for step in sublayers))

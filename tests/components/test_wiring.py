@@ -1,0 +1,168 @@
+"""The wiring of blocks: it predicts the values of every family, a wrong one does not, and the graph of a run adds up the same."""
+
+import copy
+import inspect
+import pkgutil
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+
+from hooked_lm import HookedTransformer
+from hooked_lm.components import blocks
+from hooked_lm.components.blocks.block import Block
+from hooked_lm.components.blocks.wiring import InStream, Sublayer, Sum, Wiring
+from hooked_lm.models.verification import verify
+from tests.components.wired import Mark, Recorded, added_up, corrupted, problems, recorded
+from tests.core import marks
+from tests.families import CASES, VISION_CASES
+from tests.families._case import Case
+from tests.families._models import hooked
+from tests.families._vision import hooked_any
+from tests.unchecked import unchecked
+
+FIRST = {case.family: case for case in reversed([*CASES, *VISION_CASES])}
+BY_HAND = {"AltUpBlock", "HyperBlock", "HashHyperBlock", "NarrowBlock", "NgramBlock"}  # no steps at all
+
+
+def params(cases: Any) -> list[Any]:
+    return [pytest.param(case, id=str(case), marks=marks(case.family)) for case in cases]
+
+
+def model_of(case: Case) -> Any:
+    return hooked(case) if case in CASES else hooked_any(case)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", params([*CASES, *VISION_CASES]))
+def test_it_predicts_the_values_at_the_sites(case: Case) -> None:
+    found = recorded(model_of(case))
+    assert found
+    for of in found:
+        wiring = of.block.wiring()
+        assert [*problems(of, wiring)] == [], f"{of.name}, a {type(of.block).__name__}"
+        assert bool(wiring.steps) == (type(of.block).__name__ not in BY_HAND)
+        assert wiring.steps or wiring.by_hand
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", params(FIRST.values()))
+def test_a_wrong_wiring_is_noticed(case: Case) -> None:
+    """Each field of each step, in one block of each class."""
+    for of in {type(of.block): of for of in recorded(model_of(case))}.values():
+        for name, wrong in corrupted(of.block, of.block.wiring()):
+            assert is_noticed(of, wrong), f"{of.name}: {name}"
+
+
+def is_noticed(of: Recorded, wrong: Wiring) -> bool:
+    try:
+        return any(problems(of, wrong))
+    except TypeError:  # a part lacks an input
+        return True
+
+
+@pytest.mark.parametrize("case", params(FIRST.values()))
+def test_a_run_adds_up_what_the_wiring_says(case: Case) -> None:
+    """Read off the graph that autograd records, which knows no block: from a marked sum back to marked values."""
+    model = copy.deepcopy(model_of(case)).requires_grad_(True)
+    wirings = {name: module.wiring() for name, module in model.named_modules() if isinstance(module, Block)}
+    sites = {
+        f"{name}.{value}"
+        for name, wiring in wirings.items()
+        for step in wiring.steps
+        for value in values_of(step)
+        if f"{name}.{value}" in model.hook_dict
+    }
+    if not sites:
+        assert all(wiring.by_hand for wiring in wirings.values())
+        return
+    nodes: dict[Any, str] = {}
+
+    def mark(value: Any, hook: Any) -> Any:
+        if not value.requires_grad:
+            return value
+        marked = Mark.apply(value)
+        nodes[marked.grad_fn] = hook.name
+        return marked
+
+    with model.hooks([(sorted(sites), mark)]), unchecked(), torch.enable_grad():
+        recorded_output = run(model, case)
+    assert recorded_output is not None
+    of_site = {name: node for node, name in nodes.items()}
+    for name, wiring in wirings.items():
+        for step in wiring.sums:
+            if (node := of_site.get(f"{name}.{step.gives}")) is None:
+                continue
+            expected = {part for value in (step.stream, *step.terms) for part in parts_of(name, wiring, value, of_site)}
+            assert added_up(node, nodes) == expected, f"{name}: {step}"
+
+
+def values_of(step: Any) -> list[str]:
+    if isinstance(step, Sublayer):
+        return [step.reads, step.writes]
+    return [step.of, step.gives] if isinstance(step, InStream) else [step.gives, step.stream, *step.terms]
+
+
+def parts_of(name: str, wiring: Wiring, value: str, of_site: dict[str, Any]) -> set[str]:
+    """The marked values in a sum; "?" for one that a norm or a sublayer makes without a site."""
+    if f"{name}.{value}" in of_site:
+        return {f"{name}.{value}"}
+    step = wiring.place(value)
+    if isinstance(step, Sum):
+        return {part for each in (step.stream, *step.terms) for part in parts_of(name, wiring, each, of_site)}
+    return {"?"}
+
+
+def run(model: Any, case: Case) -> Any:
+    """A run of the model on the inputs of `verify`, within the hooks and with gradients."""
+    found: list[Any] = []
+
+    def only_once(model: Any, inputs: Any, names: list[str], **masks: Any) -> Any:
+        with torch.enable_grad():
+            found.append(model(*inputs, **masks))
+        raise StopIteration
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verify, "run_recorded", only_once)
+        with pytest.raises(StopIteration):
+            model.verify()
+    return found[0]
+
+
+def all_blocks() -> list[type[Block]]:
+    """The classes of blocks, of which each file of the folder has some."""
+    modules = [import_module(f"{blocks.__name__}.{module.name}") for module in pkgutil.iter_modules(blocks.__path__)]
+    classes = {
+        kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, Block)
+    }
+    return sorted((kind for kind in classes if not inspect.isabstract(kind)), key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", all_blocks(), ids=lambda kind: kind.__name__)
+def test_who_writes_a_forward_says_its_wiring(kind: type[Block]) -> None:
+    """In the same class, so that the two are read together."""
+    of_forward = next(each for each in kind.__mro__ if "forward" in vars(each))
+    of_wiring = next(each for each in kind.__mro__ if "wiring" in vars(each))
+    assert issubclass(of_wiring, of_forward), f"{kind.__name__}.forward is not beside its wiring"
+
+
+def test_every_class_of_blocks_occurs_in_a_family() -> None:
+    """So that each wiring is compared with values."""
+    found = {
+        type(module) for case in FIRST.values() for module in model_of(case).modules() if isinstance(module, Block)
+    }
+    found |= {type(module) for case in CASES for module in model_of(case).modules() if isinstance(module, Block)}
+    assert {kind.__name__ for kind in all_blocks()} - {kind.__name__ for kind in found} == set()
+
+
+def test_what_is_read_from_a_wiring() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    wiring = model.blocks[1].wiring()
+    assert [step.part for step in wiring.sublayers] == ["attn", "mlp"]
+    assert wiring.of("mlp") == wiring.readers_of("ln2")[0]
+    assert wiring.of("mixer") is None
+    assert wiring.terms_of("hook_resid_mid") == ("hook_resid_pre", "hook_attn_out")
+    assert wiring.terms_of("hook_resid_pre") == ("hook_resid_pre",)
+    normed = Wiring((Sublayer("attn", "a", "b"), InStream("ln1", "a", "c"), Sum("d", "c", ("b",))))
+    assert normed.terms_of("d") is None
