@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.blocks.hybrid import is_scaled
 from hooked_lm.components.blocks.shared import SharedBlock
+from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
 from hooked_lm.models.aliases import aliases, same_value
@@ -133,7 +133,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """Alias -> site, for names of other libraries."""
-        return aliases(names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if is_scaled(block)])
+        return aliases(
+            names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if scales_outputs(block)]
+        )
 
     def site_name(self, site: object) -> str:
         """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
@@ -198,7 +200,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         if site not in points or self.in_bare_cache(points[site]):
             return site
         block = self.get_submodule(".".join(site.split(".")[:2]))
-        return same_value(site, points, is_scaled=is_scaled(block))
+        return same_value(site, points, is_scaled=scales_outputs(block))
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
@@ -69,7 +70,7 @@ class Stack:
         blocks = self.blocks_of(model)
         if layer == len(blocks) - 1 and isinstance(norm_of(model, self.ln_final), MergedRMSNorm):
             return f"{self.ln_final}.hook_in"
-        return f"{self.blocks}.{layer}.{getattr(blocks[layer], 'last_site', 'hook_resid_post')}"
+        return f"{self.blocks}.{layer}.{wiring_of(blocks[layer]).last}"
 
     def positions(self, model: nn.Module, embed: Stream, tokens: Tensor | None, context: Context) -> Stream | None:
         """The position embeddings of the tokens, after their hook point; None if the model adds none."""

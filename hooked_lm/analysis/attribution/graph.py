@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.hybrid import sublayer_scale
-from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
+from hooked_lm.components.blocks.wiring import scale_of, wiring_of
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.shown import Shown, Table, in_short
@@ -160,8 +159,7 @@ class _Layer:
         self.block: Any = block
         self.model, self.layer = model, layer
         self.sites = {name.removeprefix(f"blocks.{layer}.") for name in model.all_points()}
-        is_sum = not isinstance(block, REWRITTEN_STREAMS) and "hook_streams_post" not in self.sites
-        if "hook_resid_post" not in self.sites or not is_sum:
+        if not wiring_of(block).is_sum:
             raise ValueError(
                 f"layer {layer} is of type {type(block).__name__}: its stream is not the sum of the outputs of its writers"
             )
@@ -195,7 +193,7 @@ class _Layer:
     def _attention_writers(self, rank: int) -> list[Node]:
         if "attn.hook_result" not in self.sites or not isinstance(norm_of(self.block, "ln1_post"), nn.Identity):
             return [self._node(f"a{self.layer}", "hook_attn_out", rank)]
-        n_heads, scale = self.block.attn.cfg.n_heads, sublayer_scale(self.block.cfg, "attn")
+        n_heads, scale = self.block.attn.cfg.n_heads, scale_of(self.block, "attn")
         return [self._node(f"L{self.layer}H{head}", "attn.hook_result", rank, head, scale) for head in range(n_heads)]
 
     def readers(self) -> list[Node]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
-from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
@@ -23,6 +22,7 @@ from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.extras import later
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
+from hooked_lm.models.caches.residual import input_norm_name
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
@@ -243,9 +243,8 @@ def embeddings(model: Decoder) -> Float[Tensor, "d_vocab d_model"]:
 
 def norm_before(block: Any, part: str) -> nn.Module:
     """The norm before a block's "attn" or "mlp"; the identity in post-norm blocks."""
-    if isinstance(block, PostNormPart):
-        return nn.Identity()
-    return getattr(block, "ln1" if part == "attn" else block.mlp_norm)
+    name = input_norm_name(block, part == "mlp")
+    return getattr(block, name) if name else nn.Identity()
 
 
 def attention_of(model: Decoder, layer: int) -> tuple[int, Any]:

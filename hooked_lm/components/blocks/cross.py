@@ -115,7 +115,6 @@ class PostNormCrossBlock(CrossPart):
             return PostNormCrossBlock(self, layer)
 
     cfg: Config
-    last_site = "hook_normalized_resid_post"
 
     def make_parts(self) -> None:
         self.make_attention()

@@ -1,16 +1,12 @@
 """Blocks with attention and a mixer side by side."""
 
 from dataclasses import dataclass
-from typing import Any
-
-from torch import nn
 
 from hooked_lm.components.attention.head_inputs import norm_shows_copies
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mixer_step, mlp_step
 from hooked_lm.components.context import Context
-from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -78,16 +74,3 @@ class HybridBlock(AttentionPart, MixerPart, MLPPart):
 def times(out: Stream, scale: float) -> Stream:
     """`scale * out`."""
     return out if scale == 1.0 else out * scale
-
-
-def is_scaled(block: nn.Module) -> bool:
-    """Whether a block multiplies what its sublayers add to the stream."""
-    cfg = getattr(block, "cfg", None)
-    scales = ("residual_scale", "attn_scale", "mixer_scale", "mlp_scale")
-    by_channel = any(isinstance(getattr(cfg, name, None), LayerScale.Config) for name in ("ln1_post", "ln2_post"))
-    return by_channel or any(getattr(cfg, name, 1.0) != 1.0 for name in scales)
-
-
-def sublayer_scale(cfg: Any, part: str) -> float:
-    """What the output of a part of a block with this config ("attn", "mixer", "mlp") is multiplied by."""
-    return getattr(cfg, f"{part}_scale") if isinstance(cfg, HybridBlock.Config) else cfg.residual_scale

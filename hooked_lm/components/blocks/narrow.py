@@ -15,9 +15,11 @@ from hooked_lm.components.blocks.wiring import (
     NORMALIZED_MID,
     NORMALIZED_POST,
     POST,
+    PRE,
     InStream,
     Step,
     Sublayer,
+    Sum,
     Wiring,
     added,
     attn_step,
@@ -193,7 +195,8 @@ class NarrowBlock(SeveralMLPsBlock):
         return self.hook_normalized_resid_post(self.ln3(resid))
 
     def wiring(self) -> Wiring:
-        return Wiring(by_hand="a narrow stream between two matrices, whose sum is added to the wide one")
+        wide = Sum(POST, PRE, ("hook_narrow_out",)), InStream("ln3", POST, NORMALIZED_POST)
+        return Wiring(wide, "hook_narrow_out is a narrow stream of sublayers between two matrices")
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Narrow | None = None) -> Narrow:
         """The output of attention to the narrow stream; `shared` is that stream before, if it is already computed."""

@@ -15,7 +15,7 @@ from hooked_lm.components.attention.ngram import (
 )
 from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.streams import Streams, StreamsBlock
-from hooked_lm.components.blocks.wiring import Wiring
+from hooked_lm.components.blocks.wiring import NORMALIZED_POST, POST, InStream, Wiring
 from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.components.streams import STREAMS, Stream, Wide, separated
@@ -86,8 +86,6 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         streams = range(self.cfg.n_predicting)
         self.predicting = nn.ModuleList(self.cfg.predicting(stream).build(self.layer) for stream in streams)
         self.hook_streams_post = HookPoint(*STREAMS)
-        if self.cfg.last:
-            self.last_site = "predicting.0.hook_normalized_resid_post"
 
     def forward(self, resid: Wide, context: StackContext) -> Float[Tensor, "batch pos width"]:
         streams = self.entering(resid)
@@ -96,7 +94,9 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         return after[:, :, 1] if self.cfg.last else after.flatten(2)
 
     def wiring(self) -> Wiring:
-        return Wiring(by_hand="several streams with the same weights, and one for each token that is predicted")
+        by_hand = "steps are of the main stream; those of the predicting ones, with the same weights, are in predicting"
+        first = InStream("predicting.0.ln3", f"predicting.0.{POST}", f"predicting.0.{NORMALIZED_POST}")
+        return Wiring((*super().wiring().steps, *([first] if self.cfg.last else [])), by_hand)
 
     def one_by_one(self, streams: Streams, context: StackContext) -> Streams:
         """The streams after the layer, each computed with its sites."""

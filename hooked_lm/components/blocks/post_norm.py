@@ -23,8 +23,6 @@ from hooked_lm.hooks import HookPoint, hook_if_listening
 class PostNormPart(MLPPart):
     """The half of a block with an MLP, and the norms in the stream after the mixing of tokens and after the MLP."""
 
-    last_site = "hook_normalized_resid_post"
-
     def make_post_norms(self) -> None:
         """Adds the parts after those that mix the tokens."""
         self.hook_resid_mid = HookPoint(*RESIDUAL)
@@ -95,6 +93,3 @@ class NormedResidualBlock(PreNormBlock):
         attn, mlp, before, between = attn_step(self), mlp_step(self), "normalized_pre", "normalized_mid"
         attn_sum, mlp_sum = added(MID, attn, stream=before), added(POST, mlp, stream=between)
         return Wiring((InStream("ln1", PRE, before), attn, attn_sum, InStream("ln2", MID, between), mlp, mlp_sum))
-
-
-NORMS_IN_STREAM = (PostNormPart, NormedResidualBlock)  # their stream is not the sum of what sublayers wrote

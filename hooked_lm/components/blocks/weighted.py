@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
-from hooked_lm.components.blocks.per_layer import PerLayerBlock
-from hooked_lm.components.blocks.post_norm import NORMS_IN_STREAM
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.router_state import RouterStateMoE
@@ -89,10 +87,3 @@ class RouterStateBlock(WeightedResidualBlock):
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention, for the stream or copies of it, in the dtype of its weights."""
         return super().attn_norm(copies, at_sites).to(self.w_attn.dtype)
-
-
-REWRITTEN_STREAMS = (
-    *NORMS_IN_STREAM,
-    WeightedResidualBlock,
-    PerLayerBlock,
-)  # blocks after which the stream is no sum of what was written

@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
+from hooked_lm.components.norms.layer_scale import LayerScale
+from hooked_lm.components.norms.norm import norm_of
+
 PRE, MID, POST = "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
 NORMALIZED_MID, NORMALIZED_POST = "hook_normalized_resid_mid", "hook_normalized_resid_post"
 
@@ -71,6 +76,17 @@ class Wiring:
     by_hand: str = ""
 
     @property
+    def last(self) -> str:
+        """The site of the stream after the block."""
+        step = self.steps[-1] if self.steps else None
+        return POST if step is None or isinstance(step, Sublayer) else step.gives
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the stream after the block is that before it plus what the block writes."""
+        return bool(self.steps) and self.terms_of(self.last) is not None
+
+    @property
     def sublayers(self) -> tuple[Sublayer, ...]:
         return tuple(step for step in self.steps if isinstance(step, Sublayer))
 
@@ -105,6 +121,23 @@ class Wiring:
 def _flat(parts: list[tuple[str, ...] | None]) -> Iterator[str]:
     for part in parts:
         yield from part or ()
+
+
+def wiring_of(block: nn.Module) -> Wiring:
+    """The wiring of a block; of a foreign module nothing is known."""
+    return block.wiring() if hasattr(block, "wiring") else Wiring(by_hand="a foreign module")  # type: ignore[operator]
+
+
+def scale_of(block: Any, part: str) -> float:
+    """What the output of a part of a block is multiplied by, before it is added to the stream."""
+    step = block.wiring().of(part)
+    return block.cfg.residual_scale if step is None else step.scale
+
+
+def scales_outputs(block: nn.Module) -> bool:
+    """Whether a block multiplies what its sublayers add to the stream."""
+    steps = wiring_of(block).sublayers
+    return any(step.scale != 1.0 or isinstance(norm_of(block, step.post), LayerScale) for step in steps)
 
 
 # ---- the steps of most blocks ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Block
-from hooked_lm.components.blocks.hybrid import sublayer_scale
+from hooked_lm.components.blocks.wiring import scale_of
 from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
@@ -113,7 +113,7 @@ def norm_identity(
 def scaled_output(block: Block, part: str, post_norm: str, at: Sites) -> Tensor:
     """What a sublayer of a block adds to the stream: its output from its sites, normalised and scaled."""
     out = output_from_sites(getattr(block, part), within(at, part))
-    return norm_unhooked(norm_of(block, post_norm), out) * sublayer_scale(block.cfg, part)
+    return norm_unhooked(norm_of(block, post_norm), out) * scale_of(block, part)
 
 
 def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:

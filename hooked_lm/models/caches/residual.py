@@ -6,12 +6,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import MLPPart, PreNormBlock
+from hooked_lm.components.blocks.block import MLPPart
 from hooked_lm.components.blocks.deepstack import DeepstackBlock
-from hooked_lm.components.blocks.hybrid import HybridBlock, sublayer_scale
-from hooked_lm.components.blocks.mixer import MixerMLPBlock
-from hooked_lm.components.blocks.post_norm import PostNormPart
-from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
+from hooked_lm.components.blocks.wiring import MID, NORMALIZED_MID, PRE, InStream, Wiring, scale_of, wiring_of
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
 from hooked_lm.models.checks import check_one_stream
@@ -49,17 +46,15 @@ def named_input_norm(model: HookedRootModule, layer: int, mlp_input: bool) -> tu
         return "ln_final", norm_of(model, "ln_final")
     if mlp_input:
         check_mlp(model, layer)
-    if isinstance(model.blocks[layer], PostNormPart):  # its sublayers read the stream without a norm
-        return "", nn.Identity()
-    name = model.blocks[layer].mlp_norm if mlp_input else "ln1"
-    return f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)
+    name = input_norm_name(model.blocks[layer], mlp_input)
+    return (f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)) if name else ("", nn.Identity())
 
 
 def output_norm(model: HookedRootModule, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
     """The map from a sublayer's output to the stream: its post-norm `name` and the residual multiplier."""
     block = model.blocks[layer]
     norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
-    scale = sublayer_scale(block.cfg, "attn" if name == "ln1_post" else "mlp")
+    scale = scale_of(block, "attn" if name == "ln1_post" else "mlp")
     return FixedNorm(cache, path, norm, pos, gain=True, factor=scale)
 
 
@@ -72,16 +67,14 @@ def attention_bound(model: HookedRootModule, layer: int, mlp_input: bool) -> int
     """How many attentions (or mixers) precede the given place; an MLP follows that of its block, unless parallel."""
     if mlp_input:
         check_mlp(model, layer)
-    return layer + (
-        mlp_input and isinstance(model.blocks[layer], (PreNormBlock, PostNormPart, MixerMLPBlock, HybridBlock))
-    )
+    return layer + (mlp_input and mlp_reads(model, layer) != PRE)
 
 
 def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> int:
     """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
     check_one_stream(model, "there is no decomposition")
     bound = attention_bound(model, layer, mlp_input)
-    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if isinstance(block, REWRITTEN_STREAMS)]:
+    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if not wiring_of(block).is_sum]:
         raise ValueError(
             f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
             "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
@@ -91,8 +84,28 @@ def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> i
 
 def mid_site(model: HookedRootModule, layer: int) -> str:
     """The site of the stream between the sublayers of a block."""
-    normalized = "normalized_" if isinstance(model.blocks[layer], PostNormPart) else ""
-    return f"blocks.{layer}.hook_{normalized}resid_mid"
+    return f"blocks.{layer}.{mlp_reads(model, layer)}"
+
+
+def mlp_reads(model: HookedRootModule, layer: int) -> str:
+    """The value that the MLP of a block reads."""
+    wiring = wiring_of(model.blocks[layer])
+    step = wiring.of("mlp")
+    return step.reads if step is not None else NORMALIZED_MID if has_norms_in_stream(wiring) else MID
+
+
+def input_norm_name(block: Any, mlp: bool) -> str:
+    """The name of the norm through which a block's MLP, or what reads the stream first, reads it; "" for none."""
+    wiring = wiring_of(block)
+    read_first = (step for step in wiring.sublayers if step.reads == PRE)
+    step = wiring.of("mlp") if mlp else next(read_first, None)
+    if step is not None:
+        return step.norm
+    return "" if has_norms_in_stream(wiring) else block.mlp_norm if mlp else "ln1"
+
+
+def has_norms_in_stream(wiring: Wiring) -> bool:
+    return any(isinstance(step, InStream) for step in wiring.steps)
 
 
 def stream(model: HookedRootModule, cache: Cache, layer: int, mlp_input: bool = False) -> Vectors:

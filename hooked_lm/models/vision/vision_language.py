@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.blocks.hybrid import is_scaled
+from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_readable
@@ -107,7 +107,7 @@ class VisionLanguage(Decoder):
                 found |= {f"language.{name}": name, f"lm.{name}": name}
         tower = self.tree.vision
         read = self.tree.feature_layers is None and not tower.embed.n_before  # the projector reads the tower's output
-        scaled = [i for i, block in enumerate(self.vision.blocks) if is_scaled(block)]
+        scaled = [i for i, block in enumerate(self.vision.blocks) if scales_outputs(block)]
         return found | bridge_names.aliases(names, len(tower.blocks), scaled, reads_output=read)
 
     def site_name(self, site: object) -> str:

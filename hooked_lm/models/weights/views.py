@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
-from hooked_lm.components.blocks.hybrid import sublayer_scale
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
-from hooked_lm.components.blocks.weighted import REWRITTEN_STREAMS
+from hooked_lm.components.blocks.wiring import scale_of, wiring_of
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import Norm, norm_of
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -254,7 +253,7 @@ class WeightViews:
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
         total, added = self._zeros(self.cfg.d_model), list[Tensor | float]()
         for i, block in enumerate(self.blocks[: layer + mlp_input]):
-            if isinstance(block, REWRITTEN_STREAMS):
+            if not wiring_of(block).is_sum:
                 raise ValueError(
                     f"block {i} normalises or scales the stream itself, so its biases do not add a constant"
                 )
@@ -351,4 +350,4 @@ def _constant(layer: int, block: Any, part: str, bias: Tensor | None, post_norm:
         raise ValueError(
             f"block {layer} normalises its output, so what its biases add depends on the input; see cache.decompose_resid"
         )
-    return 0.0 if bias is None else sublayer_scale(block.cfg, part) * bias
+    return 0.0 if bias is None else scale_of(block, part) * bias

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, patching
 from hooked_lm.analysis import metrics
-from hooked_lm.analysis.attribution import graph as graphs
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.analysis.attribution.nodes import attribute
+from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
@@ -580,7 +580,7 @@ def test_a_stream_that_is_no_sum_is_refused():
 
 def test_a_stream_of_which_that_is_not_known_is_refused_when_it_is_seen(monkeypatch: pytest.MonkeyPatch):
     model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "gemma4_text")))
-    monkeypatch.setattr(graphs, "REWRITTEN_STREAMS", ())
+    monkeypatch.setattr(Wiring, "is_sum", True)
     for refused in (attribute_edges, patch_edges):
         with pytest.raises(ValueError, match="not the sum of what the writers"):
             refused(model, *prompts_of(model), metric=last_logits)
