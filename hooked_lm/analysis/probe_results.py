@@ -3,16 +3,17 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.bootstrap import Resampling, bootstrap
 from hooked_lm.results.labels import Label
-from hooked_lm.results.scores import Scores
+from hooked_lm.results.scores import SHARE, Scores
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -56,31 +57,13 @@ class LayerProbes(Scores):
             raise ValueError(f"there are folds of {len(self.folds)} prompts, and values of {self.n_prompts}")
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The wider of two intervals: over prompts, and over the means of folds, each of which one probe predicted."""
-        folds = torch.tensor(self.folds)
+        folds, (least, most) = torch.tensor(self.folds), self._bounds
         means = torch.stack([values[:, folds == fold].mean(-1) for fold in folds.unique()], -1)
-        over = self._over_prompts(values, level, n_resamples, seed), bootstrap(means, level, n_resamples, seed)
-        (low, high), (fold_low, fold_high) = over
-        return low.minimum(fold_low), high.maximum(fold_high)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """Bonferroni's, which keep to the range of the measure."""
-        return self._interval_of(values[places], 1 - (1 - level) / len(values), n_resamples, seed)
-
-    def _over_prompts(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The interval of the means over prompts, as if each were predicted by a probe of its own."""
-        return bootstrap(values, level, n_resamples, seed)
+        (low, high), (fold_low, fold_high) = super()._interval_of(values, resampling), bootstrap(means, *resampling)
+        return low.minimum(fold_low.clamp(min=least)), high.maximum(fold_high.clamp(max=most))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         if name == "of" or isinstance(index, int):
@@ -191,16 +174,9 @@ class Probes(LayerProbes):
     counts: Sequence[int]
     MEASURE: ClassVar[str] = "accuracy"
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        low, high = super()._interval_of(values, level, n_resamples, seed)
-        return low.clamp(min=0), high.clamp(max=1)
-
-    def _over_prompts(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        return wilson(values, level)
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        return SHARE
 
     @property
     def accuracy(self) -> Float[Tensor, " layer"]:
@@ -270,11 +246,9 @@ class RegressionProbes(LayerProbes):
     label_std: float
     MEASURE: ClassVar[str] = "r2"
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        low, high = super()._interval_of(values, level, n_resamples, seed)
-        return low, high.clamp(max=1)
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        return -inf, 1.0
 
     @property
     def r2(self) -> Float[Tensor, " layer"]:

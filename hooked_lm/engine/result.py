@@ -147,8 +147,8 @@ class SweepResult(Scores):
         n_other = self.values.ndim - baseline.ndim
         return baseline.view(*baseline.shape[:-1], *[1] * n_other, baseline.shape[-1])
 
-    def _ranked(self) -> Float[Tensor, "*grid prompt"]:
-        return self.values - self._for_cells(self.unchanged)
+    def _ranked(self: Own) -> Own:
+        return self.effects()
 
     def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
         means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,14 @@ TABLE = 200  # numbers of prompts for which Student's quantile is computed
 
 class SkewWarning(UserWarning):
     """Values are so skewed that intervals of their means contain the true ones less often than their level says."""
+
+
+class Resampling(NamedTuple):
+    """How intervals are made: their level, the number of resamples of the bootstrap, and the seed of its draws."""
+
+    level: float = 0.95
+    n_resamples: int = 1000
+    seed: int = 0
 
 
 def bootstrap(

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.results.bootstrap import wilson, wilson_prompts
-from hooked_lm.results.groups import by_group
-from hooked_lm.results.scores import METRIC, Scores
+from hooked_lm.results.bootstrap import wilson_prompts
+from hooked_lm.results.scores import METRIC, SHARE, UNBOUNDED, Scores
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,27 +32,9 @@ class Measures(Scores):
         if len(self.shares) != (n := len(self.axes.get(METRIC, [""]))):
             raise ValueError(f"shares has an entry for each of {n} metrics, got {len(self.shares)}")
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        [is_share] = self.shares  # intervals are those of one metric at a time
-        if is_share:
-            return wilson(by_group(values, self.groups), level)
-        return super()._interval_of(values, level, n_resamples, seed)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        if not self.shares[0]:
-            return super()._simultaneous(values, places, level, n_resamples, seed)
-        return self._interval_of(
-            values[places], 1 - (1 - level) / len(values)
-        )  # Bonferroni's, which stay between 0 and 1
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        return SHARE if self.shares == [True] else UNBOUNDED
 
     def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
         """As `Scores.power`; of shares, the number for which Wilson's interval of the same mean is as narrow."""

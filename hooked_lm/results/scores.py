@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from itertools import product
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,7 +14,15 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
+from hooked_lm.results.bootstrap import (
+    Resampling,
+    bootstrap,
+    in_words,
+    largest_t,
+    prompts_needed,
+    simultaneous_level,
+    wilson,
+)
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
@@ -31,6 +39,7 @@ COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables,
 METRIC, POSITION = "metric", "position"
 SELECTED = "selected"  # in `about`: axis -> the label that was selected
 SHOWN = 5  # cells in a notebook
+UNBOUNDED, SHARE = (-inf, inf), (0.0, 1.0)  # the ends of values
 Own = TypeVar("Own", bound="Scores")
 
 
@@ -133,8 +142,8 @@ class Scores(Tabular):
             ends = [part.interval(level, n_resamples, seed, simultaneous) for part in parts]
             low, high = (torch.stack(each) for each in zip(*ends, strict=True))
             return low, high
-        flat = self.values.reshape(-1, self.n_prompts)
-        low, high = self._ends(flat, torch.arange(len(flat)), level, n_resamples, seed, simultaneous)
+        cells = torch.arange(self.values[..., 0].numel())
+        low, high = self._ends(cells, Resampling(level, n_resamples, seed), simultaneous)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
 
     def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
@@ -156,42 +165,37 @@ class Scores(Tabular):
         deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
         return prompts_needed(deviations, width, level).view(self.values.shape[:-1])
 
+    @property
+    def _bounds(self) -> tuple[float, float]:
+        """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once are
+        then Bonferroni's alone. Those of shares, from 0 to 1, are Wilson's."""
+        return UNBOUNDED
+
     def _ends(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-        simultaneous: bool = True,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """The confidence intervals of the means at some places of all cells: `values`, or the effects."""
-        if not simultaneous:
-            return self._interval_of(values[places], level, n_resamples, seed)
-        return self._simultaneous(values, places, level, n_resamples, seed)
-
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+        self, cells: Int[Tensor, " cell"], resampling: Resampling, simultaneous: bool = True
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The confidence interval of the means of some cells."""
-        return bootstrap(by_group(values, self.groups), level, n_resamples, seed)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """The intervals at some places that contain the means of all cells at once."""
+        """The confidence intervals of some cells of the flattened grid; `simultaneous`, of all cells at once."""
+        values = self.values.reshape(-1, self.n_prompts)
+        if not simultaneous:
+            return self._interval_of(values[cells], resampling)
+        if self._bounds != UNBOUNDED:
+            return self._interval_of(values[cells], resampling._replace(level=1 - (1 - resampling.level) / len(values)))
         of_groups = by_group(values, self.groups)
-        low, high = self._interval_of(values[places], simultaneous_level(of_groups, level), n_resamples, seed)
+        of_each = resampling._replace(level=simultaneous_level(of_groups, resampling.level))
+        low, high = self._interval_of(values[cells], of_each)
         if len(values) < 2 or of_groups.shape[1] < 2:
             return low, high
-        mean, errors = values[places].double().mean(1), of_groups[places].double().std(1) / of_groups.shape[1] ** 0.5
-        reach = largest_t(of_groups, level, n_resamples, seed) * errors
+        mean, errors = values[cells].double().mean(1), of_groups[cells].double().std(1) / of_groups.shape[1] ** 0.5
+        reach = largest_t(of_groups, *resampling) * errors
         return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
+
+    def _interval_of(
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        """The confidence interval of the means of some cells."""
+        of_groups, (least, most) = by_group(values, self.groups), self._bounds
+        low, high = wilson(of_groups, resampling.level) if self._bounds == SHARE else bootstrap(of_groups, *resampling)
+        return low.clamp(min=least), high.clamp(max=most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -259,9 +263,9 @@ class Scores(Tabular):
         n_cells = prod(self.values.shape[:-1])
         return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
 
-    def _ranked(self) -> Float[Tensor, "*grid prompt"]:
+    def _ranked(self: Own) -> Own:
         """The numbers that rank the cells, by absolute value."""
-        return self.values
+        return self
 
     def top(self, n: int = 10, level: float = 0.95) -> "pd.DataFrame":
         """The `n` cells (of each metric) with the largest absolute values.
@@ -284,13 +288,13 @@ class Scores(Tabular):
 
     def _largest(self, n: int, level: float = 0.95) -> tuple[Int[Tensor, " cell"], dict[str, Float[Tensor, " cell"]]]:
         """The places of the cells of `top` in the flattened grid, and its columns of numbers."""
-        effects = self._ranked().reshape(-1, self.n_prompts)
-        size = effects.mean(-1).abs()
-        best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
-        best = best[: min(n, int((~size.isnan()).sum()))]
-        numbers = {self.RANKED_BY: effects[best].mean(-1)}
+        ranked = self._ranked()
+        effects = ranked.mean.flatten()
+        best = effects.abs().nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
+        best = best[: min(n, int((~effects.isnan()).sum()))]
+        numbers = {self.RANKED_BY: effects[best]}
         if self.n_prompts > 1:
-            low, high = self._ends(effects, best, level)
+            low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
         return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
 

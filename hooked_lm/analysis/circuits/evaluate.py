@@ -22,6 +22,8 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.bootstrap import bootstrap
+from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, origin
 from hooked_lm.results.tabular import Tabular
 
@@ -218,7 +220,7 @@ class Evaluation(Scores):
         difference = (full - empty).mean()
         share = self._recovered()
         residuals = (values - empty - share[..., None] * (full - empty)) / difference
-        low, high = self._interval_of(residuals.float().flatten(0, 1), level)
+        low, high = bootstrap(by_group(residuals.float().flatten(0, 1), self.groups), level)
         low, high = low.clamp(max=0.0).view_as(share), high.clamp(min=0.0).view_as(share)  # around 0, up to rounding
         return (share + low).float(), (share + high).float()
 
