@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
@@ -12,8 +11,9 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results.bootstrap import Resampling, bootstrap
+from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.labels import Label
-from hooked_lm.results.scores import SHARE, Scores
+from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -57,13 +57,14 @@ class LayerProbes(Scores):
             raise ValueError(f"there are folds of {len(self.folds)} prompts, and values of {self.n_prompts}")
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], resampling: Resampling
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The wider of two intervals: over prompts, and over the means of folds, each of which one probe predicted."""
-        folds, (least, most) = torch.tensor(self.folds), self._bounds
+        folds, bounds = torch.tensor(self.folds), self._bounds
         means = torch.stack([values[:, folds == fold].mean(-1) for fold in folds.unique()], -1)
-        (low, high), (fold_low, fold_high) = super()._interval_of(values, resampling), bootstrap(means, *resampling)
-        return low.minimum(fold_low.clamp(min=least)), high.maximum(fold_high.clamp(max=most))
+        low, high = super()._interval_of(values, resampling, at_once)
+        fold_low, fold_high = bootstrap(means, *resampling)
+        return low.minimum(fold_low.clamp(min=bounds.least)), high.maximum(fold_high.clamp(max=bounds.most))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         if name == "of" or isinstance(index, int):
@@ -175,7 +176,7 @@ class Probes(LayerProbes):
     MEASURE: ClassVar[str] = "accuracy"
 
     @property
-    def _bounds(self) -> tuple[float, float]:
+    def _bounds(self) -> Bounds:
         return SHARE
 
     @property
@@ -247,8 +248,8 @@ class RegressionProbes(LayerProbes):
     MEASURE: ClassVar[str] = "r2"
 
     @property
-    def _bounds(self) -> tuple[float, float]:
-        return -inf, 1.0
+    def _bounds(self) -> Bounds:
+        return Bounds(most=1.0)
 
     @property
     def r2(self) -> Float[Tensor, " layer"]:

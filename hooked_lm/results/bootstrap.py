@@ -64,7 +64,7 @@ def bootstrap(
     >>> bool(low < 49.5 < high)
     True
     """
-    _check(level, n_resamples)
+    check_interval(level, n_resamples)
     n_prompts = values.shape[1]
     ends = torch.full((2, len(values)), torch.nan)
     if n_prompts > 1:
@@ -109,7 +109,7 @@ def largest_t(
     count as at least a third of those of the prompts. Resamples are fewer for many cells. 0 for a single prompt, and for cells
     that do not vary; cells with a value that is not finite do not count. Raises as `bootstrap`.
     """
-    _check(level, n_resamples)
+    check_interval(level, n_resamples)
     n_prompts = values.shape[1]
     n_resamples = max(min(n_resamples, FEWEST_RESAMPLES), min(n_resamples, MOST_DRAWS // max(1, len(values))))
     found = torch.zeros(n_resamples, dtype=torch.float64)
@@ -183,12 +183,19 @@ def wilson(
     >>> round(float(low), 2), float(high)
     (0.76, 1.0)
     """
-    _check(level)
-    n, z = values.shape[-1], NormalDist().inv_cdf((1 + level) / 2)
-    mean = values.double().mean(-1)
+    check_interval(level)
+    low, high = wilson_ends(values.double().mean(-1), values.shape[-1], level)
+    return low.float(), high.float()
+
+
+def wilson_ends(
+    mean: Float[Tensor, "*cell"], n: int | Float[Tensor, "*cell"], level: float
+) -> tuple[Float[Tensor, "*cell"], Float[Tensor, "*cell"]]:
+    """Wilson's interval of a share, for its mean over `n` prompts."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z / (1 + z**2 / n) * (mean * (1 - mean) / n + z**2 / (4 * n**2)).clamp(min=0).sqrt()
-    return (centre - reach).clamp(0, 1).float(), (centre + reach).clamp(0, 1).float()
+    return (centre - reach).clamp(0, 1), (centre + reach).clamp(0, 1)
 
 
 def students_t(level: float, freedom: int) -> float:
@@ -215,9 +222,7 @@ def prompts_needed(
     >>> prompts_needed(torch.tensor([0.0, 1.0, 10.0]), 1.0).tolist()
     [2.0, 18.0, 1540.0]
     """
-    _check(level)
-    if not width > 0:
-        raise ValueError(f"the width of an interval must be positive, got {width}")
+    check_interval(level, width=width)
     few = torch.arange(2.0, TABLE + 2, dtype=torch.float64)
     widths = torch.tensor([2 * students_t(level, int(n) - 1) for n in few]) / few.sqrt()  # in deviations
     wanted = width / deviations.double()
@@ -228,38 +233,17 @@ def prompts_needed(
     return found.where(~deviations.isnan(), torch.nan).float()
 
 
-def wilson_prompts(mean: float, width: float | int, level: float = 0.95) -> int:
-    """The smallest number of prompts for which Wilson's interval of this share is no wider than `width`.
-
-    >>> wilson_prompts(0.5, 0.2), wilson_prompts(1.0, 0.2)
-    (93, 16)
-    """
-    if not width > 0:
-        raise ValueError(f"the width of an interval must be positive, got {width}")
-
-    def is_narrow(n: int) -> bool:
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        return 2 * z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) <= width
-
-    _check(level)
-    most = 1
-    while not is_narrow(most):
-        most *= 2
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if is_narrow(middle) else (middle, most)
-    return most
-
-
 # ---- resamples -----------------------------------------------------------------------------------------------------------
 
 
-def _check(level: float, n_resamples: int = 1) -> None:
+def check_interval(level: float, n_resamples: int = 1, width: float | int = 1) -> None:
+    """Raises ValueError for a level, a number of resamples or a width that no interval has."""
     if not 0 < level < 1:
         raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
     if n_resamples < 1:
         raise ValueError(f"an interval needs resamples, got n_resamples={n_resamples}")
+    if not width > 0:
+        raise ValueError(f"the width of an interval must be positive, got {width}")
 
 
 def _chunks(values: Float[Tensor, "cell prompt"], n_resamples: int) -> Iterator[slice]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from itertools import product
-from math import inf, prod
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -21,8 +21,8 @@ from hooked_lm.results.bootstrap import (
     largest_t,
     prompts_needed,
     simultaneous_level,
-    wilson,
 )
+from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
@@ -39,7 +39,6 @@ COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables,
 METRIC, POSITION = "metric", "position"
 SELECTED = "selected"  # in `about`: axis -> the label that was selected
 SHOWN = 5  # cells in a notebook
-UNBOUNDED, SHARE = (-inf, inf), (0.0, 1.0)  # the ends of values
 Own = TypeVar("Own", bound="Scores")
 
 
@@ -127,7 +126,8 @@ class Scores(Tabular):
         self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0, simultaneous: bool = False
     ) -> tuple[Float[Tensor, "*grid"], Float[Tensor, "*grid"]]:
         """The confidence interval (low, high) of the means: Student's, or bootstrap over prompts (Efron 1979; of skewed values
-        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts.
+        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts. Shares and 0/1 values
+        of a sweep have Wilson's, differences of those Newcombe's, and at once Hoeffding's (see `results.bounds`).
 
         Prompts are drawn with replacement, the same for all cells, from a separate generator. Intervals of level 0.95 contain
         the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt or group.
@@ -150,8 +150,9 @@ class Scores(Tabular):
         """How many prompts (pairs, or groups) each cell needs for an interval no wider than `width`, by Student's interval of
         values that vary as much as these. Of skewed values it takes more.
 
-        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. At least 2; NaN where a value
-        is missing, and with one prompt. Raises ValueError for a width that is not positive.
+        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. Of 0/1 values, the number for
+        which the interval of the same share is as narrow. At least 2; NaN where a value is missing, and with one prompt. Raises
+        ValueError for a width that is not positive.
 
         >>> scores = Scores(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.1, 1.2]]), {"layer": [0, 1]})
         >>> scores.power(0.5), scores.power(0.5, simultaneous=True)
@@ -160,42 +161,54 @@ class Scores(Tabular):
         if METRIC in self.axes:
             parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
             return torch.stack([part.power(width, level, simultaneous) for part in parts])
-        values = by_group(self.values.reshape(-1, self.n_prompts), self.groups)
-        level = simultaneous_level(values, level) if simultaneous else level
-        deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
-        return prompts_needed(deviations, width, level).view(self.values.shape[:-1])
+        values = self.values.reshape(-1, self.n_prompts)
+        level = self._level_of_each(values, level) if simultaneous else level
+        if self._bounds.are_finite:
+            found = self._bounds.prompts_needed(values, width, level, simultaneous and len(values) > 1)
+        else:
+            values = by_group(values, self.groups)
+            deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
+            found = prompts_needed(deviations, width, level)
+        return found.view(self.values.shape[:-1])
 
     @property
-    def _bounds(self) -> tuple[float, float]:
+    def _bounds(self) -> Bounds:
         """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once are
-        then Bonferroni's alone. Those of shares, from 0 to 1, are Wilson's."""
+        then Bonferroni's alone."""
         return UNBOUNDED
+
+    def _level_of_each(self, values: Float[Tensor, "cell prompt"], level: float) -> float:
+        """The level of each cell's interval for which all contain their means at once. Intervals of shares have a width, so that
+        they count, even if all prompts agree."""
+        if self._bounds == UNBOUNDED:
+            return simultaneous_level(by_group(values, self.groups), level)
+        return 1 - (1 - level) / max(1, int(values.isfinite().all(1).sum()))
 
     def _ends(
         self, cells: Int[Tensor, " cell"], resampling: Resampling, simultaneous: bool = True
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The confidence intervals of some cells of the flattened grid; `simultaneous`, of all cells at once."""
         values = self.values.reshape(-1, self.n_prompts)
-        if not simultaneous:
+        if not simultaneous or len(values) < 2:
             return self._interval_of(values[cells], resampling)
-        if self._bounds != UNBOUNDED:
-            return self._interval_of(values[cells], resampling._replace(level=1 - (1 - resampling.level) / len(values)))
+        level = self._level_of_each(values, resampling.level)
+        low, high = self._interval_of(values[cells], resampling._replace(level=level), at_once=True)
         of_groups = by_group(values, self.groups)
-        of_each = resampling._replace(level=simultaneous_level(of_groups, resampling.level))
-        low, high = self._interval_of(values[cells], of_each)
-        if len(values) < 2 or of_groups.shape[1] < 2:
+        if self._bounds != UNBOUNDED or of_groups.shape[1] < 2:
             return low, high
         mean, errors = values[cells].double().mean(1), of_groups[cells].double().std(1) / of_groups.shape[1] ** 0.5
         reach = largest_t(of_groups, *resampling) * errors
         return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], resampling: Resampling
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The confidence interval of the means of some cells."""
-        of_groups, (least, most) = by_group(values, self.groups), self._bounds
-        low, high = wilson(of_groups, resampling.level) if self._bounds == SHARE else bootstrap(of_groups, *resampling)
-        return low.clamp(min=least), high.clamp(max=most)
+        """The confidence interval of the means of some cells; `at_once`, for the level of all cells at once."""
+        bounds = self._bounds
+        if bounds.are_finite:
+            return bounds.interval(values, self.groups, resampling.level, at_once)
+        low, high = bootstrap(by_group(values, self.groups), *resampling)
+        return low.clamp(min=bounds.least), high.clamp(max=bounds.most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 

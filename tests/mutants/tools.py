@@ -233,8 +233,14 @@ TOOLS = mutants({
          "values.shape[1] >= ENOUGH_PROMPTS:", "values.shape[1] > ENOUGH_PROMPTS:"),
         ("the interval of a share leaves zero to one",
          "analysis/test_probes.py::intervals_of_accuracies_are_between_0_and_1_and_never_a_point",
-         "return (centre - reach).clamp(0, 1).float(), (centre + reach).clamp(0, 1).float()",
-         "return (centre - reach - 0.1).float(), (centre + reach + 0.1).float()"),
+         "return (centre - reach).clamp(0, 1), (centre + reach).clamp(0, 1)",
+         "return centre - reach - 0.1, centre + reach + 0.1"),
+    ],
+    "results/bounds.py": [
+        ("a difference of shares is a share", "results/test_bounds.py::an_effect_on_an_accuracy_is_no_share",
+         "reach(up - up_low, down_high - down)", "reach(up - up_low, down - down)"),
+        ("the interval of all cells at once is that of each", "results/test_bounds.py::of_prompts_that_agree",
+         "most = math.log(2 / (1 - level)) / n", "most = math.log(1 / (1 - level)) / n"),
     ],
     "results/groups.py": [
         ("each group counts alike in the mean", "results/test_intervals.py::groups_of_unequal_sizes",

@@ -83,7 +83,7 @@ class Attribution(SweepResult):
     def estimates(self) -> SweepResult:
         """The estimates alone, as a SweepResult, whose intervals are those of the mean estimate over prompts: they say nothing of
         how far it is from the exact effect."""
-        names = ("corrupted", "clean", "cost", "base", "about", "groups")
+        names = ("corrupted", "clean", "cost", "base", "about", "groups", "binary")
         return SweepResult(self.values, self.axes, **{name: getattr(self, name) for name in names})
 
     def normalized(self) -> "Attribution":
