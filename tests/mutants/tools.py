@@ -214,6 +214,8 @@ TOOLS = mutants({
         ("positions from the end are those from the start",
          "studies/test_studies.py::pairs_of_different_lengths_are_aligned_by_name",
          'frame["position"] = frame[ALIGN[align]]', 'frame["position"] = frame[ALIGN["start"]]'),
+        ("pairs that are alike count one by one", "studies/test_studies.py::pairs_that_are_alike_are_groups",
+         "checked_groups(groups, self.n_pairs)", "checked_groups(groups, self.n_pairs) and None"),
         ("pairs are the first axis of a grid", "studies/test_studies.py::means_over_pairs_with_named_axes",
          ".view(shape).movedim(0, -1)", ".view(*shape[1:], shape[0])"),
     ],
