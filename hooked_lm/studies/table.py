@@ -13,6 +13,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
 from hooked_lm.files import unfinished_path
 from hooked_lm.results import Label, Scores
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
 from hooked_lm.shards.records import checksum, record_path, sync_folder
@@ -105,13 +106,14 @@ class PairTable(Shards):
             raise ImportError("this needs the package datasets: pip install 'hooked-lm[corpus]'") from None
         return datasets.Dataset(self.to_arrow())
 
-    def scores(self, align: str | None = None) -> Scores:
+    def scores(self, align: str | None = None, groups: Groups = None) -> Scores:
         """The numbers with named axes, one for each cell and pair, for means over pairs and their intervals.
 
         A SweepResult where the experiment has the metric of unchanged runs, and an Attribution, with exact values if they were
-        computed, where it estimates. Pairs of different lengths have different
-        positions: `align` takes the positions that all pairs have, counted from the "start" or from the "end" (-1 is the
-        last). Raises ValueError if shards are missing, and if the pairs have different cells.
+        computed, where it estimates. Pairs of different lengths have different positions: `align` takes the positions that all
+        pairs have, counted from the "start" or from the "end" (-1 is the last). `groups` is a label for each pair, such as its
+        template: intervals count groups, not pairs (see `Scores`). Raises ValueError if shards are missing, if the
+        pairs have different cells, and for groups that are not one label for each pair.
         """
         if align is not None and align not in ALIGN:
             raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
@@ -119,6 +121,7 @@ class PairTable(Shards):
             raise ValueError(
                 f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
             )
+        about: dict[str, Any] = {"about": self._about, "groups": checked_groups(groups, self.n_pairs)}
         frame, record = self.to_dataframe(), self._record
         axes = list(record["axes"])
         if align is not None and FROM_END in frame:
@@ -135,13 +138,13 @@ class PairTable(Shards):
             return torch.tensor(frame[column].to_numpy()).view(shape).movedim(0, -1)
 
         if "corrupted" not in frame:
-            return Scores(grid(VALUE), labels, about=self._about)
+            return Scores(grid(VALUE), labels, **about)
         # the metric of unchanged runs is the same in all cells
         n_cells = len(axes) - (METRIC in axes)
         first = (slice(None),) * (METRIC in axes) + (0,) * n_cells
         corrupted, clean = (grid(name)[first] if name in frame else None for name in ("corrupted", "clean"))
         assert corrupted is not None, "it is a column"
-        runs = {"corrupted": corrupted, "clean": clean, "base": record["base"], "about": self._about}
+        runs = {"corrupted": corrupted, "clean": clean, "base": record["base"], **about}
         if record["method"] is None:
             return SweepResult(grid(VALUE), labels, **runs)
         exact = grid("exact") if "exact" in frame else None
@@ -163,9 +166,9 @@ class PairTable(Shards):
                     "must have the same axes for all pairs"
                 )
 
-    def plot(self, title: str = "", align: str | None = None) -> "go.Figure":
-        """A figure of the means over pairs; see `scores` for `align`, and what it raises."""
-        return self.scores(align).plot(title)
+    def plot(self, title: str = "", align: str | None = None, groups: Groups = None) -> "go.Figure":
+        """A figure of the means over pairs; see `scores` for `align` and `groups`, and what it raises."""
+        return self.scores(align, groups).plot(title)
 
     # ---- files -----------------------------------------------------------------------------------------------------------
 
