@@ -76,7 +76,9 @@ def as_json(file: Path, rng: Random) -> str:
         file.write_text(text, encoding="utf-8")
         return f"all of it {value!r}"
     holder, key = rng.choice(_shallow_first(places, rng))
-    way = rng.choice(["gone", "renamed", "other", "other", "other", "twice"] if isinstance(holder, dict) else ["gone", "other"])
+    way = rng.choice(
+        ["gone", "renamed", "other", "other", "other", "twice"] if isinstance(holder, dict) else ["gone", "other"]
+    )
     before = holder[key]
     if way == "gone":
         del holder[key]
@@ -136,7 +138,9 @@ def as_tensors(file: Path, rng: Random) -> str:
         "float64": lambda: tensor.double(),
         "a scalar": lambda: tensor.flatten()[0],
     }
-    others = ["gone", "renamed", "one more"] + (["no tensor", "a list"] if file.suffix != ".safetensors" else ["no header"])
+    others = ["gone", "renamed", "one more"] + (
+        ["no tensor", "a list"] if file.suffix != ".safetensors" else ["no header"]
+    )
     how = rng.choice([*changes, *others])
     if how in changes:
         tensors[name] = changes[how]().clone()

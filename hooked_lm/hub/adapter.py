@@ -98,7 +98,9 @@ def _merged(base: Path, adapter: Path, kind: type[Any], options: Options) -> Any
     needed = {*peft.get_peft_model_state_dict(adapted)}
     weights = open_checkpoint(adapter / (WEIGHTS if (adapter / WEIGHTS).is_file() else PICKLE))
     if lacking := sorted(needed ^ {*weights}):
-        raise ValueError(f"{weights.where} does not fit its {CONFIG}: it lacks, or has beside, {', '.join(lacking[:5])}")
+        raise ValueError(
+            f"{weights.where} does not fit its {CONFIG}: it lacks, or has beside, {', '.join(lacking[:5])}"
+        )
     trained = {name.removeprefix("base_model.model.") for name in needed}  # a head that the model under it lacks
     if missing := sorted({*found["missing_keys"]} - trained):
         raise ValueError(f"the checkpoint in {base} has no {', '.join(missing[:5])}")

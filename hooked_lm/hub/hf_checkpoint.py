@@ -238,7 +238,9 @@ def _read_generation(file: Path) -> dict[str, Any]:
         if any(type(id) is not int for id in ids):
             raise ValueError(f"{name}={value!r} in {file} must be the id of a token")
     banned = written.get("bad_words_ids") or []
-    if not isinstance(banned, list) or any(not isinstance(ids, list) or any(type(i) is not int for i in ids) for ids in banned):
+    if not isinstance(banned, list) or any(
+        not isinstance(ids, list) or any(type(i) is not int for i in ids) for ids in banned
+    ):
         raise ValueError(f"bad_words_ids={banned!r} in {file} must be lists of ids of tokens, such as [[4], [7, 9]]")
     return written
 

@@ -111,7 +111,7 @@ def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
     return OwnCheckpoint(folder, cfg, hf_config, strides, sealed, options)
 
 
-def _checked_order(name: str, order: list[int]) -> list[int]:
+def _checked_order(name: str, order: object) -> list[int]:
     """The order of a weight's axes. Raises ValueError for what is none."""
     if not isinstance(order, list) or any(type(axis) is not int for axis in order) or {*order} != {*range(len(order))}:
         raise ValueError(f"strides of {name!r} must be an order of its axes, such as [0, 2, 1], got {order!r}")

@@ -108,4 +108,6 @@ def check_layers_alike(names: Collection[str], cfg: HookedTransformerConfig) -> 
     has_bias = "ln1.b" in layers and "ln_final.w" in names and not cfg.final_rms
     missing += ["'ln_final.b'"] if has_bias and "ln_final.b" not in names else []
     if missing:
-        raise ValueError(f"no {', no '.join(missing[:10])} in the file, which has the same of other layers: it is damaged")
+        raise ValueError(
+            f"no {', no '.join(missing[:10])} in the file, which has the same of other layers: it is damaged"
+        )
