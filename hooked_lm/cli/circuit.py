@@ -37,6 +37,13 @@ def circuit(
     ] = None,
     ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
     check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(help="The share of pairs that the search does not see; half of them by default if there are 8."),
+    ] = None,
+    nulls: Annotated[
+        int, typer.Option(help="The number of null circuits: the same search for the answers of other pairs.")
+    ] = 0,
     output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = PAGE,
     save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> Result:
@@ -45,6 +52,7 @@ def circuit(
     The circuit is evaluated against the whole model; the report is an HTML page.
     """
     check_writable(output, save)
+    from hooked_lm.analysis.circuits.held_out import JUDGED
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
@@ -57,6 +65,8 @@ def circuit(
         threshold=threshold,
         ablation=ablation,
         check=check,
+        held_out=held_out,
+        nulls=nulls,
     )
     for name, value in study.facts.items():
         shown(name, value)
@@ -74,6 +84,9 @@ def circuit(
         "n_edges": study.circuit.n_edges,
         "of": study.circuit.graph.n_edges,
         "evaluation": records(study.chosen.to_dataframe()),
+        "judged_on": study.chosen.about[JUDGED],
+        "in_search": None if study.searched is None else records(study.searched.to_dataframe()),
+        "nulls": None if study.nulls is None else records(study.nulls.to_dataframe()),
         "nodes": nodes,
         "edges": records(study.edges),
         "report": path,
