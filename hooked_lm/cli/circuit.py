@@ -1,7 +1,7 @@
 """`circuit`: the edges that a task needs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -56,18 +56,14 @@ def circuit(
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
-    study = report.find(
-        decoder(model, "circuit"),
-        task,
-        method=method,
-        by=by,
-        n_edges=n_edges,
-        threshold=threshold,
-        ablation=ablation,
-        check=check,
-        held_out=held_out,
-        nulls=nulls,
-    )
+    options: dict[str, Any] = {
+        "method": method,
+        "by": by,
+        "ablation": ablation,
+        "n_edges": n_edges,
+        "threshold": threshold,
+    }
+    study = report.find(decoder(model, "circuit"), task, check=check, held_out=held_out, nulls=nulls, **options)
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")

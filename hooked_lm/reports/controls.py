@@ -28,7 +28,7 @@ def nulls_of(
     """The evaluation of circuits for exchanged answers, on the prompts on which the circuit is judged."""
     if not n:
         return None
-    options = {"steps": STEPS, "check": False} if method in METHODS else {}
+    options: dict[str, Any] = {"steps": STEPS, "check": False} if method in METHODS else {}
     found = circuits.null_circuits(model, n=n, method=method, **options, **limits, **common)
     return circuits.evaluate(model, found, n_random=0, **common)
 

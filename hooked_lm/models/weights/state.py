@@ -58,7 +58,7 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     model.load_state_dict(given)
 
 
-def check_state(model: Any, state_dict: dict[str, Tensor]) -> None:
+def check_state(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """Raises ValueError for a state dict that `load_state` would refuse. The model may be on the meta device."""
     _check_fit(model, in_our_names(model, state_dict))
 
