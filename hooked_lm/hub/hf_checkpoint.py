@@ -286,6 +286,8 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
+    if not isinstance(model_type, str):
+        raise ValueError(f"model_type={model_type!r} in {file} must be the name of an architecture")
     classes = written.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise ValueError(f"architectures={classes!r} in {file} must be a list of names of classes")

@@ -239,6 +239,7 @@ def test_weights_that_an_adapter_or_its_model_lacks_are_not_drawn(tmp_path: Path
             r"eos_token_id=\['x'\] in .*generation_config\.json must be",
         ),
         ("config.json", {"architectures": -1}, r"architectures=-1 in .*config\.json must be a list"),
+        ("config.json", {"model_type": [[]]}, r"model_type=\[\[\]\] in .*config\.json must be the name"),
         ("config.json", {"hidden_act": "x"}, r"config\.json.*'x'"),
     ],
 )
