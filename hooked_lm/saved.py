@@ -84,9 +84,9 @@ def _of_folder(folder: Path) -> Any:
         )
     try:
         plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError, IsADirectoryError) as error:
         raise ValueError(f"{folder / PLAN} is damaged: it is not JSON ({error})") from None
     format = plan.get("format") if isinstance(plan, dict) else None
-    if format not in FOLDERS:
+    if not isinstance(format, str) or format not in FOLDERS:
         raise ValueError(f"{folder / PLAN} has the format {format!r}; hooked_lm.load knows {', '.join(FOLDERS)}")
     return resolve_name(FOLDERS[format])(folder)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import later
-from hooked_lm.results.bootstrap import bootstrap, wilson
+from hooked_lm.results.bootstrap import Resampling, bootstrap
+from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
@@ -56,31 +57,14 @@ class LayerProbes(Scores):
             raise ValueError(f"there are folds of {len(self.folds)} prompts, and values of {self.n_prompts}")
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The wider of two intervals: over prompts, and over the means of folds, each of which one probe predicted."""
-        folds = torch.tensor(self.folds)
+        folds, bounds = torch.tensor(self.folds), self._bounds
         means = torch.stack([values[:, folds == fold].mean(-1) for fold in folds.unique()], -1)
-        over = self._over_prompts(values, level, n_resamples, seed), bootstrap(means, level, n_resamples, seed)
-        (low, high), (fold_low, fold_high) = over
-        return low.minimum(fold_low), high.maximum(fold_high)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """Bonferroni's, which keep to the range of the measure."""
-        return self._interval_of(values[places], 1 - (1 - level) / len(values), n_resamples, seed)
-
-    def _over_prompts(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The interval of the means over prompts, as if each were predicted by another probe."""
-        return bootstrap(values, level, n_resamples, seed)
+        low, high = super()._interval_of(values, resampling, at_once)
+        fold_low, fold_high = bootstrap(means, *resampling)
+        return low.minimum(fold_low.clamp(min=bounds.least)), high.maximum(fold_high.clamp(max=bounds.most))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         if name == "of" or isinstance(index, int):
@@ -191,16 +175,9 @@ class Probes(LayerProbes):
     counts: Sequence[int]
     MEASURE: ClassVar[str] = "accuracy"
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        low, high = super()._interval_of(values, level, n_resamples, seed)
-        return low.clamp(min=0), high.clamp(max=1)
-
-    def _over_prompts(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int, seed: int
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        return wilson(values, level)
+    @property
+    def _bounds(self) -> Bounds:
+        return SHARE
 
     @property
     def accuracy(self) -> Float[Tensor, " layer"]:
@@ -270,11 +247,9 @@ class RegressionProbes(LayerProbes):
     label_std: float
     MEASURE: ClassVar[str] = "r2"
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        low, high = super()._interval_of(values, level, n_resamples, seed)
-        return low, high.clamp(max=1)
+    @property
+    def _bounds(self) -> Bounds:
+        return Bounds(most=1.0)
 
     @property
     def r2(self) -> Float[Tensor, " layer"]:

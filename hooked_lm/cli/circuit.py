@@ -1,7 +1,7 @@
 """`circuit`: the edges that a task needs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -37,6 +37,13 @@ def circuit(
     ] = None,
     ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
     check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
+    held_out: Annotated[
+        float | None,
+        typer.Option(help="The share of pairs that the search does not see; half of them by default if there are 8."),
+    ] = None,
+    nulls: Annotated[
+        int, typer.Option(help="The number of null circuits: the same search for the answers of other pairs.")
+    ] = 0,
     output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = PAGE,
     save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> Result:
@@ -45,19 +52,18 @@ def circuit(
     The circuit is evaluated against the whole model; the report is an HTML page.
     """
     check_writable(output, save)
+    from hooked_lm.analysis.circuits.held_out import JUDGED
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
-    study = report.find(
-        decoder(model, "circuit"),
-        task,
-        method=method,
-        by=by,
-        n_edges=n_edges,
-        threshold=threshold,
-        ablation=ablation,
-        check=check,
-    )
+    options: dict[str, Any] = {
+        "method": method,
+        "by": by,
+        "ablation": ablation,
+        "n_edges": n_edges,
+        "threshold": threshold,
+    }
+    study = report.find(decoder(model, "circuit"), task, check=check, held_out=held_out, nulls=nulls, **options)
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")
@@ -74,6 +80,9 @@ def circuit(
         "n_edges": study.circuit.n_edges,
         "of": study.circuit.graph.n_edges,
         "evaluation": records(study.chosen.to_dataframe()),
+        "judged_on": study.chosen.about[JUDGED],
+        "in_search": None if study.searched is None else records(study.searched.to_dataframe()),
+        "nulls": None if study.nulls is None else records(study.nulls.to_dataframe()),
         "nodes": nodes,
         "edges": records(study.edges),
         "report": path,

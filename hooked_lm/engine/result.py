@@ -1,6 +1,6 @@
 """SweepResult: the scores of a sweep, one for each cell of a grid and each prompt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 
@@ -45,6 +46,10 @@ class SweepResult(Scores):
         base: the run that was changed, "corrupted" or "clean".
         fingerprint: identifies the sweep, for resuming from a file; empty for parts and rescaled results.
         about: metadata: the model, versions, seeds.
+        binary: of each metric, whether its value for a prompt is 0 or 1, as accuracies are. None: whether all values and
+            baselines are, and some are 1. `effects`, `normalized` and `select` keep it.
+
+    Means of 0/1 values have Wilson's interval, and those of their differences Newcombe's: see `interval`.
 
     Raises ValueError for inconsistent shapes.
 
@@ -61,11 +66,13 @@ class SweepResult(Scores):
     cost: Mapping[str, int | float] | None = None
     base: str = "corrupted"
     fingerprint: str = ""
+    binary: Sequence[bool] | None = None
     RANKED_BY: ClassVar[str] = "effect"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cost", None if self.cost is None else dict(self.cost))
         super().__post_init__()
+        object.__setattr__(self, "binary", self._found_binary() if self.binary is None else list(self.binary))
 
     def _check(self) -> None:
         if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
@@ -75,6 +82,33 @@ class SweepResult(Scores):
         for name, tensor in (("corrupted", self.corrupted), ("clean", self.clean)):
             if tensor is not None and list(tensor.shape) != shape:
                 raise ValueError(f"the {name} baseline must be {shape}, got {list(tensor.shape)}")
+        if self.binary is not None and len(self.binary) != (n := len(self.axes.get(METRIC, [""]))):
+            raise ValueError(f"binary has an entry for each of {n} metrics, got {len(self.binary)}")
+
+    def _found_binary(self) -> list[bool]:
+        """Of each metric, whether all values and baselines are 0 or 1. Zeros alone may be a difference."""
+        n = len(self.axes.get(METRIC, [""]))
+        parts = [part.reshape(n, part.numel() // max(n, 1)) for part in (self.values, *self._runs)]
+        all_are = [((part == 0) | (part == 1) | part.isnan()).all(1) for part in parts]
+        some_are_1 = [(part == 1).any(1) for part in parts]
+        return [False] * n if self._scale else (torch.stack(all_are).all(0) & torch.stack(some_are_1).any(0)).tolist()
+
+    @property
+    def _runs(self) -> list[Float[Tensor, "..."]]:
+        """The baselines."""
+        return [run for run in (self.corrupted, self.clean) if run is not None]
+
+    @property
+    def _bounds(self) -> Bounds:
+        """Of 0/1 values, their ends at this scale, if there are several prompts."""
+        n = self.n_prompts if self.groups is None else len({*self.groups})
+        if self.binary != [True] or n < 2:
+            return UNBOUNDED
+        is_scaled, runs = RESTORED in self._scale, torch.stack(self._runs)
+        if CHANGE in self._scale:
+            size = float((runs[-1] - runs[0]).abs().max()) if is_scaled else 1.0
+            return Bounds(-size, size, is_difference=True)
+        return Bounds(float(runs.min()), float(runs.max())) if is_scaled else SHARE
 
     @property
     def unchanged(self) -> Float[Tensor, "..."]:
@@ -147,8 +181,8 @@ class SweepResult(Scores):
         n_other = self.values.ndim - baseline.ndim
         return baseline.view(*baseline.shape[:-1], *[1] * n_other, baseline.shape[-1])
 
-    def _ranked(self) -> Float[Tensor, "*grid prompt"]:
-        return self.values - self._for_cells(self.unchanged)
+    def _ranked(self: Own) -> Own:
+        return self.effects()
 
     def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
         means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")
@@ -158,8 +192,9 @@ class SweepResult(Scores):
         if name != METRIC:
             return {"fingerprint": ""}
         clean = None if self.clean is None else self.clean[index]
+        binary = [self.binary[i] for i in ([index] if isinstance(index, int) else index)] if self.binary else None
         about = {**self.about, METRIC_NAME: self.axes[METRIC][index]} if isinstance(index, int) else self.about
-        return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about}
+        return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about, "binary": binary}
 
     def _pictured(self) -> dict[str, Any]:
         means = self._baseline_means()

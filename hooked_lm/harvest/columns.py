@@ -10,8 +10,8 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from hooked_lm.harvest.plan import Plan
-from hooked_lm.harvest.shard import COLUMNS
-from hooked_lm.harvest.shard_file import layout_of
+from hooked_lm.harvest.shard import COLUMNS, layout
+from hooked_lm.harvest.shard_file import checked_begin, header_of
 from hooked_lm.harvest.stored_value import SCALE
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
@@ -92,9 +92,12 @@ class Columns(Shards):
         """The tensors of a shard, memory-mapped; changes of them are not written."""
         if shard not in self._maps:
             path, size = self.file_of(shard), self._facts[shard]["bytes"]
+            planned = layout(self.plan, self._facts[shard]["tokens"])
+            begin, header = checked_begin(path, planned), header_of(planned)
             whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
             self._maps[shard] = {
-                name: _view(whole, dtype, begin, shape) for name, (dtype, shape, begin) in layout_of(path).items()
+                name: _view(whole, dtype, begin + header[name]["data_offsets"][0], shape)
+                for name, (dtype, shape) in planned.items()
             }
         return self._maps[shard]
 

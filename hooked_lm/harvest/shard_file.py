@@ -16,7 +16,6 @@ CODES = {
     torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8",
     torch.int32: "I32", torch.int64: "I64", torch.bool: "BOOL",
 }  # fmt: skip
-TYPES = {code: dtype for dtype, code in CODES.items()}
 
 Layout = Mapping[str, tuple[torch.dtype, list[int]]]
 
@@ -35,15 +34,12 @@ class ShardFile:
     def __init__(self, folder: Path, shard: int, layout: Layout) -> None:
         self.folder, self.shard = folder, shard
         self.path = unfinished_path(shard_path(folder, shard))
-        header: dict[str, Any] = {}
-        self.starts: dict[str, int] = {}
-        self.row_bytes: dict[str, int] = {}
-        at = 0
-        for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
-            size = dtype.itemsize * torch.Size(shape).numel()
-            header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [at, at + size]}
-            self.starts[name], self.row_bytes[name] = at, dtype.itemsize * torch.Size(shape[1:]).numel()
-            at += size
+        header = header_of(layout)
+        self.starts = {name: of["data_offsets"][0] for name, of in header.items()}
+        self.row_bytes = {
+            name: dtype.itemsize * torch.Size(shape[1:]).numel() for name, (dtype, shape) in layout.items()
+        }
+        at = max((of["data_offsets"][1] for of in header.values()), default=0)
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self.begin = 8 + len(text)
@@ -99,18 +95,26 @@ class ShardFile:
         self.path.unlink(missing_ok=True)
 
 
-def layout_of(path: Path) -> dict[str, tuple[torch.dtype, list[int], int]]:
-    """The tensors of a safetensors file: type, shape, and the byte at which each begins.
+def header_of(layout: Layout) -> dict[str, dict[str, Any]]:
+    """The header of a safetensors file: the type, shape and place of each tensor, those of large numbers first."""
+    header: dict[str, dict[str, Any]] = {}
+    at = 0
+    for name, (dtype, shape) in sorted(layout.items(), key=lambda item: (-item[1][0].itemsize, item[0])):
+        size = dtype.itemsize * torch.Size(shape).numel()
+        header[name] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    return header
 
-    Raises ValueError for a file that is not one.
-    """
+
+def checked_begin(path: Path, layout: Layout) -> int:
+    """The byte of a shard at which its tensors begin. Raises ValueError for a file that has not exactly this layout."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        return {
-            name: (TYPES[of["dtype"]], of["shape"], 8 + length + of["data_offsets"][0]) for name, of in header.items()
-        }
-    except (ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+    except (ValueError, AttributeError, MemoryError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from None
+    if header != header_of(layout):
+        raise ValueError(f"{path} is damaged: its tensors have other names, types, shapes or places than the plan says")
+    return 8 + length

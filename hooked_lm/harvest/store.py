@@ -8,12 +8,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.budget import bytes_of
+from hooked_lm.files import OF_DAMAGE
 from hooked_lm.harvest import export
 from hooked_lm.harvest.columns import Columns, SiteName
 from hooked_lm.harvest.shard import COLUMNS, moments_of
 from hooked_lm.harvest.shuffled import ShuffledVectors
 from hooked_lm.interventions.statistics import Summary
-from hooked_lm.shards.records import read_record, record_path
+from hooked_lm.shards.records import AGAIN, read_record, record_path
 
 
 class ActivationStore(Columns):
@@ -41,9 +42,13 @@ class ActivationStore(Columns):
         name = self.site(site)
         whole = moments_of(self[name].shape[1:])
         for shard in self.shards:
-            record = read_record(record_path(self.path, shard), ("tokens", "sites"))
-            mean, m2 = (torch.tensor(record["sites"][name][moment], dtype=torch.float64) for moment in ("mean", "m2"))
-            whole.merge(record["tokens"], mean, m2)
+            path = record_path(self.path, shard)
+            record = read_record(path, ("tokens", "sites"))
+            try:
+                moments = (torch.tensor(record["sites"][name][each], dtype=torch.float64) for each in ("mean", "m2"))
+                whole.merge(record["tokens"], *moments)
+            except OF_DAMAGE as error:
+                raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}; {AGAIN}") from error
         return whole.summary()
 
     # ---- training --------------------------------------------------------------------------------------------------------

@@ -348,8 +348,7 @@ class HookedRootModule(ShownSites, Properties):
         True
         >>> model.unregister(hook_id)
         """
-        plan = self.plan_hooks([hook], "fwd", None, is_permanent=True)
-        hook_id = next(_ids)
+        plan, hook_id = self.plan_hooks([hook], "fwd", None, is_permanent=True), next(_ids)
         self._register(hook_id, hook, plan)
         return hook_id
 

@@ -9,8 +9,9 @@ from typing import Any
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.source import WEIGHT_FILES, Directory, Source, find, has_tokenizer
+from hooked_lm.weights import open_checkpoint
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 # task of the adapter -> the transformers class of the model under it
 TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM",
@@ -63,8 +64,8 @@ def from_adapter(source: Source, folder: Path, options: Options) -> HFCheckpoint
     under = find(base, WEIGHT_FILES, **{**options.download, "revision": config.get("revision")})
     try:
         model = _merged(under.folder(), folder, kind, options)
-    except (ValueError, OSError, RuntimeError, TypeError, ImportError) as error:
-        raise ValueError(f"{what}, and the two could not be merged: {error}") from error
+    except Exception as error:  # of many kinds: transformers and peft raise whatever a file leads to
+        raise ValueError(f"{what}, and the two could not be merged: {type(error).__name__}: {error}") from error
     named = source if has_tokenizer(folder) else under
     checkpoint = from_model(named, replace(options, hf_model=model))
     return replace(checkpoint, labels={**checkpoint.labels, "model_name": Path(source.name).name})
@@ -83,10 +84,24 @@ def _class_under(config: dict[str, Any]) -> Any:
 
 
 def _merged(base: Path, adapter: Path, kind: type[Any], options: Options) -> Any:
-    """The transformers model under an adapter, with the adapter merged into its weights."""
+    """The transformers model under an adapter, with the adapter merged into its weights.
+
+    transformers and peft draw weights that a file lacks at random. Raises ValueError for these.
+    """
     import peft
 
     dtype = options.dtype if isinstance(options.dtype, str) else str(options.dtype).removeprefix("torch.")
-    model = kind.from_pretrained(base, dtype=dtype, local_files_only=True, trust_remote_code=False)
+    model, found = kind.from_pretrained(
+        base, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
     adapted: Any = peft.PeftModel.from_pretrained(model, adapter)
+    needed = {*peft.get_peft_model_state_dict(adapted)}
+    weights = open_checkpoint(adapter / (WEIGHTS if (adapter / WEIGHTS).is_file() else PICKLE))
+    if lacking := sorted(needed ^ {*weights}):
+        raise ValueError(
+            f"{weights.where} does not fit its {CONFIG}: it lacks, or has beside, {', '.join(lacking[:5])}"
+        )
+    trained = {name.removeprefix("base_model.model.") for name in needed}  # a head that the model under it lacks
+    if missing := sorted({*found["missing_keys"]} - trained):
+        raise ValueError(f"the checkpoint in {base} has no {', '.join(missing[:5])}")
     return adapted.merge_and_unload()

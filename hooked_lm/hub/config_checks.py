@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from hooked_lm.files import OF_DAMAGE
 from hooked_lm.hub.options import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1
+LARGEST = 2**63 - 1  # of any integer
 MOST_MODULES = 20_000  # layers or experts; configs of Doge without experts say 16,384
 
 # Fields, of any family, that count modules (MODULES) or are sizes of weights (SIZES).
@@ -71,6 +74,26 @@ def check_values(config: Mapping[str, Any], name: str) -> None:
                 raise ValueError(f"{field}={_short(value)} in {name} must be a finite number of at least 0")
         elif isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{field}={value!r} in {name} must be a finite number")
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            raise ValueError(f"{field}={_short(value)} in {name} must be a number of at most 64 bits")
+
+
+@contextmanager
+def naming(config: str) -> Iterator[None]:
+    """Whatever is wrong with a config is a ValueError that names it.
+
+    >>> with naming("a/config.json"):
+    ...     {"n_layers": 2}["d_model"]
+    Traceback (most recent call last):
+    ...
+    ValueError: a/config.json: KeyError: 'd_model'
+    """
+    try:
+        yield
+    except OF_DAMAGE as error:
+        if not isinstance(error, ValueError):
+            raise ValueError(f"{config}: {type(error).__name__}: {error}") from error
+        raise error if config in str(error) else ValueError(f"{config}: {error}") from error
 
 
 def check_kinds(config: Mapping[str, Any], defaults: Mapping[str, Any], name: str) -> None:

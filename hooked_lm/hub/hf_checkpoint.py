@@ -31,7 +31,7 @@ GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "f
 
 @dataclass(frozen=True)
 class HFCheckpoint:
-    """A checkpoint with its HF config and its family.
+    """A checkpoint with its HF config and its family. `name` is what errors call the config.
 
     `open_weights` returns the weights by the names in the file, `find_tokenizer` the tokenizer or None, `find_processor`
     the processor of images, or None and why. `architectures` are
@@ -40,6 +40,7 @@ class HFCheckpoint:
     tower, and `whole` is the config of the composite.
     """
 
+    name: str
     config: Any
     family: ModuleType
     architectures: list[str]
@@ -151,10 +152,11 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
     generation = folder / "generation_config.json"
     has_name = isinstance(source, Repository) or has_tokenizer(folder)
     return HFCheckpoint(
+        str(folder / "config.json"),
         config,
         module,
         architectures=list((whole or config).architectures or []),
-        generation=_read_json(generation) if generation.is_file() else {},
+        generation=_read_generation(generation) if generation.is_file() else {},
         labels=_labels(source.name, has_name, step, options),
         open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
         find_tokenizer=partial(tokenizer_in, folder),
@@ -173,6 +175,7 @@ def from_model(source: Source, options: Options) -> HFCheckpoint:
     generation = getattr(hf_model, "generation_config", None)
     config, module, whole = _parts(hf_model.config, options)
     return HFCheckpoint(
+        f"the config of hf_model, a {type(hf_model).__name__}",
         config,
         module,
         architectures=[type(hf_model).__name__],
@@ -226,6 +229,22 @@ def _read_json(file: Path) -> dict[str, Any]:
     return config
 
 
+def _read_generation(file: Path) -> dict[str, Any]:
+    """The fields of a `generation_config.json`. Raises ValueError for special tokens that are no ids."""
+    written = _read_json(file)
+    for name in GENERATION_FACTS:
+        value = written.get(name)
+        ids = value if isinstance(value, list) and name == "eos_token_id" else [] if value is None else [value]
+        if any(type(id) is not int for id in ids):
+            raise ValueError(f"{name}={value!r} in {file} must be the id of a token")
+    banned = written.get("bad_words_ids") or []
+    if not isinstance(banned, list) or any(
+        not isinstance(ids, list) or any(type(i) is not int for i in ids) for ids in banned
+    ):
+        raise ValueError(f"bad_words_ids={banned!r} in {file} must be lists of ids of tokens, such as [[4], [7, 9]]")
+    return written
+
+
 def _parts(config: Any, options: Options) -> tuple[Any, ModuleType, Any]:
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
     if options.reads_images is not None:
@@ -267,6 +286,11 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")
+    if not isinstance(model_type, str):
+        raise ValueError(f"model_type={model_type!r} in {file} must be the name of an architecture")
+    classes = written.get("architectures")
+    if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
+        raise ValueError(f"architectures={classes!r} in {file} must be a list of names of classes")
     if model_type in supported():  # a composite's language model is checked when it is known
         check_values({**written, **overrides}, str(file))
     from transformers import CONFIG_MAPPING, AutoConfig

@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.projection import make_contiguous
 from hooked_lm.hub.composite import described
+from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Model, kept_part
@@ -28,11 +29,13 @@ logger = logging.getLogger(__name__)
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, tensors = checkpoint.options, checkpoint.tensors()
-    full = checkpoint.tree(tensors)
+    with naming(checkpoint.name):
+        full = checkpoint.tree(tensors)
     model_class = class_of(full)
-    cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
     tokenizer = checkpoint.find_tokenizer() if options.tokenizer is None else options.tokenizer
-    model = unfilled(model_class, cfg, tokenizer)
+    with naming(checkpoint.name):
+        cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
+        model = unfilled(model_class, cfg, tokenizer)
     one_device = Plan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory

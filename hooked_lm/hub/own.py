@@ -1,6 +1,7 @@
 """Models in the format of this library: a folder with `hooked_lm.json`, `model.safetensors`, and a tokenizer if there is one.
 
-`hooked_lm.json` holds the config (see `models.config.stored`); the weights have the names and shapes of the model's state dict.
+`hooked_lm.json` holds the config (see `models.config.stored`), and seals of itself and of the other files (see `seals`), so that
+a file of another model is not loaded for this one; the weights have the names and shapes of the model's state dict.
 So a model of any architecture comes back as it was, also one that was built from a config, trained, or folded.
 """
 
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.files import OF_DAMAGE
+from hooked_lm.hub import seals
 from hooked_lm.hub.export import folder_of, moved_when_done
 from hooked_lm.hub.hf_load import finish, unfilled
 from hooked_lm.hub.model_classes import Model, model_class
@@ -29,16 +32,21 @@ from hooked_lm.weights.mapped import in_file
 from hooked_lm.weights.write import Planned
 
 CONFIG, WEIGHTS = "hooked_lm.json", "model.safetensors"
+SEALS = "sha256"  # of the content of CONFIG without them, and of the other files
 
 
 @dataclass(frozen=True)
 class OwnCheckpoint:
-    """A folder that `save` wrote. `strides` has the order of the axes in memory of each weight that is not in C order."""
+    """A folder that `save` wrote. `strides` has the order of the axes in memory of each weight that is not in C order.
+
+    `sealed` has the hash of each file; it is empty for folders of earlier versions.
+    """
 
     source: Directory
     cfg: Any
     hf_config: dict[str, Any] | None
     strides: dict[str, list[int]]
+    sealed: dict[str, str]
     options: Options
 
 
@@ -63,14 +71,19 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         "hf_config": model.hf_config,
         "strides": {name: order for name, order in orders.items() if order != sorted(order)},
     }
-    text = json.dumps(written, indent=1)
     planned = {name: Planned(tuple(w.shape), w.dtype, w.detach) for name, w in weights.items()}
     with moved_when_done(folder, last=CONFIG) as unfinished:
         write_safetensors(planned, unfinished / WEIGHTS)
         writer = getattr(model, "processor", None) or model.saved_tokenizer
         if writer is not None:
             writer.save_pretrained(unfinished)
-        (unfinished / CONFIG).write_text(text, encoding="utf-8")
+        files = sorted(file for file in unfinished.iterdir() if file.is_file() and file.name != WEIGHTS)
+        written[SEALS] = {
+            CONFIG: seals.seal_of_json(written),
+            WEIGHTS: seals.seal_of_weights(unfinished / WEIGHTS),
+            **{file.name: seals.seal_of_file(file) for file in files},
+        }
+        (unfinished / CONFIG).write_text(json.dumps(written, indent=1), encoding="utf-8")
 
 
 def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
@@ -85,12 +98,24 @@ def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
         raise ValueError(f"{', '.join(unknown)} cannot be given for {source.name!r}, which model.save wrote")
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
+        sealed = dict(written.pop(SEALS, {}))
+        if sealed and seals.seal_of_json(written) != sealed.get(CONFIG):
+            raise ValueError(
+                "its hash is another than when model.save wrote it; to change a model, load it, change it and save it"
+            )
         cfg = FlatConfig.from_json(written["config"])
-        strides = dict(written["strides"])
+        strides = {name: _checked_order(name, order) for name, order in written["strides"].items()}
         hf_config = written["hf_config"]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
-    return OwnCheckpoint(folder, cfg, hf_config, strides, options)
+    except (*OF_DAMAGE, OSError) as error:
+        raise ValueError(f"{file} cannot be read, or was changed: {type(error).__name__}: {error}") from error
+    return OwnCheckpoint(folder, cfg, hf_config, strides, sealed, options)
+
+
+def _checked_order(name: str, order: object) -> list[int]:
+    """The order of a weight's axes. Raises ValueError for what is none."""
+    if not isinstance(order, list) or any(type(axis) is not int for axis in order) or {*order} != {*range(len(order))}:
+        raise ValueError(f"strides of {name!r} must be an order of its axes, such as [0, 2, 1], got {order!r}")
+    return order
 
 
 def _folder(source: Source) -> Directory | None:
@@ -110,6 +135,8 @@ def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, source = checkpoint.options, checkpoint.source
     weights: Mapping[str, Tensor] = open_checkpoint(source.file(WEIGHTS), mmap=options.mmap)
+    others = checkpoint.sealed.keys() - {CONFIG, WEIGHTS} if options.tokenizer is None else ()
+    seals.check(checkpoint.sealed, source.path, [WEIGHTS, *sorted(others)])
     cfg = _limited(checkpoint.cfg, options)
     dtype = cfg.dtype if options.dtype == "auto" else real_dtype(options.dtype, weights)
     cfg = replace(cfg, device="meta", dtype=dtype, init_weights=False, tokenizer_name=None)
@@ -132,6 +159,10 @@ def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     )
     for name, slot in slots(model).items():
         if order := checkpoint.strides.get(name):
+            if len(order) != slot.tensor.dim():
+                raise ValueError(
+                    f"{source.file(CONFIG)}: strides of {name!r} are {order}, but it has {slot.tensor.dim()} axes"
+                )
             weight = slot.tensor.data.permute(order).contiguous()
             inverse = sorted(range(len(order)), key=order.__getitem__)
             slot.tensor.data = (in_file(weight) if plan.is_on_disk(name) else weight).permute(inverse)

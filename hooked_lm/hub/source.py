@@ -160,9 +160,10 @@ class Repository:
     def tokenizer(self) -> Any:
         """The tokenizer of the repository; None if there is none, or no such repository."""
         try:
-            return tokenizer_in(self.folder(weights=False))
+            folder = self.folder(weights=False)
         except ValueError:
             return None
+        return tokenizer_in(folder)
 
     def processor(self) -> tuple[Any, str | None]:
         """The processor of the repository, or None and why; see `processor_in`."""
@@ -255,12 +256,21 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer in a directory; None if there is none."""
+    """The tokenizer in a directory; None if there is none. Raises ValueError for one that transformers cannot load."""
     if not has_tokenizer(folder):
         return None
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except ImportError:  # of a package that it needs, which the error names
+        raise
+    except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
+        files = ", ".join(file for file in TOKENIZER_FILES if (folder / file).exists())
+        raise ValueError(
+            f"the tokenizer in {folder} ({files}) cannot be loaded: {type(error).__name__}: {error}; give another one with "
+            "tokenizer=..."
+        ) from error
 
 
 def named_tokenizer(name: str) -> Any:

@@ -8,22 +8,23 @@ the number of tokens at the end of the file name.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.hub.config_checks import check_values
+from hooked_lm.hub.config_checks import check_values, naming
+from hooked_lm.hub.hf_load import unfilled
 from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
 from hooked_lm.hub.source import TOKENIZER_FILES, Source, find, tokenizer_in
-from hooked_lm.hub.tl_weights import in_public_names
+from hooked_lm.hub.tl_weights import check_layers_alike, in_public_names
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.placement import place
-from hooked_lm.models.weights.state import load_state
-from hooked_lm.weights import open_checkpoint
+from hooked_lm.models.weights.state import check_state, load_state
+from hooked_lm.weights import Checkpoint, open_checkpoint
 from hooked_lm.weights.mapped import in_file
 
 NEEDED = ("n_layers", "d_model", "n_ctx", "d_vocab", "normalization_type")
@@ -40,7 +41,7 @@ SPELLINGS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "normalization": lambda value: {"normalization_type": value},
     "ln_eps": lambda value: {"eps": value},
     "architecture": lambda value: {"original_architecture": value},
-    "shortformer_pos": lambda value: {"positional_embedding_type": "shortformer"} if value else {},
+    "shortformer_pos": lambda value: {"positional_embedding_type": "shortformer"} if _is_true(value) else {},
 }
 WEIGHTS = (".pth", ".safetensors")
 STEPS = "checkpoints/"
@@ -128,7 +129,7 @@ class TLCheckpoint:
         label_type = "token" if labelled and labelled[-1][0] > FROM_TOKENS else "step"
         return [Step(index, value, label_type, file) for index, (value, file) in enumerate(labelled)]
 
-    def tensors(self, step: Step | None) -> Mapping[str, Tensor]:
+    def tensors(self, step: Step | None) -> Checkpoint:
         """The weights by their names in the file."""
         file = self.source.file(self._last() if step is None else step.file)
         return open_checkpoint(file, mmap=self.options.mmap)
@@ -172,21 +173,31 @@ def find_tl(source: Source, options: Options) -> TLCheckpoint | None:
         return None
     if unknown := options.overrides.keys() - READ - SPELLINGS.keys():
         raise ValueError(f"unknown options {', '.join(sorted(unknown))}: neither ours nor fields of a flat config")
-    return TLCheckpoint(source, file.parent, our_names(config) | our_names(options.overrides), options)
+    with naming(str(file)):
+        names = our_names(config) | our_names(options.overrides)
+    return TLCheckpoint(source, file.parent, names, options)
 
 
 def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     step = checkpoint.step()
     tensors = checkpoint.tensors(step)
-    cfg = checkpoint.flat_config(tensors, step)
+    with naming(str(checkpoint.folder / "config.json")):
+        cfg, whole = checkpoint.flat_config(tensors, step), checkpoint.whole_config()
     assert cfg.tree is not None
-    model_class, whole = class_of(cfg.tree), checkpoint.whole_config()
-    beyond = tuple(f"blocks.{layer}." for layer in range(cfg.n_layers, whole.n_layers))
-    weights = in_public_names(tensors, whole)
+    model_class = class_of(cfg.tree)
     given = checkpoint.options.tokenizer
-    model = model_class(cfg, tokenizer=checkpoint.tokenizer() if given is None else given)
-    load_state(model, {name: weight for name, weight in weights.items() if not name.startswith(beyond)})
+    tokenizer = checkpoint.tokenizer() if given is None else given
+    beyond = tuple(f"blocks.{layer}." for layer in range(cfg.n_layers, whole.n_layers))
+    with naming(str(checkpoint.folder / "config.json")):
+        sketch = unfilled(model_class, replace(cfg, device="meta"), tokenizer)
+    with naming(tensors.where):
+        weights = in_public_names(tensors, whole)
+        check_layers_alike(weights, whole)
+        weights = {name: weight for name, weight in weights.items() if not name.startswith(beyond)}
+        check_state(sketch, weights)  # before memory is taken for sizes that are wrong
+    model = model_class(cfg, tokenizer=tokenizer)
+    load_state(model, weights)
     if checkpoint.options.placement is not None:
         plan = checkpoint.options.placement.plan(model)
         for name, weight in model.named_parameters():
@@ -194,6 +205,12 @@ def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
                 weight.data = in_file(weight.data)
         place(model, plan)
     return model
+
+
+def _is_true(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"shortformer_pos must be true or false, got {value!r}")
+    return value
 
 
 def _flat_names(file: Path) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Converts weights saved by early training code to TransformerLens names; the tensor names show which code saved them."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import Tensor
 
@@ -92,3 +92,22 @@ def in_public_names(tensors: Mapping[str, Tensor], cfg: HookedTransformerConfig)
     if any(NORM.search(name) for name in tensors):
         return from_early_solu(tensors, cfg)
     return dict(tensors)
+
+
+def check_layers_alike(names: Collection[str], cfg: HookedTransformerConfig) -> None:
+    """Raises ValueError if a norm or bias, or half of a norm, is there for some layers only.
+
+    What a file lacks of all layers, its training did not have: such norms and biases are identities.
+    """
+    layers: dict[str, set[int]] = {}
+    for name in names:
+        if match := re.fullmatch(r"blocks\.(\d+)\.(.*)", name):
+            layers.setdefault(match[2], set()).add(int(match[1]))
+    missing = [f"'blocks.{layer}.{leaf}'" for leaf, own in layers.items() for layer in {*range(cfg.n_layers)} - own]
+    missing += ["'ln_final.w'"] if "ln_final.b" in names and "ln_final.w" not in names else []
+    has_bias = "ln1.b" in layers and "ln_final.w" in names and not cfg.final_rms
+    missing += ["'ln_final.b'"] if has_bias and "ln_final.b" not in names else []
+    if missing:
+        raise ValueError(
+            f"no {', no '.join(missing[:10])} in the file, which has the same of other layers: it is damaged"
+        )

@@ -22,7 +22,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
-from hooked_lm.analysis.circuits.held_out import JUDGED
+from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
 from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
@@ -30,6 +30,7 @@ from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.gap import one_warning
 from hooked_lm.shown import Shown, Table, in_short
@@ -42,9 +43,9 @@ else:
 
 SHOWN_EDGES = SHOWN_NODES = 12  # rows of the tables
 SHARE = 0.05  # the default share of edges to keep
-STEPS = 5
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
+OF_SEARCH, OF_NULLS = "faithfulness in the search", "faithfulness of null circuits"
 RANKS = ("pruning", "masks")  # methods whose scores rank all edges
 
 
@@ -149,7 +150,8 @@ class Study(Shown):
     `drawn` is the circuit with the effect of each edge on the logit difference: exact, if the method has none. `effects` are the
     estimated or exact effects of all edges; None if the method has none. `evaluation` has circuits of several sizes, or only
     this one; `chosen` is the evaluation of this one, and `nodes` the effect of taking each of its nodes out. `ahead` is the logit
-    difference of the answers in nats, on the clean and on the corrupted prompts.
+    difference of the answers in nats, on the clean and on the corrupted prompts. `searched` is the evaluation of the circuit on
+    the prompts of its search; None if it is judged on these. `nulls` is that of null circuits, if any were asked for.
     """
 
     model: HookedTransformer
@@ -162,6 +164,8 @@ class Study(Shown):
     nodes: "pd.DataFrame"
     ahead: dict[str, float]
     seconds: float
+    searched: circuits.Evaluation | None = None
+    nulls: circuits.Evaluation | None = None
 
     def rows_shown(self) -> Table:
         """The key figures."""
@@ -174,8 +178,6 @@ class Study(Shown):
     def facts(self) -> dict[str, str]:
         """Key figures of the circuit."""
         found = self.chosen.to_dataframe().iloc[0]
-        some = self.chosen.n_prompts > 1
-        interval = f" ({rounded(found['low'])} to {rounded(found['high'])})" if some else ""
         n_edges, n_all = self.circuit.n_edges, self.circuit.graph.n_edges
         empty = "" if n_edges else ": nothing is left; try a lower threshold, or more edges"
         idle = n_edges - self.circuit.pruned().n_edges
@@ -185,8 +187,10 @@ class Study(Shown):
                 f"{rounded(nats, sign=True)} nats on {name} prompts" for name, nats in self.ahead.items()
             ),
             "edges": f"{n_edges} of {n_all:,} ({n_edges / n_all:.1%}){empty or on_no_path}",
-            "faithfulness": f"{rounded(found['faithfulness'])}{interval}",
+            "faithfulness": faithfulness(self.chosen),
+            **({} if self.searched is None else {OF_SEARCH: f"{faithfulness(self.searched)}, {SAME}"}),
             "faithfulness of random edges": f"{rounded(found['random'])}, as many edges",
+            **({} if self.nulls is None else {OF_NULLS: range_of_nulls(self.nulls)}),
             "completeness": rounded(found["completeness"]),
             "measured by": str(self.chosen.about["metric"]),
             "judged on": f"{self.chosen.n_prompts} of {len(self.task.clean)}, {self.chosen.about[JUDGED]}",
@@ -220,12 +224,16 @@ def find(
     threshold: float | None = None,
     ablation: str = "resample",
     check: bool | int | None = None,
+    held_out: HeldOut = None,
+    nulls: int = 0,
 ) -> Study:
     """Finds and evaluates a circuit; see `analysis.circuits.discover` for the methods and limits.
 
     The metric of circuits (`by`) is the "logit difference" of the answers, or "kl", the divergence of the next token from the
     full model's, which does not read the answers; effects of edges are always those on the former. With neither `n_edges` nor
-    `threshold` 5% of the edges are kept. Warns as `check_answers`, and once if circuits may be shares of nothing, as `evaluate`.
+    `threshold` 5% of the edges are kept. The search does not see the pairs of `held_out`, on which the circuit is judged, as in
+    `discover`. `nulls` circuits are searched for exchanged answers (`null_circuits`), each by a search of its own.
+    Warns as `check_answers`, and once if circuits may be shares of nothing, as `evaluate`.
     Raises the errors of `discover`, and ValueError for prompts of different lengths and answers of several tokens.
     """
     started = time.perf_counter()
@@ -235,6 +243,11 @@ def find(
         raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
     if check not in (None, False) and method not in METHODS:
         raise ValueError(f"check is for the methods that estimate effects, {', '.join(METHODS)}; got method {method!r}")
+    if nulls < 0 or (nulls and by == KL):
+        raise ValueError(
+            f"nulls must be 0 or a number of circuits, whose answers are exchanged: by={DIFFERENCE!r} reads answers, and {KL!r} "
+            f"none; got nulls={nulls} and by={by!r}"
+        )
     n_all = Graph.of(model).n_edges
     if n_edges is not None and not 1 <= n_edges <= n_all:
         raise ValueError(f"n_edges must be from 1 to {n_all:,}, the number of edges of this model; got {n_edges:,}")
@@ -252,13 +265,17 @@ def find(
         warnings.simplefilter("ignore", SwapWarning)  # `check_answers` said it
         effects = _effects(model, prompts, difference, method, ablation, check)
         how = method if effects is None else effects
-        circuit = circuits.discover(model, method=how, n_edges=n_edges, threshold=threshold, **common)
+        limits: dict[str, Any] = {"n_edges": n_edges, "threshold": threshold, "held_out": held_out}
+        circuit = circuits.discover(model, method=how, **limits, **common)
         chosen = circuits.evaluate(model, {"found": circuit}, **common)
+        searched = in_search(model, circuit, chosen, common)
+        exchanged = nulls_of(model, nulls, method, limits, common)
         by_size = circuit if effects is not None or method in RANKS else None
         evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
         nodes = _nodes(model, circuit, common)
         drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})
-    return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, time.perf_counter() - started)
+    spent = time.perf_counter() - started
+    return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, spent, searched, exchanged)
 
 
 def _drawn(
@@ -349,9 +366,26 @@ def _task_section(study: Study) -> viz.Section:
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
         + f"carries {ABLATED[str(study.chosen.about['ablation'])]}. The metric is {study.chosen.about['metric']}. "
         "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
-        "it); completeness is that of the model without the circuit (0: nothing is left). " + known,
+        "it); completeness is that of the model without the circuit (0: nothing is left). " + known + _controls(study),
         _key_figures(study),
     )
+
+
+def _controls(study: Study) -> str:
+    """What the figures beside faithfulness are."""
+    searched = (
+        ""
+        if study.searched is None
+        else " The circuit is judged on pairs that its search did not see; on those of its search "
+        "it looks better than it is."
+    )
+    nulls = (
+        ""
+        if study.nulls is None
+        else " Null circuits were found by the same search for the answers of other pairs: only what "
+        "the circuit recovers beyond them is due to the task."
+    )
+    return searched + nulls
 
 
 def _key_figures(study: Study) -> viz.Facts:

@@ -3,7 +3,8 @@
 Student's interval (1908, doi:10.1093/biomet/6.1.1), and where they are wider the percentile bootstrap (Efron 1979,
 doi:10.1214/aos/1176344552) and, of skewed values, the bootstrap-t (Hall 1988, doi:10.1214/aos/1176350933). Intervals of many
 cells at once: Bonferroni's (Dunn 1961, doi:10.1080/01621459.1961.10482090), and where it is wider that of the largest |t| of
-resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of shares."""
+resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of shares. Skewness is that of moments, and of few
+prompts the L-skewness (Hosking 1990, doi:10.1111/j.2517-6161.1990.tb01775.x)."""
 
 import math
 import sys
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +24,11 @@ from hooked_lm.results.callers import stacklevel_outside
 NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
 TOO_SKEWED = 0.28  # times the root of the number of prompts: that from which on even it holds too few means
+TOO_L_SKEWED = (
+    0.265  # the same of the L-skewness: as many samples of normal numbers exceed either, of eight to 16 prompts
+)
 FEWEST_PROMPTS, ENOUGH_PROMPTS = 4, 8  # the skewness of fewer is chance: to widen intervals, and to warn
+MANY_PROMPTS = 16  # from which on the skewness says more than the L-skewness, as values of the tail are among them
 SMALLEST_ERROR = (
     0.25  # of a resample, in standard errors of the sample: else a few equal values make an interval endless
 )
@@ -36,6 +42,14 @@ class SkewWarning(UserWarning):
     """Values are so skewed that intervals of their means contain the true ones less often than their level says."""
 
 
+class Resampling(NamedTuple):
+    """How intervals are made: their level, the number of resamples of the bootstrap, and the seed of its draws."""
+
+    level: float = 0.95
+    n_resamples: int = 1000
+    seed: int = 0
+
+
 def bootstrap(
     values: Float[Tensor, "cell prompt"], level: float = 0.95, n_resamples: int = 1000, seed: int = 0
 ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
@@ -47,15 +61,16 @@ def bootstrap(
     the tail. Prompts are drawn with replacement, the same for all cells, from a separate generator. NaN where a value is not
     finite, and everywhere for a single prompt.
 
-    Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts, from eight on (0.8 for eight, 2.2 for
-    64), as the error of the level falls with that root. Raises ValueError for a level outside of (0, 1) or less than one
-    resample.
+    Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts (1.1 for 16, 2.2 for 64), as the error of
+    the level falls with that root. The skewness of fewer than 16 is too small where they lack the tail, and at most 2.3 of eight:
+    from eight on, it warns of an L-skewness (Hosking 1990) above 0.265, which normal numbers exceed as rarely. Raises ValueError
+    for a level outside of (0, 1) or less than one resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
     True
     """
-    _check(level, n_resamples)
+    check_interval(level, n_resamples)
     n_prompts = values.shape[1]
     ends = torch.full((2, len(values)), torch.nan)
     if n_prompts > 1:
@@ -100,7 +115,7 @@ def largest_t(
     count as at least a third of those of the prompts. Resamples are fewer for many cells. 0 for a single prompt, and for cells
     that do not vary; cells with a value that is not finite do not count. Raises as `bootstrap`.
     """
-    _check(level, n_resamples)
+    check_interval(level, n_resamples)
     n_prompts = values.shape[1]
     n_resamples = max(min(n_resamples, FEWEST_RESAMPLES), min(n_resamples, MOST_DRAWS // max(1, len(values))))
     found = torch.zeros(n_resamples, dtype=torch.float64)
@@ -113,8 +128,9 @@ def largest_t(
     return float(found.quantile(level))
 
 
-def skewness(values: Float[Tensor, "cell prompt"]) -> float:
-    """The median over cells of the size of the skewness over prompts (the third moment in standard deviations).
+def skewness(values: Float[Tensor, "cell prompt"], by_rank: bool = False) -> float:
+    """The median over cells of the size of the skewness over prompts: the third moment in standard deviations, or `by_rank` the
+    L-skewness.
 
     Cells that vary less than a hundredth of the one that varies most do not count, nor do those that vary by rounding. 0 for
     none.
@@ -122,26 +138,41 @@ def skewness(values: Float[Tensor, "cell prompt"]) -> float:
     >>> skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])), round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2)
     (0.0, 1.15)
     """
-    third, deviations, sizes = [torch.zeros(0)], [torch.zeros(0)], [torch.zeros(0)]
+    of_cells, deviations, sizes = [torch.zeros(0)], [torch.zeros(0)], [torch.zeros(0)]
     for cells in _chunks(values, 1):
         mean, _, part = _centred(values[cells])
-        deviations.append(part.square().mean(1).sqrt().float())
-        third.append((part**3).mean(1).float())
+        spread = part.square().mean(1).sqrt()
+        of_cells.append((_l_skewness(part) if by_rank else (part**3).mean(1) / spread**3).float())
+        deviations.append(spread.float())
         sizes.append(mean[:, 0].abs().float())
     spread = torch.cat(deviations).nan_to_num(nan=0.0, posinf=0.0)
     if not bool((spread > 0).any()):
         return 0.0
     live = (spread > spread.amax() / 100) & (spread > 1e-6 * torch.cat(sizes))
-    found = (torch.cat(third)[live] / spread[live] ** 3).abs().sort().values
+    found = torch.cat(of_cells)[live].abs().sort().values
     return float(found[len(found) // 2] + found[(len(found) - 1) // 2]) / 2 if len(found) else 0.0
+
+
+def _l_skewness(centred: Float[Tensor, "cell prompt"]) -> Float[Tensor, " cell"]:
+    """The third L-moment in second ones (Hosking 1990), of three prompts or more, from -1 to 1. Both are sums of values by rank:
+    without powers, few prompts estimate them without bias, and the largest value counts less."""
+    n = centred.shape[1]
+    rank = torch.arange(n, dtype=torch.float64)
+    ordered = centred.sort(1).values
+    once, twice = rank / (n - 1), rank * (rank - 1) / ((n - 1) * (n - 2))
+    return 3 * (ordered @ twice) / (ordered @ once) - 3
 
 
 def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
     """Warns if intervals of the means contain the true ones less often than their level says; returns the skewness."""
-    found = skewness(values)
-    if found > TOO_SKEWED * values.shape[1] ** 0.5 and values.shape[1] >= ENOUGH_PROMPTS:
+    found, n_prompts = skewness(values), values.shape[1]
+    if n_prompts >= MANY_PROMPTS:
+        is_too_skewed = found > TOO_SKEWED * n_prompts**0.5
+    else:
+        is_too_skewed = n_prompts >= ENOUGH_PROMPTS and skewness(values, by_rank=True) > TOO_L_SKEWED
+    if is_too_skewed:
         warnings.warn(
-            f"the values are skewed over the {values.shape[1]} prompts or groups (skewness {found:.2g}): a few have most of the "
+            f"the values are skewed over the {n_prompts} prompts or groups (skewness {found:.2g}): a few have most of the "
             "sum, and intervals contain the true means less often than their level says; use more prompts, or a metric that is "
             "less skewed, such as a logit difference or log-probability instead of a probability",
             SkewWarning,
@@ -174,12 +205,19 @@ def wilson(
     >>> round(float(low), 2), float(high)
     (0.76, 1.0)
     """
-    _check(level)
-    n, z = values.shape[-1], NormalDist().inv_cdf((1 + level) / 2)
-    mean = values.double().mean(-1)
+    check_interval(level)
+    low, high = wilson_ends(values.double().mean(-1), values.shape[-1], level)
+    return low.float(), high.float()
+
+
+def wilson_ends(
+    mean: Float[Tensor, "*cell"], n: int | Float[Tensor, "*cell"], level: float
+) -> tuple[Float[Tensor, "*cell"], Float[Tensor, "*cell"]]:
+    """Wilson's interval of a share, for its mean over `n` prompts."""
+    z = NormalDist().inv_cdf((1 + level) / 2)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     reach = z / (1 + z**2 / n) * (mean * (1 - mean) / n + z**2 / (4 * n**2)).clamp(min=0).sqrt()
-    return (centre - reach).clamp(0, 1).float(), (centre + reach).clamp(0, 1).float()
+    return (centre - reach).clamp(0, 1), (centre + reach).clamp(0, 1)
 
 
 def students_t(level: float, freedom: int) -> float:
@@ -206,9 +244,7 @@ def prompts_needed(
     >>> prompts_needed(torch.tensor([0.0, 1.0, 10.0]), 1.0).tolist()
     [2.0, 18.0, 1540.0]
     """
-    _check(level)
-    if not width > 0:
-        raise ValueError(f"the width of an interval must be positive, got {width}")
+    check_interval(level, width=width)
     few = torch.arange(2.0, TABLE + 2, dtype=torch.float64)
     widths = torch.tensor([2 * students_t(level, int(n) - 1) for n in few]) / few.sqrt()  # in deviations
     wanted = width / deviations.double()
@@ -219,38 +255,17 @@ def prompts_needed(
     return found.where(~deviations.isnan(), torch.nan).float()
 
 
-def wilson_prompts(mean: float, width: float | int, level: float = 0.95) -> int:
-    """The smallest number of prompts for which Wilson's interval of this share is no wider than `width`.
-
-    >>> wilson_prompts(0.5, 0.2), wilson_prompts(1.0, 0.2)
-    (93, 16)
-    """
-    if not width > 0:
-        raise ValueError(f"the width of an interval must be positive, got {width}")
-
-    def is_narrow(n: int) -> bool:
-        z = NormalDist().inv_cdf((1 + level) / 2)
-        return 2 * z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2)) <= width
-
-    _check(level)
-    most = 1
-    while not is_narrow(most):
-        most *= 2
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if is_narrow(middle) else (middle, most)
-    return most
-
-
 # ---- resamples -----------------------------------------------------------------------------------------------------------
 
 
-def _check(level: float, n_resamples: int = 1) -> None:
+def check_interval(level: float, n_resamples: int = 1, width: float | int = 1) -> None:
+    """Raises ValueError for a level, a number of resamples or a width that no interval has."""
     if not 0 < level < 1:
         raise ValueError(f"the level of an interval must be between 0 and 1, got {level}")
     if n_resamples < 1:
         raise ValueError(f"an interval needs resamples, got n_resamples={n_resamples}")
+    if not width > 0:
+        raise ValueError(f"the width of an interval must be positive, got {width}")
 
 
 def _chunks(values: Float[Tensor, "cell prompt"], n_resamples: int) -> Iterator[slice]:

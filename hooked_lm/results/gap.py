@@ -43,3 +43,5 @@ def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, adv
                 f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}",
                 stacklevel=stacklevel_outside(sys._getframe()),
             )
+            if said:
+                return

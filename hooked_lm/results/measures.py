@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-
-from hooked_lm.results.bootstrap import wilson, wilson_prompts
-from hooked_lm.results.groups import by_group
+from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
 from hooked_lm.results.scores import METRIC, Scores
 
 
@@ -17,9 +12,11 @@ from hooked_lm.results.scores import METRIC, Scores
 class Measures(Scores):
     """Metrics for each prompt; `shares` says of each metric whether it is a share from 0 to 1, as accuracies are.
 
-    The intervals of shares are Wilson's (1927), which have a width even if all prompts are right; other metrics have those of
-    `Scores`. Without an axis "metric", `shares` has one entry. Raises ValueError for another number of entries.
+    The intervals of shares are Wilson's (1927), which have a width even if all prompts are right (of all cells at once,
+    Hoeffding's); other metrics have those of `Scores`. Without an axis "metric", `shares` has one entry. Raises ValueError for
+    another number of entries.
 
+    >>> import torch
     >>> low, high = Measures(torch.ones(12), {}, [True]).interval()
     >>> round(float(low), 2), float(high)
     (0.76, 1.0)
@@ -33,33 +30,9 @@ class Measures(Scores):
         if len(self.shares) != (n := len(self.axes.get(METRIC, [""]))):
             raise ValueError(f"shares has an entry for each of {n} metrics, got {len(self.shares)}")
 
-    def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        [is_share] = self.shares  # intervals are those of one metric at a time
-        if is_share:
-            return wilson(by_group(values, self.groups), level)
-        return super()._interval_of(values, level, n_resamples, seed)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        if not self.shares[0]:
-            return super()._simultaneous(values, places, level, n_resamples, seed)
-        return self._interval_of(
-            values[places], 1 - (1 - level) / len(values)
-        )  # Bonferroni's, which stay between 0 and 1
-
-    def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
-        """As `Scores.power`; of shares, the number for which Wilson's interval of the same mean is as narrow."""
-        if METRIC in self.axes or not self.shares[0]:
-            return super().power(width, level, simultaneous)
-        return torch.tensor(float(wilson_prompts(float(self.mean), width, level)))
+    @property
+    def _bounds(self) -> Bounds:
+        return SHARE if self.shares == [True] else UNBOUNDED
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         changed = super()._changed_by(name, index)

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from hooked_lm.extras import later
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
+from hooked_lm.results.bootstrap import (
+    Resampling,
+    bootstrap,
+    in_words,
+    largest_t,
+    prompts_needed,
+    simultaneous_level,
+)
+from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
@@ -118,7 +126,8 @@ class Scores(Tabular):
         self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0, simultaneous: bool = False
     ) -> tuple[Float[Tensor, "*grid"], Float[Tensor, "*grid"]]:
         """The confidence interval (low, high) of the means: Student's, or bootstrap over prompts (Efron 1979; of skewed values
-        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts.
+        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts. Shares and 0/1 values
+        of a sweep have Wilson's, differences of those Newcombe's, and at once Hoeffding's (see `results.bounds`).
 
         Prompts are drawn with replacement, the same for all cells, from a separate generator. Intervals of level 0.95 contain
         the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt or group.
@@ -133,16 +142,17 @@ class Scores(Tabular):
             ends = [part.interval(level, n_resamples, seed, simultaneous) for part in parts]
             low, high = (torch.stack(each) for each in zip(*ends, strict=True))
             return low, high
-        flat = self.values.reshape(-1, self.n_prompts)
-        low, high = self._ends(flat, torch.arange(len(flat)), level, n_resamples, seed, simultaneous)
+        cells = torch.arange(self.values[..., 0].numel())
+        low, high = self._ends(cells, Resampling(level, n_resamples, seed), simultaneous)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
 
     def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
         """How many prompts (pairs, or groups) each cell needs for an interval no wider than `width`, by Student's interval of
         values that vary as much as these. Of skewed values it takes more.
 
-        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. At least 2; NaN where a value
-        is missing, and with one prompt. Raises ValueError for a width that is not positive.
+        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. Of 0/1 values, the number for
+        which the interval of the same share is as narrow. At least 2; NaN where a value is missing, and with one prompt. Raises
+        ValueError for a width that is not positive.
 
         >>> scores = Scores(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.1, 1.2]]), {"layer": [0, 1]})
         >>> scores.power(0.5), scores.power(0.5, simultaneous=True)
@@ -151,47 +161,54 @@ class Scores(Tabular):
         if METRIC in self.axes:
             parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
             return torch.stack([part.power(width, level, simultaneous) for part in parts])
-        values = by_group(self.values.reshape(-1, self.n_prompts), self.groups)
-        level = simultaneous_level(values, level) if simultaneous else level
-        deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
-        return prompts_needed(deviations, width, level).view(self.values.shape[:-1])
+        values = self.values.reshape(-1, self.n_prompts)
+        level = self._level_of_each(values, level) if simultaneous else level
+        if self._bounds.are_finite:
+            found = self._bounds.prompts_needed(values, width, level, simultaneous and len(values) > 1)
+        else:
+            values = by_group(values, self.groups)
+            deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
+            found = prompts_needed(deviations, width, level)
+        return found.view(self.values.shape[:-1])
+
+    @property
+    def _bounds(self) -> Bounds:
+        """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once are
+        then Bonferroni's alone."""
+        return UNBOUNDED
+
+    def _level_of_each(self, values: Float[Tensor, "cell prompt"], level: float) -> float:
+        """The level of each cell's interval for which all contain their means at once. Intervals of shares have a width, so that
+        they count, even if all prompts agree."""
+        if self._bounds == UNBOUNDED:
+            return simultaneous_level(by_group(values, self.groups), level)
+        return 1 - (1 - level) / max(1, int(values.isfinite().all(1).sum()))
 
     def _ends(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-        simultaneous: bool = True,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """The confidence intervals of the means at some places of all cells: `values`, or the effects."""
-        if not simultaneous:
-            return self._interval_of(values[places], level, n_resamples, seed)
-        return self._simultaneous(values, places, level, n_resamples, seed)
+        self, cells: Int[Tensor, " cell"], resampling: Resampling, simultaneous: bool = True
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        """The confidence intervals of some cells of the flattened grid; `simultaneous`, of all cells at once."""
+        values = self.values.reshape(-1, self.n_prompts)
+        if not simultaneous or len(values) < 2:
+            return self._interval_of(values[cells], resampling)
+        level = self._level_of_each(values, resampling.level)
+        low, high = self._interval_of(values[cells], resampling._replace(level=level), at_once=True)
+        of_groups = by_group(values, self.groups)
+        if self._bounds != UNBOUNDED or of_groups.shape[1] < 2:
+            return low, high
+        mean, errors = values[cells].double().mean(1), of_groups[cells].double().std(1) / of_groups.shape[1] ** 0.5
+        reach = largest_t(of_groups, *resampling) * errors
+        return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], level: float, n_resamples: int = 1000, seed: int = 0
+        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
     ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-        """The confidence interval of the means of some cells."""
-        return bootstrap(by_group(values, self.groups), level, n_resamples, seed)
-
-    def _simultaneous(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
-        """The intervals at some places that contain the means of all cells at once."""
-        of_groups = by_group(values, self.groups)
-        low, high = self._interval_of(values[places], simultaneous_level(of_groups, level), n_resamples, seed)
-        if len(values) < 2 or of_groups.shape[1] < 2:
-            return low, high
-        mean, errors = values[places].double().mean(1), of_groups[places].double().std(1) / of_groups.shape[1] ** 0.5
-        reach = largest_t(of_groups, level, n_resamples, seed) * errors
-        return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
+        """The confidence interval of the means of some cells; `at_once`, for the level of all cells at once."""
+        bounds = self._bounds
+        if bounds.are_finite:
+            return bounds.interval(values, self.groups, resampling.level, at_once)
+        low, high = bootstrap(by_group(values, self.groups), *resampling)
+        return low.clamp(min=bounds.least), high.clamp(max=bounds.most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -259,9 +276,9 @@ class Scores(Tabular):
         n_cells = prod(self.values.shape[:-1])
         return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
 
-    def _ranked(self) -> Float[Tensor, "*grid prompt"]:
+    def _ranked(self: Own) -> Own:
         """The numbers that rank the cells, by absolute value."""
-        return self.values
+        return self
 
     def top(self, n: int = 10, level: float = 0.95) -> "pd.DataFrame":
         """The `n` cells (of each metric) with the largest absolute values.
@@ -284,13 +301,13 @@ class Scores(Tabular):
 
     def _largest(self, n: int, level: float = 0.95) -> tuple[Int[Tensor, " cell"], dict[str, Float[Tensor, " cell"]]]:
         """The places of the cells of `top` in the flattened grid, and its columns of numbers."""
-        effects = self._ranked().reshape(-1, self.n_prompts)
-        size = effects.mean(-1).abs()
-        best = size.nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
-        best = best[: min(n, int((~size.isnan()).sum()))]
-        numbers = {self.RANKED_BY: effects[best].mean(-1)}
+        ranked = self._ranked()
+        effects = ranked.mean.flatten()
+        best = effects.abs().nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
+        best = best[: min(n, int((~effects.isnan()).sum()))]
+        numbers = {self.RANKED_BY: effects[best]}
         if self.n_prompts > 1:
-            low, high = self._ends(effects, best, level)
+            low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
         return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
-from hooked_lm.files import made_folder, replacing
+from hooked_lm.files import OF_DAMAGE, made_folder, replacing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.shown import Shown
 
@@ -84,10 +84,10 @@ class Plan(Shown, ABC):
         folder = made_folder(self.folder(directory))
         if not (folder / FILE).exists():
             with replacing(folder / FILE) as unfinished:
-                unfinished.write_text(self.text)
+                unfinished.write_bytes(self.text.encode())
                 with unfinished.open("rb") as file:
                     os.fsync(file.fileno())
-        elif (folder / FILE).read_text() != self.text:
+        elif (folder / FILE).read_bytes() != self.text.encode():
             raise ValueError(f"{folder / FILE} was changed: it is not the plan that the folder is named after")
         return folder
 
@@ -100,8 +100,8 @@ class Plan(Shown, ABC):
             hint = f"; open one of the folders in it: {', '.join(inside[:10])}" if inside else ""
             raise FileNotFoundError(f"{folder} has no {FILE}: it is not the folder of a {cls.KIND}{hint}")
         try:
-            read = json.loads(path.read_text())
-        except ValueError as error:
+            read = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError, IsADirectoryError) as error:
             raise ValueError(f"{path} is damaged: it is not JSON ({error})") from None
         if not isinstance(read, dict):
             raise ValueError(f"{path} is damaged: it holds a {type(read).__name__}, not the fields of a plan")
@@ -110,10 +110,11 @@ class Plan(Shown, ABC):
         digest, _ = read.pop("sha256", None), read.pop("shards", None)
         try:
             plan = cls(**read)
-        except TypeError as error:
-            raise ValueError(f"{path} was changed since it was written: {error}") from None
-        if plan.digest != digest:
-            raise ValueError(f"{path} was changed since it was written: its hash is {plan.digest[:12]}, not {digest}")
+            found = plan.digest
+        except OF_DAMAGE as error:
+            raise ValueError(f"{path} was changed since it was written: {type(error).__name__}: {error}") from None
+        if found != digest:
+            raise ValueError(f"{path} was changed since it was written: its hash is {found[:12]}, not {digest}")
         return plan
 
 

@@ -12,7 +12,9 @@ from typing import Any
 from hooked_lm.files import replacing, unfinished_path
 
 PIECE = 1 << 23  # bytes that are read at once for a checksum
+PLAN = "plan.json"
 INDEX = "index.json"  # a cache of the records, which may be deleted
+SEAL = "record_sha256"  # of a record and the plan: a changed record is found, and one of another job
 AGAIN = "delete it, and run the same call again"
 
 
@@ -38,6 +40,7 @@ def commit(unfinished: Path, path: Path, record: dict[str, Any]) -> dict[str, An
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())
     record = {**record, "file": path.name, "bytes": unfinished.stat().st_size, "sha256": checksum(unfinished)}
+    record[SEAL] = seal(path.parent, record)
     final = path.with_suffix(".json")
     if not final.exists():
         _place(unfinished, path, record["sha256"])
@@ -108,6 +111,13 @@ def checksum(path: Path) -> str:
     return whole.hexdigest()
 
 
+def seal(folder: Path, content: object) -> str:
+    """A hash of what is written as JSON into the folder of a job, and of the plan of the job."""
+    plan = folder / PLAN
+    before = plan.read_bytes() if plan.is_file() else b""
+    return hashlib.sha256(before + json.dumps(content).encode()).hexdigest()
+
+
 def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Some fields of the record of each shard; from the cache, and from records that it lacks."""
     numbers = set(recorded(folder))
@@ -120,28 +130,40 @@ def records(folder: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
     if found != cached:
         try:
             with replacing(folder / INDEX) as unfinished:
-                unfinished.write_text(json.dumps(found))
+                written = {str(shard): of for shard, of in found.items()}
+                unfinished.write_text(json.dumps({"records": written, SEAL: seal(folder, written)}))
         except OSError:  # a folder that cannot be written
             pass
     return found
 
 
 def read_record(path: Path, fields: Sequence[str]) -> dict[str, Any]:
-    """A record. Raises ValueError for a damaged one: not JSON, or without some of the fields."""
+    """A record. Raises ValueError for a damaged one: not JSON, without some of the fields, changed, or of another shard or job.
+
+    Records of earlier versions have no seal: a change of these is not found.
+    """
     try:
-        record = json.loads(path.read_text())
-    except ValueError as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, IsADirectoryError) as error:
         raise ValueError(f"{path} is damaged: {error}; {AGAIN}") from None
     missing = [name for name in fields if name not in record] if isinstance(record, dict) else fields
-    if missing:
+    if missing or not isinstance(record, dict):
         raise ValueError(f"{path} is damaged: it has no {', '.join(map(repr, missing))}; {AGAIN}")
+    sealed = {name: value for name, value in record.items() if name != SEAL}
+    if SEAL in record and record[SEAL] != seal(path.parent, sealed):
+        raise ValueError(f"{path} is damaged: it was changed since it was written, or is of another job; {AGAIN}")
+    if str(record.get("file", path.name)).partition(".")[0] != path.stem:
+        raise ValueError(f"{path} is damaged: it is the record of {record['file']}; {AGAIN}")
     return record
 
 
 def _cached(path: Path, fields: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The records in the cache; none if it is missing, damaged or of other fields."""
+    """The records in the cache; none if it is missing, damaged, of another job or of other fields."""
     try:
-        found = {int(shard): {name: of[name] for name in fields} for shard, of in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        written = json.loads(path.read_text(encoding="utf-8"))
+        if written[SEAL] != seal(path.parent, written["records"]):
+            return {}
+        found = {int(shard): {name: of[name] for name in fields} for shard, of in written["records"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return found

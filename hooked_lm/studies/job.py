@@ -97,6 +97,7 @@ class Job(shards.Job):
         metric = metrics if len(metrics) > 1 else next(iter(metrics.values()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SwapWarning)  # there is one for all pairs, in the end
+            warnings.filterwarnings("ignore", ".* hardly differ")  # of a few pairs; `scores().normalised()` has all
             result = self.experiment(self.model, corrupted, clean, metric=metric)
         if not isinstance(result, Scores) or result.n_prompts != len(some):
             raise ValueError(

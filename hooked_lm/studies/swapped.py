@@ -43,11 +43,11 @@ def _swapped(table: PairTable, shard: int, rising: set[str], has_metrics: bool) 
     """The numbers of the pairs in a shard whose answer is better on the corrupted prompt."""
     from pyarrow import parquet
 
-    path = table.file_of(shard)
-    if not rising or not {*RUNS} <= {*parquet.read_schema(path).names}:
+    if not rising or not {*RUNS} <= {*table.read_file(shard, parquet.read_schema).names}:
         return set()
     of_metrics = [METRIC] if has_metrics else []
-    frame = parquet.read_table(path, columns=[PAIR, *RUNS, *of_metrics]).to_pandas()
+    columns = [PAIR, *RUNS, *of_metrics]
+    frame = table.read_file(shard, lambda path: parquet.read_table(path, columns=columns)).to_pandas()
     worse = (frame["corrupted"] > frame["clean"]).to_numpy()
     if has_metrics:
         worse = worse & frame[METRIC].isin(rising).to_numpy()

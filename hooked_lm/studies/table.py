@@ -1,9 +1,9 @@
 """The table of a study: a row for each pair and cell."""
 
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,11 +11,12 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
-from hooked_lm.files import unfinished_path
+from hooked_lm.files import replacing, unfinished_path
 from hooked_lm.results import Label, Scores
+from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
-from hooked_lm.shards.records import checksum, record_path, sync_folder
+from hooked_lm.shards.records import checksum, read_record, record_path, seal, sync_folder
 from hooked_lm.shards.stored import n_shards
 from hooked_lm.shown import Table
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
@@ -29,6 +30,8 @@ else:
     pd = later("pandas", "viz")
 
 TABLE = "table.parquet"  # a cache of the shards, which may be deleted
+RECORD = "table.sha256"  # of the table and the shards; without it the table is made anew
+Read = TypeVar("Read")
 ALIGN = {"start": "position", "end": FROM_END}
 
 
@@ -89,7 +92,7 @@ class PairTable(Shards):
 
         if not self.shards:
             raise ValueError(f"{self.path} has no shard yet: run the study")
-        tables = [parquet.read_table(self.file_of(shard)) for shard in self.shards]
+        tables = [self.read_file(shard, parquet.read_table) for shard in self.shards]
         self._check_columns([table.schema for table in tables])
         return pyarrow.concat_tables(tables)
 
@@ -105,13 +108,14 @@ class PairTable(Shards):
             raise ImportError("this needs the package datasets: pip install 'hooked-lm[corpus]'") from None
         return datasets.Dataset(self.to_arrow())
 
-    def scores(self, align: str | None = None) -> Scores:
+    def scores(self, align: str | None = None, groups: Groups = None) -> Scores:
         """The numbers with named axes, one for each cell and pair, for means over pairs and their intervals.
 
         A SweepResult where the experiment has the metric of unchanged runs, and an Attribution, with exact values if they were
-        computed, where it estimates. Pairs of different lengths have different
-        positions: `align` takes the positions that all pairs have, counted from the "start" or from the "end" (-1 is the
-        last). Raises ValueError if shards are missing, and if the pairs have different cells.
+        computed, where it estimates. Pairs of different lengths have different positions: `align` takes the positions that all
+        pairs have, counted from the "start" or from the "end" (-1 is the last). `groups` is a label for each pair, such as its
+        template: intervals count groups, not pairs (see `Scores`). Raises ValueError if shards are missing, if the
+        pairs have different cells, and for groups that are not one label for each pair.
         """
         if align is not None and align not in ALIGN:
             raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
@@ -119,6 +123,7 @@ class PairTable(Shards):
             raise ValueError(
                 f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
             )
+        about: dict[str, Any] = {"about": self._about, "groups": checked_groups(groups, self.n_pairs)}
         frame, record = self.to_dataframe(), self._record
         axes = list(record["axes"])
         if align is not None and FROM_END in frame:
@@ -135,13 +140,13 @@ class PairTable(Shards):
             return torch.tensor(frame[column].to_numpy()).view(shape).movedim(0, -1)
 
         if "corrupted" not in frame:
-            return Scores(grid(VALUE), labels, about=self._about)
+            return Scores(grid(VALUE), labels, **about)
         # the metric of unchanged runs is the same in all cells
         n_cells = len(axes) - (METRIC in axes)
         first = (slice(None),) * (METRIC in axes) + (0,) * n_cells
         corrupted, clean = (grid(name)[first] if name in frame else None for name in ("corrupted", "clean"))
         assert corrupted is not None, "it is a column"
-        runs = {"corrupted": corrupted, "clean": clean, "base": record["base"], "about": self._about}
+        runs = {"corrupted": corrupted, "clean": clean, "base": record["base"], **about}
         if record["method"] is None:
             return SweepResult(grid(VALUE), labels, **runs)
         exact = grid("exact") if "exact" in frame else None
@@ -153,7 +158,15 @@ class PairTable(Shards):
 
     @property
     def _record(self) -> dict[str, Any]:
-        return json.loads(record_path(self.path, self.shards[0]).read_text())
+        return read_record(record_path(self.path, self.shards[0]), ("axes", "base", "method"))
+
+    def read_file(self, shard: int, read: Callable[[Path], Read]) -> Read:
+        """What a function of pyarrow reads of a shard's file. Raises ValueError for one that is no parquet."""
+        path = self.file_of(shard)
+        try:
+            return read(path)
+        except (OSError, ValueError) as error:  # those of pyarrow are both
+            raise ValueError(f"{path} is damaged: {error}; `verify` names all such files") from error
 
     def _check_columns(self, schemas: "list[pyarrow.Schema]") -> None:
         for shard, schema in zip(self.shards, schemas, strict=True):
@@ -163,37 +176,48 @@ class PairTable(Shards):
                     "must have the same axes for all pairs"
                 )
 
-    def plot(self, title: str = "", align: str | None = None) -> "go.Figure":
-        """A figure of the means over pairs; see `scores` for `align`, and what it raises."""
-        return self.scores(align).plot(title)
+    def plot(self, title: str = "", align: str | None = None, groups: Groups = None) -> "go.Figure":
+        """A figure of the means over pairs; see `scores` for `align` and `groups`, and what it raises."""
+        return self.scores(align, groups).plot(title)
 
     # ---- files -----------------------------------------------------------------------------------------------------------
 
     def gather(self) -> Path:
-        """Writes all shards into one file, `table.parquet`, and returns its path. Raises ValueError if some are missing."""
+        """Writes all shards into one file, `table.parquet`, and returns its path. Raises ValueError if some are missing.
+
+        A table that is there is kept if its record, `table.sha256`, says that it is whole and of these shards, else written anew.
+        """
         if self.missing:
             raise ValueError(
                 f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
             )
-        path = self.path / TABLE
-        if not path.exists():
+        path, record = self.path / TABLE, self.path / RECORD
+        if not (path.is_file() and record.is_file() and record.read_bytes() == self._seal_of(path)):
             unfinished = unfinished_path(path)
             try:
                 self._write(unfinished)
+                sealed = self._seal_of(unfinished)
                 os.replace(unfinished, path)
+                with replacing(record) as unsealed:
+                    unsealed.write_bytes(sealed)
                 sync_folder(self.path)
             finally:
                 unfinished.unlink(missing_ok=True)
         return path
 
+    def _seal_of(self, table: Path) -> bytes:
+        """What the record of a table says if the table is whole, and of these shards."""
+        shards = [self._facts[shard]["sha256"] for shard in self.shards]
+        return f"{seal(self.path, [checksum(table), *shards])}\n".encode()
+
     def _write(self, path: Path) -> None:
         from pyarrow import parquet
 
-        schemas = [parquet.read_schema(self.file_of(shard)) for shard in self.shards]
+        schemas = [self.read_file(shard, parquet.read_schema) for shard in self.shards]
         self._check_columns(schemas)
         with parquet.ParquetWriter(path, schemas[0], **WRITING) as writer:
             for shard in self.shards:
-                writer.write_table(parquet.read_table(self.file_of(shard)))
+                writer.write_table(self.read_file(shard, parquet.read_table))
         with path.open("rb") as file:
             os.fsync(file.fileno())
 

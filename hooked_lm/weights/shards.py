@@ -135,6 +135,8 @@ def _open_index(index: Path, mmap: bool) -> Checkpoint:
     try:
         home = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=_unique)["weight_map"]
         shards = {name: _beside(index, shard) for name, shard in home.items()}
+        if not shards:
+            raise ValueError("its weight_map names no tensor")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{index} is not the index of a checkpoint: {error}") from error
     for name, path in shards.items():

@@ -94,23 +94,31 @@ def test_nothing_is_real_where_answers_are_tossed(n_prompts: int) -> None:
 
 @pytest.mark.slow
 def test_coverage_of_faithfulness_by_divergence() -> None:
-    """KL(model || circuit) is skewed: the interval, or the warning, of eight to 64 of 256 pairs."""
-    model, pairs = HookedTransformer.from_pretrained("demo"), experiment.prompt_pairs(64)
+    """KL(model || circuit) is skewed, so that intervals miss; where they do, eight pairs mostly lack those of the tail, and their
+    L-skewness still says so."""
+    model, pairs = HookedTransformer.from_pretrained("demo"), experiment.prompt_pairs(72)
     clean, corrupted = ([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted"))
-    circuit = circuits.discover(model, corrupted[:8], clean[:8], method="eap-ig-inputs", n_edges=150, progress=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        whole = circuits.evaluate(model, circuit, corrupted, clean, n_random=0, progress=False)
-    true, generator = float(whole.faithfulness), torch.Generator().manual_seed(0)
-    for n_prompts in (8, 16):
-        good = 0
-        for _ in range(N_DRAWS):
-            some = torch.randperm(64, generator=generator)[:n_prompts]
-            part: Evaluation = replace(
-                whole, values=whole.values[..., some], full=whole.full[some], empty=whole.empty[some]
-            )
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                row = part.to_dataframe().iloc[0]
-            good += bool(row["low"] <= true <= row["high"]) or any(one.category is SkewWarning for one in caught)
-        assert good >= 0.88 * N_DRAWS, (n_prompts, good)
+    generator, shares = torch.Generator().manual_seed(0), {8: [], 16: []}
+    for n_edges in (50, 100, 150):
+        circuit = circuits.discover(
+            model, corrupted[:8], clean[:8], method="eap-ig-inputs", n_edges=n_edges, progress=False
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            whole = circuits.evaluate(model, circuit, corrupted, clean, n_random=0, progress=False)
+        for n_prompts, share in shares.items():
+            good = [is_covered_or_named(whole, n_prompts, generator) for _ in range(N_DRAWS)]
+            share.append(sum(good) / N_DRAWS)
+    assert sum(shares[8]) / 3 >= 0.92, shares
+    assert sum(shares[16]) / 3 >= 0.94, shares
+
+
+def is_covered_or_named(whole: Evaluation, n_prompts: int, generator: torch.Generator) -> bool:
+    """Whether the interval of some pairs contains the faithfulness of all, or a warning says that it may not."""
+    some = torch.randperm(whole.n_prompts, generator=generator)[:n_prompts]
+    part = replace(whole, values=whole.values[..., some], full=whole.full[some], empty=whole.empty[some])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        row = part.to_dataframe().iloc[0]
+    is_named = any(one.category is SkewWarning for one in caught)
+    return is_named or bool(row["low"] <= float(whole.faithfulness) <= row["high"])

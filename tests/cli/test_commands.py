@@ -26,6 +26,7 @@ from hooked_lm import (
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import console
+from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.hub.missing import NOT_BUILT, REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
@@ -161,6 +162,8 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["--nothing"], "No such option: --nothing (see "),
         (["lens", "demo", LONG], "the prompt has 202 tokens, more than the model's n_ctx of 128"),
         (["patch", "demo", "--clean", LONG, "--corrupted", LONG, *PAIR[4:]], "more than the model's n_ctx of 128"),
+        (["circuit", "demo", *PAIR, "--nulls", "2", "--by", "kl"], "nulls must be 0 or a number of circuits"),
+        (["circuit", "demo", *PAIR, "--held-out", "1.5"], "held_out is a share from 0 to below 1"),
         (["circuit", "demo", *PAIR, "--check", "9"], "check is for the methods that estimate effects"),
         (["harvest", "demo", "corpus.jsonl", "", "--site", "z"], "a folder whose path is empty"),
     ],
@@ -445,6 +448,28 @@ def test_circuit(tmp_path: Path) -> None:
     assert found["n_edges"] == 20
     assert found["ahead"]["clean"] > 1
     assert {path.name for path in tmp_path.iterdir()} == {"c.html", "c.safetensors"}
+
+
+@pytest.mark.slow
+def test_circuit_with_held_out_pairs_and_nulls(tmp_path: Path) -> None:
+    given = [
+        (option, getattr(pair, name))
+        for pair in prompt_pairs(4)
+        for option, name in (("--clean", "clean"), ("--corrupted", "corrupted"))
+    ]
+    answers = [("--answers", f"{pair.answer},{pair.wrong_answer}") for pair in prompt_pairs(4)]
+    pairs = [word for option in (*given, *answers) for word in option]
+    output = ("--method", "eap", "--n-edges", 75, "--output", tmp_path / "c.html")
+    found = from_json("circuit", "demo", *pairs, *output, "--held-out", 0.5, "--nulls", 2)
+    assert found["judged_on"] == "prompts that the search did not see"
+    assert [row["circuit"] for row in found["nulls"]] == ["null 0", "null 1"]
+    assert found["evaluation"][0]["faithfulness"] != found["in_search"][0]["faithfulness"]
+    page = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert "faithfulness in the search" in page
+    assert "faithfulness of null circuits" in page
+    same = from_json("circuit", "demo", *pairs, *output, "--held-out", 0)
+    assert (same["judged_on"], same["in_search"], same["nulls"]) == ("same prompts as the search", None, None)
+    assert "faithfulness in the search" not in (tmp_path / "c.html").read_text(encoding="utf-8")
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

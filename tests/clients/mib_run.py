@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-RUNS = [
-    ("gpt2", "EAP", "patching"),
-    ("gpt2", "EAP", "zero"),
-    ("gpt2", "EAP", "mean"),
-    ("grouped", "EAP-IG-inputs", "patching"),
-    ("parallel", "EAP", "mean-positional"),
+HOW = [
+    *(("EAP", ablation) for ablation in ("patching", "zero", "mean", "mean-positional")),
+    *((method, "patching") for method in ("EAP-IG-inputs", "EAP-IG-activations", "clean-corrupted")),
 ]
+RUNS = [(model, *how) for model in ("gpt2", "grouped", "parallel") for how in HOW]
 TEXTS = [["w6 w9 w11 w7", "w8 w3 w21 w41"], ["w30 w32 w5 w6", "w14 w9 w4 w22"]]  # of which means are taken
 
 

@@ -150,14 +150,21 @@ def test_other_names_of_the_file(file: str, tmp_path: Path):
 
 
 def test_what_lacks_is_an_identity(tmp_path: Path):
-    """Norms and biases may be absent from a file."""
+    """Norms and biases may be absent from a file: of all layers, since what one layer lacks was lost."""
     model = toy(**KINDS["gelu"])
     with torch.no_grad():
-        model.blocks[1].ln2.w.fill_(1), model.blocks[1].ln2.b.zero_(), model.unembed.b_U.zero_()
-    left_out = ("blocks.1.ln2.w", "blocks.1.ln2.b", "unembed.b_U")
+        for block in model.blocks:
+            block.ln2.w.fill_(1), block.ln2.b.zero_()
+        model.unembed.b_U.zero_()
+    left_out = {"blocks.0.ln2.w", "blocks.0.ln2.b", "blocks.1.ln2.w", "blocks.1.ln2.b", "unembed.b_U"}
     write(tmp_path, model)
-    torch.save({k: v for k, v in as_saved(model).items() if k not in left_out}, tmp_path / "model_final.pth")
+    file = tmp_path / "model_final.pth"
+    torch.save({k: v for k, v in as_saved(model).items() if k not in left_out}, file)
     assert torch.equal(load(tmp_path)(TOKENS), model(TOKENS))
+    for lost in ("blocks.1.ln2.w", "blocks.0.attn.b_O", "ln_final.b", "ln_final.w"):
+        torch.save({k: v for k, v in as_saved(model).items() if k != lost}, file)
+        with pytest.raises(ValueError, match=rf"model_final\.pth: no '{lost}' in the file, which has the same"):
+            load(tmp_path)
 
 
 # ---- early formats -------------------------------------------------------------------------------------------------------

@@ -96,6 +96,33 @@ def test_estimates_are_checked_and_make_the_circuit(
 
 
 @pytest.mark.slow
+def test_what_a_circuit_recovers_beyond_its_controls(
+    model: HookedTransformer, task: circuit.Task, tmp_path: Path
+) -> None:
+    study = circuit.find(model, task, method="eap", n_edges=75, check=False, held_out=[1, 3], nulls=3)
+    assert study.searched is not None
+    assert study.nulls is not None
+    assert (study.chosen.n_prompts, study.searched.n_prompts, study.nulls.n_prompts) == (2, 2, 2)
+    assert study.facts["judged on"] == "2 of 4, prompts that the search did not see"
+    assert study.facts["faithfulness in the search"].endswith(", same prompts as the search")
+    of_nulls = study.nulls.to_dataframe()["faithfulness"]
+    assert len(of_nulls) == 3
+    assert study.chosen.faithfulness.item() > of_nulls.mean(), "the circuit is of the task"
+    page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
+    for part in (
+        "faithfulness in the search",
+        "faithfulness of null circuits",
+        "only what the circuit recovers beyond",
+    ):
+        assert part in page
+    seen = (0, 2)
+    only = [[part[row] for row in seen] for part in (task.corrupted, task.clean)]
+    metric = circuit.Task(*only[::-1], *([part[row] for row in seen] for part in (task.answers, task.wrong_answers)))
+    again = evaluate(model, study.circuit, *only, metric=metric.metric(model), n_random=0)
+    assert_close(again.faithfulness.item(), study.searched.faithfulness.item())
+
+
+@pytest.mark.slow
 def test_a_search_has_no_curve_of_its_own(model: HookedTransformer, task: circuit.Task) -> None:
     study = circuit.find(model, task, method="acdc", threshold=3.0)
     assert study.effects is None

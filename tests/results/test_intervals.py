@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from itertools import combinations
 
 import pytest
 import torch
@@ -10,7 +11,16 @@ from torch import Tensor
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Scores, SkewWarning
 from hooked_lm.results import bootstrap as module
-from hooked_lm.results.bootstrap import bootstrap, largest_t, prompts_needed, simultaneous_level, skewness, students_t
+from hooked_lm.results.bootstrap import (
+    TOO_L_SKEWED,
+    TOO_SKEWED,
+    bootstrap,
+    largest_t,
+    prompts_needed,
+    simultaneous_level,
+    skewness,
+    students_t,
+)
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.measures import Measures
 from tests.close import assert_close, assert_near
@@ -114,6 +124,35 @@ def test_the_skewness_is_that_of_half_of_the_cells_that_vary():
     negligible = torch.stack([flat, tail / 1000, torch.full((10,), 3.3), torch.full((10,), torch.nan)])
     assert skewness(negligible) < 1e-6
     assert skewness(torch.full((2, 9), 0.1)) == 0
+
+
+def test_of_few_prompts_the_l_skewness_counts():
+    """A skewness of 0.75 over eight prompts is that of normal numbers in a fifth of samples."""
+    lacking = torch.tensor([[0.0, 0.0, 0.0, 0.1, 0.2, 0.5, 0.8, 1.0]])
+    assert 0.7 < skewness(lacking) < TOO_SKEWED * 8**0.5
+    ordered = sorted(lacking[0].tolist())  # the L-moments of all samples of three and two (Hosking 1990)
+    triples = [c - 2 * b + a for a, b, c in combinations(ordered, 3)]
+    gaps = [b - a for a, b in combinations(ordered, 2)]
+    expected = (sum(triples) / len(triples) / 3) / (sum(gaps) / len(gaps) / 2)
+    assert_near(skewness(lacking, by_rank=True), expected, 1e-5, because="sums of differences by ranks")
+    assert_near(skewness(7 - 3 * lacking, by_rank=True), expected, 1e-5, because="sums of differences by ranks")
+    with pytest.warns(SkewWarning):
+        Scores(lacking, {"head": [0]}).interval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Scores(lacking.repeat(1, 2), {"head": [0]}).interval()
+
+
+@pytest.mark.parametrize("n_prompts", [8, 11, 15, 16])
+def test_normal_numbers_are_warned_of_as_rarely_as_by_skewness(n_prompts: int):
+    values = draw(4000, n_prompts)
+
+    def share(threshold: float, by_rank: bool) -> float:
+        return sum(skewness(one[None], by_rank) > threshold for one in values) / len(values)
+
+    by_rank, by_moment = share(TOO_L_SKEWED, True), share(TOO_SKEWED * n_prompts**0.5, False)
+    assert abs(by_rank - by_moment) < 0.015, "two deviations of 4,000 draws"
+    assert by_rank < 0.2
 
 
 def test_skewed_values_are_named_from_eight_prompts_on():
@@ -332,7 +371,6 @@ def test_groups_are_saved(tmp_path):
     [
         ([1, 2], "groups has 2 labels, and there are 5 prompts: give the label of each prompt"),
         ("aabbc", "groups must be a list with a label for each prompt, got 'aabbc'"),
-        (3, "groups must be a list with a label for each prompt, got 3"),
         ([0.5] * 5, "labels of groups are strings or ints, got 0.5"),
     ],
 )

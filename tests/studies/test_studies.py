@@ -21,7 +21,7 @@ from hooked_lm.patching import SweepResult
 from hooked_lm.results import Scores
 from hooked_lm.shards import with_threads
 from hooked_lm.studies import PairTable, study_pairs
-from tests.close import assert_close
+from tests.close import assert_apart, assert_close
 from tests.core import thinned
 from tests.rounding import undisturbed
 
@@ -142,6 +142,18 @@ def test_means_over_pairs_with_named_axes(model: HookedTransformer, tmp_path: Pa
     assert_close(found.values, whole.values)
     assert_close(found.normalized().mean, whole.normalized().mean)
     assert_close(torch.stack(found.effects().interval()), torch.stack(whole.effects().interval()))
+
+
+def test_pairs_that_are_alike_are_groups(model: HookedTransformer, tmp_path: Path) -> None:
+    table = run(model, tmp_path, pairs=SHORT)
+    labels = [f"item {place // 2}" for place in range(len(SHORT))]
+    found = table.scores(groups=labels)
+    assert found.groups == tuple(labels)
+    assert_close(torch.stack(found.interval()), torch.stack(table.scores().grouped(labels).interval()))
+    assert_apart(torch.stack(found.interval()), torch.stack(table.scores().interval()))
+    assert table.plot(groups=labels).to_dict() == found.plot().to_dict()
+    with pytest.raises(ValueError, match=f"groups has 1 labels, and there are {len(SHORT)} prompts"):
+        table.scores(groups=["a"])
 
 
 def test_pairs_of_different_lengths_are_aligned_by_name(model: HookedTransformer, tmp_path: Path) -> None:

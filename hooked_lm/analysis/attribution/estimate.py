@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import later
 from hooked_lm.results import Label
+from hooked_lm.results.bootstrap import Resampling
 from hooked_lm.results.scores import METRIC
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Attribution(SweepResult):
     def estimates(self) -> SweepResult:
         """The estimates alone, as a SweepResult, whose intervals are those of the mean estimate over prompts: they say nothing of
         how far it is from the exact effect."""
-        names = ("corrupted", "clean", "cost", "base", "about", "groups")
+        names = ("corrupted", "clean", "cost", "base", "about", "groups", "binary")
         return SweepResult(self.values, self.axes, **{name: getattr(self, name) for name in names})
 
     def normalized(self) -> "Attribution":
@@ -109,26 +110,19 @@ class Attribution(SweepResult):
         return f"estimated, {super()._about_intervals}, of the exact effect"
 
     def _ends(
-        self,
-        values: Float[Tensor, "cell prompt"],
-        places: Int[Tensor, " place"],
-        level: float,
-        n_resamples: int = 1000,
-        seed: int = 0,
-        simultaneous: bool = True,
-    ) -> tuple[Float[Tensor, " place"], Float[Tensor, " place"]]:
+        self, cells: Int[Tensor, " cell"], resampling: Resampling, simultaneous: bool = True
+    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
         """The intervals of the exact means, from those of the estimates and of the cells with exact values."""
         if self.exact is None or self.errors is None or self.floor is None:
-            return torch.full(places.shape, torch.nan), torch.full(places.shape, torch.nan)
-        exact = self.exact.reshape(values.shape) + (values - self.values.reshape(values.shape))
-        is_exact = ~exact.isnan().any(1)
-        measured = torch.where(is_exact[:, None], exact, values)
-        low, high = super()._ends(measured, places, level, n_resamples, seed, simultaneous)
-        mean, size = values[places].mean(1), self._ranked().reshape(values.shape)[places].mean(1).abs()
-        error = _quantile(self.errors, level) * (size + self.floor)
+            return torch.full(cells.shape, torch.nan), torch.full(cells.shape, torch.nan)
+        is_exact = ~self.exact.isnan().any(-1)
+        measured = replace(self.estimates, values=self.exact.where(is_exact[..., None], self.values))
+        low, high = measured._ends(cells, resampling, simultaneous)
+        mean, size, is_exact = (each.flatten()[cells] for each in (self.mean, self.effects().mean.abs(), is_exact))
+        error = _quantile(self.errors, resampling.level) * (size + self.floor)
         return (
-            torch.where(is_exact[places], low.minimum(mean), mean - torch.hypot(mean - low, error)),
-            torch.where(is_exact[places], high.maximum(mean), mean + torch.hypot(high - mean, error)),
+            torch.where(is_exact, low.minimum(mean), mean - torch.hypot(mean - low, error)),
+            torch.where(is_exact, high.maximum(mean), mean + torch.hypot(high - mean, error)),
         )
 
     # ---- agreement ---------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
+from hooked_lm.results.gap import one_warning
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC, origin
 
@@ -111,7 +112,7 @@ def attribute(
     are estimates of the metric with each cell exchanged, `exact` the results of exact patching, `agreement` how well both
     agree. The model's weights, flags, mode and hooks are unchanged. Raises as `patching.sweep`, and ValueError for an unknown
     method, steps below 1, a metric or a site without a gradient, and gradients that are NaN, named by site; RuntimeError in
-    inference mode.
+    inference mode. Warns if the clean and the corrupted prompts hardly differ by the metric: effects are then those of noise.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -246,6 +247,9 @@ class Job:
                 "groups": of_prompts,
             }
             found.append(Attribution(values, axes, **settings, exact=exact))
+        if other is not None:
+            with one_warning():  # all plans have the same runs
+                found[0].warn_if_close()
         return found
 
     def _estimated(self, plans: Sequence[Plan]) -> tuple[list[Tensor], Tensor, Tensor | None, Cost]:

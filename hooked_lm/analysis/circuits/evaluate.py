@@ -22,6 +22,8 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.bootstrap import bootstrap
+from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, origin
 from hooked_lm.results.tabular import Tabular
 
@@ -140,9 +142,9 @@ class Evaluation(Scores):
         """
         if per_prompt:
             return super().to_dataframe(per_prompt=True)
-        low, high = self._intervals(level)
+        low, high = self._interval_of_ratio(level)
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
-        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low[0], "high": high[0]}
+        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low, "high": high}
         columns["completeness"] = self.completeness
         if (random := self.random_faithfulness) is not None:
             columns |= {RANDOM: random.mean(0), f"{RANDOM}_low": random.amin(0), f"{RANDOM}_high": random.amax(0)}
@@ -183,13 +185,13 @@ class Evaluation(Scores):
         from hooked_lm import viz
         from hooked_lm.viz.numbers import rounded
 
-        low, high = self._intervals(0.95)
+        low, high = self._interval_of_ratio()
         labels = [f"{name} ({n} edges)" for name, n in zip(self.axes[CIRCUIT], self.n_edges, strict=True)]
         random = self.random_faithfulness
         known = torch.empty(0) if random is None else random[~random.isnan()]
         ends = (rounded(known.min()), rounded(known.max())) if len(known) else ()
         by_chance = f"as many random edges: {' to '.join(ends)}" if ends else ""
-        interval = (low[0], high[0]) if self.n_prompts > 1 else None
+        interval = (low, high) if self.n_prompts > 1 else None
         return viz.bars(
             self.faithfulness, labels, interval, title or self._title, "", self._y_title, UPWARDS, subtitle=by_chance
         )
@@ -199,8 +201,8 @@ class Evaluation(Scores):
         from hooked_lm import viz
 
         bars = {
-            "faithfulness": (self.faithfulness, *(end[0] for end in self._intervals(0.95))),
-            "completeness": (self.completeness, *(end[1] for end in self._intervals(0.95))),
+            "faithfulness": (self.faithfulness, *self._interval_of_ratio()),
+            "completeness": (self.completeness, *self._interval_of_ratio(of=1)),
         }
         if (random := self.random_faithfulness) is not None:
             bars[f"random edges ({len(random)} draws)"] = random.nanmean(0), random.amin(0), random.amax(0)
@@ -211,16 +213,17 @@ class Evaluation(Scores):
         interval = (low, high) if self.n_prompts > 1 else None
         return viz.bars(values, list(bars), interval, title, "", self._y_title, UPWARDS)
 
-    def _intervals(self, level: float) -> tuple[Float[Tensor, "2 circuit"], Float[Tensor, "2 circuit"]]:
-        """The confidence intervals of faithfulness and completeness, which are ratios of means: those of the linearised ratio
-        (Cochran 1977, 6.3). The full model and the empty circuit have none, as they are 1 and 0 for any prompts."""
-        values, empty, full = (part.double() for part in (self.values, self.empty, self.full))
+    def _interval_of_ratio(
+        self, level: float = 0.95, of: int = 0
+    ) -> tuple[Float[Tensor, " circuit"], Float[Tensor, " circuit"]]:
+        """The confidence intervals of faithfulness, or of completeness (`of` 1), which are ratios of means: those of the
+        linearised ratio (Cochran 1977, 6.3). The full model and the empty circuit have none: they are 1 and 0 for any prompts."""
+        values, empty, full = (part.double() for part in (self.values[of], self.empty, self.full))
         difference = (full - empty).mean()
-        share = self._recovered()
-        residuals = (values - empty - share[..., None] * (full - empty)) / difference
-        low, high = self._interval_of(residuals.float().flatten(0, 1), level)
-        low, high = low.clamp(max=0.0).view_as(share), high.clamp(min=0.0).view_as(share)  # around 0, up to rounding
-        return (share + low).float(), (share + high).float()
+        share = self._recovered()[of]
+        residuals = (values - empty - share[:, None] * (full - empty)) / difference
+        low, high = bootstrap(by_group(residuals.float(), self.groups), level)
+        return (share + low.clamp(max=0.0)).float(), (share + high.clamp(min=0.0)).float()  # around 0, up to rounding
 
     @property
     def _title(self) -> str:
@@ -238,8 +241,8 @@ class Evaluation(Scores):
     def _summary(self) -> list[str]:
         if len(self.n_edges) > 8:
             return [f"area {self.area:.3f}{self._judged_on}"]
-        random, (low, high) = self.random_faithfulness, self._intervals(0.95)
-        ends = [f" ({a:.2f} to {b:.2f})" for a, b in zip(_rounded(low[0]), _rounded(high[0]), strict=True)]
+        random, (low, high) = self.random_faithfulness, self._interval_of_ratio()
+        ends = [f" ({a:.2f} to {b:.2f})" for a, b in zip(_rounded(low), _rounded(high), strict=True)]
         ends = ends if self.n_prompts > 1 else [""] * len(ends)
         shown = [
             f"{value:.2f}{interval} with {n} edges"

@@ -168,6 +168,15 @@ class Pairs:
         return self.some(model, unseen), UNSEEN
 
 
+def searched_pairs(
+    model: Decoder, circuit: Circuit, corrupted: Prompts, clean: Prompts, metric: Metric | None
+) -> Pairs:
+    """Those of the pairs that the search of a circuit saw."""
+    known = identities(model, rows_of(model, clean, "clean"))
+    rows = [place for place, one in enumerate(known) if one in circuit.about[SEEN]]
+    return Pairs(corrupted, clean, metric).some(model, rows)
+
+
 def seen_by(found: SweepResult) -> dict[str, Any]:
     """What circuits of measured effects know of the prompts that these were measured on."""
     return {SEEN: found.about[PROMPTS]} if PROMPTS in found.about else {}

@@ -109,7 +109,7 @@ class Attend(PublicAttributes):
         fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(self.hook_attn_scores, self.hook_pattern)
         return self.mix_fused if fuses else self.mix_in_steps
 
-    def may_fuse(self, *inside: HookPoint) -> bool:
+    def may_fuse(self, *inside: nn.Module) -> bool:
         """Whether a fused kernel may run: nothing listens inside it, and the softmax, which it does not call, is PyTorch's."""
         return self.settings.fused and not is_listening(*inside) and F.softmax is SOFTMAX and Tensor.softmax is METHOD
 

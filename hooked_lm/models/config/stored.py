@@ -121,6 +121,8 @@ class StoredConfig:
     @classmethod
     def from_json(cls: type[Own], written: dict[str, Json]) -> Own:
         """The config that `to_json` made. Raises ValueError for one of another class or a later format."""
+        if not isinstance(written, dict):
+            raise ValueError(f"the config must be an object with names, got a {type(written).__name__}")
         if written.get("format") != FORMAT:
             raise ValueError(f"the config has format {written.get('format')!r}; this version reads format {FORMAT}")
         name = written.get("config_class")
@@ -130,7 +132,8 @@ class StoredConfig:
         values = {key: from_json(value) for key, value in written.items() if key not in ("format", "config_class")}
         if unknown := values.keys() - {f.name for f in fields(kind)}:
             raise ValueError(f"{name} has no {', '.join(sorted(unknown))}: was it written by a later version?")
-        tree = values.pop("tree")
+        if (tree := values.pop("tree", None)) is not None and not is_dataclass(tree):
+            raise ValueError(f"the tree of the config must be a component, got {tree!r}")
         made: Own = kind(**values) if tree is None else kind.from_tree(tree, **values)
         return made
 

@@ -58,9 +58,16 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     model.load_state_dict(given)
 
 
+def check_state(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Raises ValueError for a state dict that `load_state` would refuse. The model may be on the meta device."""
+    _check_fit(model, in_our_names(model, state_dict))
+
+
 def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
     """Raises ValueError listing every name and shape of a state dict that does not fit the model."""
-    own = {name: tuple(value.shape) for name, value in model.state_dict().items() if not name.endswith(TABLES)}
+    state = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
+    own = {name: tuple(value.shape) for name, value in state.items()}
+    integers = {name for name, value in state.items() if not value.is_floating_point()}
     if _has_product(model, given):
         own = {name: shape for name, shape in own.items() if name not in ("unembed.W_proj", "unembed.W_vocab")}
         own["unembed.W_U"] = tuple(model.W_U.shape)
@@ -73,6 +80,8 @@ def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
             problems.append(f"the model has no '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
         elif tuple(value.shape) != known[name]:
             problems.append(f"'{name}' is {tuple(value.shape)}, expected {known[name]}")
+        elif not value.is_floating_point() and name not in integers:
+            problems.append(f"'{name}' is {value.dtype}, expected floating point numbers")
     if problems:
         shown = "".join(f"\n- {problem}" for problem in problems[:20])
         raise ValueError(f"the weights do not fit the model, which was not changed:{shown}")

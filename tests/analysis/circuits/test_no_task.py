@@ -10,7 +10,14 @@ from torch import Tensor
 
 import hooked_lm
 from hooked_lm import HookedTransformer
-from hooked_lm.analysis import attribute_edges, direct_logit_attribution, metrics, source_attribution
+from hooked_lm.analysis import (
+    attribute,
+    attribute_edges,
+    attribute_nodes,
+    direct_logit_attribution,
+    metrics,
+    source_attribution,
+)
 from hooked_lm.analysis.circuits import discover, evaluate
 from hooked_lm.analysis.metrics import Metric
 from hooked_lm.demo.corpus import TASKS, Example
@@ -18,6 +25,7 @@ from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.reports import circuit as report
 
 N_PAIRS = 16  # half of them for the search, half to judge it
+ALL, HALVES = slice(None), (slice(0, None, 2), slice(1, None, 2))
 PACKAGE = Path(hooked_lm.__file__).parent
 Task = tuple[Tensor, Tensor, Metric]  # corrupted and clean prompts, the difference of their answers' logits
 
@@ -34,13 +42,13 @@ def task(
     return model.to_tokens(corrupted), model.to_tokens(clean), metrics.logit_difference(*ids)
 
 
-def names(model: HookedTransformer) -> Task:
-    pairs = prompt_pairs(N_PAIRS)
+def names(model: HookedTransformer, rows: slice = ALL) -> Task:
+    pairs = prompt_pairs(N_PAIRS)[rows]
     columns = ([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer"))
     return task(model, *columns)
 
 
-def drawn(model: HookedTransformer, name: str) -> Task:
+def drawn(model: HookedTransformer, name: str, rows: slice = ALL) -> Task:
     """Pairs of examples of a task, of one length and with other answers."""
     rng, waiting = Random(0), defaultdict[int, list[Example]](list)
     found = defaultdict[int, list[tuple[Example, Example]]](list)
@@ -55,7 +63,7 @@ def drawn(model: HookedTransformer, name: str) -> Task:
             pairs.append((example, others.pop()))
         else:
             others.append(example)
-    clean, corrupted = zip(*pairs, strict=True)
+    clean, corrupted = zip(*pairs[rows], strict=True)
     return task(
         model,
         [one.prompt for one in clean],
@@ -113,8 +121,14 @@ def warnings_of(model: HookedTransformer, way: str) -> int:
         [getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted", "answer", "wrong_answer")
     )
     corrupted_ids, clean_ids, metric = names(model)
+    both = {"one": metric, "other": metric}
     ways = {
         "edges": lambda: attribute_edges(model, corrupted_ids, clean_ids, metric=metric, check=False),
+        "nodes": lambda: attribute(
+            model, corrupted_ids, clean_ids, metric=metric, sites="z", heads="each", check=False
+        ),
+        "several sites": lambda: attribute_nodes(model, corrupted_ids, clean_ids, metric=both, check=False),
+        "noise": lambda: attribute(model, corrupted_ids, clean_ids, metric=metric, direction="noise", check=9),
         "direct": lambda: direct_logit_attribution(model, clean, *answers),
         "sources": lambda: source_attribution(model, clean, *answers, layers=[1]),
         "report": lambda: report.find(
@@ -129,8 +143,37 @@ def warnings_of(model: HookedTransformer, way: str) -> int:
     return len(ours)
 
 
+def warned_of_nodes(model: HookedTransformer, halves: list[Task]) -> int:
+    """For how many halves of the pairs `attribute` warns."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for corrupted, clean, metric in halves:
+            attribute(model, corrupted, clean, metric=metric, check=False, progress=False)
+    return len([warning for warning in found if "hardly differ" in str(warning.message)])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["edges", "direct", "sources", "report"])
+def test_nodes_of_untrained_models_are_warned_of(model: HookedTransformer) -> None:
+    """Of eight prompts, one half in a few is beyond two standard errors by chance."""
+    halves = [names(model, rows) for rows in HALVES]
+    found = [warned_of_nodes(model.untrained(seed), halves) for seed in range(8)]
+    assert min(found) >= 1, found
+
+
+@pytest.mark.parametrize("name", ["capitals", "days", "months", "pronouns", "agreement"])
+def test_nodes_of_trained_tasks_are_not_warned_of(model: HookedTransformer, name: str) -> None:
+    assert warned_of_nodes(model, [drawn(model, name, rows) for rows in (ALL, *HALVES)]) == 0
+
+
+def test_two_equal_runs_are_warned_of(model: HookedTransformer) -> None:
+    """An exact 0, also of one prompt."""
+    _, clean, metric = names(model, slice(1))
+    with pytest.warns(UserWarning, match="the clean and the corrupted prompts hardly differ, by 0 ± 0"):
+        attribute(model, clean, clean, metric=metric, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["edges", "nodes", "several sites", "noise", "direct", "sources", "report"])
 def test_parts_of_nothing_are_warned_of_once(model: HookedTransformer, way: str) -> None:
     assert warnings_of(model.untrained(0), way) == 1
     assert warnings_of(model, way) == 0
