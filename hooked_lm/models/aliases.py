@@ -126,7 +126,7 @@ def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
     """The rows of one block: our sites under the other library's block prefix, and aliases of its parts."""
     block, alias_block = f"{side}.{i}.", f"{side}_blocks.{i}."
     own = [name.removeprefix(block) for name in names if name.startswith(block)]
-    rows = [(name, name) for name in sorted(own)] + block_aliases(names, block, is_scaled=False)
+    rows = [(name, name) for name in sorted(own)] + block_aliases(names, block, scaled=False)
     if side == "decoder":
         rows = [
             (alias.replace("attn.", "self_attn.", 1) if alias.startswith("attn.") else alias, site)
@@ -148,19 +148,19 @@ def _side_block(names: set[str], side: str, i: int) -> list[tuple[str, str]]:
     return [(alias_block + alias, block + site) for alias, site in rows]
 
 
-def block_aliases(names: set[str], block: str, is_scaled: bool) -> list[tuple[str, str]]:
+def block_aliases(names: set[str], block: str, scaled: bool) -> list[tuple[str, str]]:
     """The rows that apply to the block with prefix `block`, as names without the prefix."""
     rows = list(BLOCK_ALIASES)
-    for has, has_not, some in [*BLOCK_ALIASES_WHERE, *([] if is_scaled else ADDED_ALIASES)]:
+    for has, has_not, some in [*BLOCK_ALIASES_WHERE, *([] if scaled else ADDED_ALIASES)]:
         if {block + site for site in has} <= names and not {block + site for site in has_not} & names:
             rows += some
     return rows
 
 
-def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> str:
+def same_value(site: str, names: Collection[str], scaled: bool = False) -> str:
     """Returns the site with the same value as a site inside a block, or the site itself if there is none.
 
-    `is_scaled`: whether the block multiplies the outputs of its sublayers before adding them to the stream.
+    `scaled`: whether the block multiplies the outputs of its sublayers before adding them to the stream.
 
     >>> same_value("blocks.2.mlp.hook_out", ["blocks.2.mlp.hook_out", "blocks.2.hook_mlp_out"])
     'blocks.2.hook_mlp_out'
@@ -168,7 +168,7 @@ def same_value(site: str, names: Collection[str], is_scaled: bool = False) -> st
     block = re.match(r".*?\.\d+\.", site)
     if block is None:
         return site
-    rows = block_aliases(set(names), block[0], is_scaled)
+    rows = block_aliases(set(names), block[0], scaled)
     found = [block[0] + name for alias, name in rows if block[0] + alias == site]
     return next((name for name in found if name in names), site)
 

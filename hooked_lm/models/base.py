@@ -200,7 +200,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         if site not in points or self.in_bare_cache(points[site]):
             return site
         block = self.get_submodule(".".join(site.split(".")[:2]))
-        return same_value(site, points, is_scaled=scales_outputs(block))
+        return same_value(site, points, scaled=scales_outputs(block))
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""

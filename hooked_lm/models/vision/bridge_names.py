@@ -97,11 +97,11 @@ def _of_tower(names: set[str], n_layers: int, scaled: Collection[int]) -> dict[s
     return {name: name for name in outside_blocks} | {alias: name for alias, name in found.items() if name in names}
 
 
-def _of_block(names: set[str], block: str, is_scaled: bool) -> Iterator[tuple[str, str]]:
+def _of_block(names: set[str], block: str, scaled: bool) -> Iterator[tuple[str, str]]:
     """The aliases of the sites of a block, without its prefix, and their full names."""
     own = [name.removeprefix(block) for name in names if name.startswith(block)]
     same = [(name, name) for name in own if refusal(f"vision_encoder.{block}{name}") is None]
-    for alias, name in [*MEANINGS.items(), *block_aliases(names, block, is_scaled), *same]:
+    for alias, name in [*MEANINGS.items(), *block_aliases(names, block, scaled), *same]:
         if block + name in names:
             yield alias, block + name
             yield from (
