@@ -52,7 +52,7 @@ def official_name(repository: str) -> str:
     return next((repository.removeprefix(prefix) for prefix in UNPREFIXED if repository.startswith(prefix)), repository)
 
 
-OFFICIAL_MODEL_NAMES = [*dict.fromkeys([*(official_name(known) for known in SHORT_NAMES.values()), *UNSUPPORTED])]
+OFFICIAL_MODEL_NAMES = sorted({*map(official_name, SHORT_NAMES.values()), *UNSUPPORTED}, key=str.casefold)
 OFFICIAL_NAME_OF = {short: official_name(repository) for short, repository in SHORT_NAMES.items()} | {
     short: name for name, shorts in UNSUPPORTED.items() for short in shorts
 }

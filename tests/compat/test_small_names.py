@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,10 +15,12 @@ from hooked_lm.compat import devices
 from hooked_lm.compat.activations import XIELU
 from hooked_lm.compat.introspection import HookIntrospectionMixin
 from hooked_lm.compat.parts import AbstractAttention, GatedMLP
+from hooked_lm.compat.processing import ProcessWeights
 from hooked_lm.compat.tensors import logits_to_df
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
-from hooked_lm.hooks import HookPoint
-from tests.close import assert_close
+from hooked_lm.hooks import HookPoint, Slice
+from hooked_lm.models.loss import lm_cross_entropy_loss
+from tests.close import assert_apart, assert_close
 from tests.models.toys import N_CTX, ids, toy
 
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "d_vocab": 9, "act_fn": "gelu"}
@@ -303,3 +306,44 @@ def test_positions_of_an_encoder_are_its_parameter() -> None:
     sizes = {**SIZES, "attention_dir": "bidirectional", "normalization_type": "LN"}
     encoder = HookedEncoder(sizes)
     assert encoder.W_pos is encoder.embed.pos_embed.W_pos
+
+
+# ---- rewrites of state dicts, losses, slices -------------------------------------------------------------------------
+
+
+def test_a_vocabulary_is_read_off_the_weights() -> None:
+    """A config without one is enough to rewrite a state dict."""
+    model = HookedTransformer({**SIZES, "normalization_type": "LN"})
+    state = model.state_dict()
+    bare = HookedTransformerConfig(**{**SIZES, "d_vocab": -1, "normalization_type": "LN"})
+    found = ProcessWeights.center_writing_weights(state, bare)
+    expected = ProcessWeights.center_writing_weights(state, model.cfg)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value)
+    with pytest.raises(ValueError, match="the state dict is empty"):
+        ProcessWeights.center_writing_weights({}, bare)
+
+
+def test_an_unembedding_is_centred_without_a_config() -> None:
+    model = toy()
+    state = model.state_dict()
+    found, expected = ProcessWeights.center_unembed(state), ProcessWeights.center_unembed(state, model.cfg)
+    for name in ("unembed.W_U", "unembed.b_U"):
+        assert_close(found[name], expected[name])
+        assert_apart(found[name], state[name])
+    assert found["embed.W_E"] is state["embed.W_E"]
+
+
+def test_a_mask_of_another_shape_than_the_ids_is_refused() -> None:
+    """It was broadcast: one mask was used for all rows, or one loss for all entries of a mask."""
+    for wrong in (torch.ones(1, 5), torch.ones(5), torch.ones(2, 4)):
+        with pytest.raises(ValueError, match=r"attention_mask is .*, and the ids are \(2, 5\)"):
+            lm_cross_entropy_loss(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.long), wrong)
+
+
+@pytest.mark.parametrize("one", [torch.tensor(1), np.array(1), np.int64(1), 1])
+def test_one_index_removes_the_axis(one: Any) -> None:
+    table = torch.arange(6).view(2, 3)
+    assert Slice(one).apply(table).tolist() == [3, 4, 5]
+    assert Slice.unwrap(one).apply(table).tolist() == [[3, 4, 5]]
