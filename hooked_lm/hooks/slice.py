@@ -1,7 +1,7 @@
 """Slice: a selection along one axis of a tensor."""
 
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -28,7 +28,8 @@ class Slice:
     def __init__(self, input_slice: SliceInput = None) -> None:
         self.slice: int | slice | Tensor
         if isinstance(input_slice, (Tensor, np.ndarray)) and input_slice.ndim == 0:
-            input_slice = input_slice.item()
+            one: Any = input_slice.item()
+            input_slice = one
         if input_slice is None:
             self.slice, self.mode = slice(None), "identity"
         elif isinstance(input_slice, slice):
