@@ -83,7 +83,7 @@ class FactoredMatrix(Shown):
             leading = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         except RuntimeError:
             raise ShapeMismatch(
-                f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} do not broadcast"
+                f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} mismatch: they do not broadcast"
             ) from None
         self.A = A.broadcast_to((*leading, *A.shape[-2:]))
         self.B = B.broadcast_to((*leading, *B.shape[-2:]))

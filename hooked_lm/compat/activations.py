@@ -1,5 +1,6 @@
 """Activation functions by name, and the soft cap of scores and logits."""
 
+from abc import ABCMeta
 from collections.abc import Callable
 
 import torch
@@ -19,7 +20,14 @@ SOFTCAP_DISABLED: float = -1.0
 gelu_pytorch_tanh: ActivationFunction = gelu_tanh
 
 
-class XIELU(activations.XIELU):
+class AnyXIELU(ABCMeta):
+    """The metaclass of `XIELU`, of which those in models are instances too."""
+
+    def __instancecheck__(cls, module: object) -> bool:
+        return isinstance(module, activations.XIELU)
+
+
+class XIELU(activations.XIELU, metaclass=AnyXIELU):
     """The trainable activation xIELU (Huang and Schlag 2024, arXiv:2411.13010), with its initial parameters.
 
     >>> XIELU()(torch.tensor([2.0]))

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 __all__ = [
     "MIXED_CPU_GPU_ERROR", "AvailableDeviceMemory", "MaxMemory", "ModelWithCfg",
-    "calculate_available_device_cuda_memory", "count_unique_devices",
+    "calculate_available_device_cuda_memory", "cast_floating_params_to_dtype", "count_unique_devices",
     "determine_available_memory_for_available_devices", "find_embedding_device", "find_misplaced_modules",
     "get_best_available_cuda_device", "get_best_available_device", "get_device_for_block_index", "is_mixed_cpu_gpu",
+    "maybe_cast_floating_params",
     "move_to_and_update_config", "print_gpu_mem", "resolve_device_map", "sort_devices_based_on_available_memory",
     "warn_if_mps",
 ]  # fmt: skip
@@ -187,6 +188,34 @@ def move_to_and_update_config(
     if print_details:
         print(f"{what} of the model: {value}")
     return model
+
+
+def cast_floating_params_to_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+    """Casts the floating-point parameters of a module, in place.
+
+    Those of one byte belong to a quantised weight and keep their dtype, as do those on the meta device, where offloaded
+    weights are.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> cast_floating_params_to_dtype(layer, torch.bfloat16)
+    >>> layer.weight.dtype
+    torch.bfloat16
+    """
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype.itemsize > 1 and not parameter.is_meta:
+            parameter.data = parameter.data.to(dtype)
+
+
+def maybe_cast_floating_params(model: nn.Module, dtype: torch.dtype) -> None:
+    """Casts the floating-point parameters of a transformers model, unless its config says that it is quantised."""
+    config = getattr(model, "config", None)
+    settings = (
+        config.get("quantization_config")
+        if isinstance(config, Mapping)
+        else getattr(config, "quantization_config", None)
+    )
+    if settings is None:
+        cast_floating_params_to_dtype(model, dtype)
 
 
 def warn_if_mps(device: str | torch.device) -> None:

@@ -12,7 +12,8 @@ from hooked_lm.compat.attributes import select_compatible_kwargs
 from hooked_lm.hub.names import hub_id
 
 __all__ = [
-    "CACHE_DIR", "clear_huggingface_cache", "download_file_from_hf", "get_rotary_pct_from_config", "keep_single_column",
+    "CACHE_DIR", "clear_huggingface_cache", "download_file_from_hf",
+    "get_rotary_pct_from_config", "keep_single_column",
 ]  # fmt: skip
 
 CACHE_DIR: str = constants.HF_HUB_CACHE

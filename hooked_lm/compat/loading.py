@@ -13,7 +13,7 @@ from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families.short_names import CHECKPOINTS, SHORT_NAMES
-from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model, from_source
+from hooked_lm.hub.hf_checkpoint import HFCheckpoint, check_model, from_model, from_source
 from hooked_lm.hub.hf_load import fill
 from hooked_lm.hub.names import published_steps
 from hooked_lm.hub.options import Options, one_device
@@ -52,7 +52,7 @@ def official_name(repository: str) -> str:
     return next((repository.removeprefix(prefix) for prefix in UNPREFIXED if repository.startswith(prefix)), repository)
 
 
-OFFICIAL_MODEL_NAMES = [*dict.fromkeys([*(official_name(known) for known in SHORT_NAMES.values()), *UNSUPPORTED])]
+OFFICIAL_MODEL_NAMES = sorted({*map(official_name, SHORT_NAMES.values()), *UNSUPPORTED}, key=str.casefold)
 OFFICIAL_NAME_OF = {short: official_name(repository) for short, repository in SHORT_NAMES.items()} | {
     short: name for name, shorts in UNSUPPORTED.items() for short in shorts
 }
@@ -257,8 +257,10 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     """The weights of a transformers model by the parameter names of TransformerLens; views of its weights if possible.
 
     `cfg` is the flat config of the model to load them into. If it has `n_key_value_heads`, keys and values are named `_W_K`
-    and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are omitted.
+    and `_W_V`. Layers beyond `cfg.n_layers`, and positions beyond `cfg.n_ctx`, are omitted. Raises TypeError for an object
+    that is not a model of transformers.
     """
+    check_model(hf_model)
     checkpoint = from_model(find(hf_model.config.name_or_path), Options(hf_model=hf_model))
     tensors = checkpoint.tensors()
     tree = checkpoint.tree(tensors)

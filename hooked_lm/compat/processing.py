@@ -15,6 +15,7 @@ from hooked_lm.models.weights.state import load_state
 from hooked_lm.pretrained import HookedTransformer
 
 State = dict[str, Tensor]
+UNKNOWN = -1  # the d_vocab of a config without one
 
 
 def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> State:
@@ -22,8 +23,12 @@ def rewritten(state_dict: State, cfg: Any, rewrite: Callable[[Any], None]) -> St
 
     A folded norm is the identity: its weights are ones and its biases zeros.
     """
+    if not state_dict:
+        raise ValueError("the state dict is empty: expected the weights of a model with this config")
     device = next(iter(state_dict.values())).device
-    model = HookedTransformer(replace(cfg, device=str(device), init_weights=False, processed=(), tokenizer_name=None))
+    d_vocab = len(state_dict["embed.W_E"]) if cfg.d_vocab == UNKNOWN and "embed.W_E" in state_dict else cfg.d_vocab
+    bare = {"init_weights": False, "processed": (), "tokenizer_name": None}
+    model = HookedTransformer(replace(cfg, device=str(device), d_vocab=d_vocab, **bare))
     load_state(model, state_dict)
     rewrite(model)
     state = model.state_dict()
@@ -63,8 +68,14 @@ class ProcessWeights:
         return rewritten(state_dict, cfg, fold.center_writing_weights)
 
     @staticmethod
-    def center_unembed(state_dict: State, cfg: Any, adapter: None = None) -> State:
-        """Subtracts the mean over the vocabulary from `W_U` and `b_U`."""
+    def center_unembed(state_dict: State, cfg: Any = None, adapter: None = None) -> State:
+        """Subtracts the mean over the vocabulary from `W_U` and `b_U`.
+
+        Without a config it is not known whether the model has a soft cap, after which its predictions would differ.
+        """
+        if cfg is None:
+            unembed = {name: state_dict[name] for name in ("unembed.W_U", "unembed.b_U") if name in state_dict}
+            return {**state_dict, **{name: value - value.mean(-1, keepdim=True) for name, value in unembed.items()}}
         return rewritten(state_dict, cfg, fold.center_unembed)
 
     @staticmethod

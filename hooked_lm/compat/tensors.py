@@ -87,7 +87,13 @@ def logits_to_df(logits: Float[Tensor, " d_vocab"], tokenizer: Any = None, top_k
     >>> import torch
     >>> logits_to_df(torch.tensor([0.0, 2.0, 1.0]), top_k=2)["token_index"].tolist()
     [1, 2]
+
+    Raises ValueError for logits of several positions.
     """
+    if logits.ndim != 1:
+        raise ValueError(
+            f"expected the logits of one position, [d_vocab], got {list(logits.shape)}; index a position first"
+        )
     logits = logits.detach().cpu()
     log_probs = logits.float().log_softmax(0)
     order = log_probs.argsort(descending=True, stable=True)[:top_k]

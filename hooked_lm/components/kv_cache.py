@@ -1,7 +1,7 @@
 """Caches for generation: the keys and values of attention layers and the states of state-space layers, so that each token
 is processed once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,15 +25,29 @@ class HeadSizes(Protocol):
 class KeyValueCacheEntry:
     """One layer's keys (after rotary) and values, in buffers for at least `room` positions that grow by doubling.
 
-    `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of the filled positions.
+    `past_keys` and `past_values` are views [batch, pos, kv_head, d_head] of the filled positions; given ones are not copied.
+    Raises ValueError if only one of them is given, or for other numbers of rows and positions.
     """
 
-    def __init__(self, room: int = 64) -> None:
+    def __init__(
+        self,
+        room: int = 64,
+        *,
+        past_keys: Float[Tensor, "batch pos kv_head d_head"] | None = None,
+        past_values: Float[Tensor, "batch past kv_head d_value"] | None = None,
+        frozen: bool = False,
+    ) -> None:
+        if (past_keys is None) != (past_values is None):
+            raise ValueError("past_keys and past_values go together")
+        if past_keys is not None and past_values is not None and past_keys.shape[:3] != past_values.shape[:3]:
+            raise ValueError(
+                f"past_keys are {tuple(past_keys.shape)} and past_values {tuple(past_values.shape)}: rows, positions and heads "
+                "must be equal"
+            )
         self.room = room
-        self.length = 0
-        self.frozen = False
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self.length = 0 if past_keys is None else past_keys.shape[1]
+        self.frozen = frozen
+        self._keys, self._values = past_keys, past_values
 
     @classmethod
     def init_cache_entry(
@@ -145,19 +159,32 @@ class KeyValueCache(Shown):
     """The keys and values of all layers (`entries`), the states of layers with a mixer (`states`), and the attention mask of all
     past tokens.
 
-    A layer may have both. `room` is the number of positions in the first buffers, which grow.
+    A layer may have both. `room` is the number of positions in the first buffers, which grow. `entries` are those of the
+    layers, in place of empty ones; `previous_attention_mask` is then the mask of their positions.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
     (2, 0)
     """
 
-    def __init__(self, n_layers: int, room: int = 64) -> None:
-        self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers)]
+    def __init__(
+        self,
+        n_layers: int | None = None,
+        room: int = 64,
+        *,
+        entries: Sequence[KeyValueCacheEntry] | None = None,
+        previous_attention_mask: Tensor | None = None,
+        frozen: bool = False,
+    ) -> None:
+        if (n_layers is None) == (entries is None):
+            raise ValueError("a cache needs either n_layers or the entries of its layers")
+        self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers or 0)] if entries is None else [*entries]
         self.states: dict[int, StateCacheEntry] = {}
-        self.previous_attention_mask: Tensor | None = None
+        self.previous_attention_mask = previous_attention_mask
         # number of tokens -> what the images among them add to the positions of later text, [batch]
         self.position_shifts: dict[int, Tensor] = {}
+        if frozen:
+            self.freeze()
 
     @classmethod
     def init_cache(cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1) -> "KeyValueCache":
@@ -200,10 +227,10 @@ class KeyValueCache(Shown):
         self.store_mask(mask)
 
     def append_attention_mask(self, attention_mask: Tensor) -> Tensor:
-        """Stores the mask [batch, pos] of past and new tokens, unless the cache is frozen, and returns it."""
-        mask = self.full_mask(attention_mask.bool(), *attention_mask.shape)
+        """Appends the mask [batch, pos] of new tokens to that of past ones, unless the cache is frozen, and returns both."""
+        mask = self._appended(attention_mask.bool(), *attention_mask.shape)
         self.store_mask(mask)
-        return attention_mask if mask is None else mask.to(attention_mask.dtype)
+        return mask.to(attention_mask.dtype)
 
     def full_mask(self, new: Tensor | None, batch: int, n_pos: int) -> Tensor | None:
         """The mask of past and new tokens; None if there is no padding.
@@ -215,6 +242,11 @@ class KeyValueCache(Shown):
             return None
         if new is not None and new.shape[1] == self.length + n_pos:
             return new
+        return self._appended(new, batch, n_pos)
+
+    def _appended(self, new: Tensor | None, batch: int, n_pos: int) -> Tensor:
+        """The stored mask, followed by that of the new tokens; one of them is not None."""
+        past = self.previous_attention_mask
         known: Tensor = past if past is not None else new  # type: ignore[assignment]
         past = known.new_ones(batch, self.length) if past is None else past
         if past.shape[0] != batch:

@@ -1,7 +1,7 @@
 """Slice: a selection along one axis of a tensor."""
 
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ SliceInput = SupportsIndex | tuple[int | None, ...] | list[int] | Tensor | np.nd
 class Slice:
     """A selection along one axis of a tensor.
 
-    `None` selects everything; an int one index, and removes the axis; a tuple `(start, stop[, step])` a range; a list, array or
-    tensor of ints these indices in this order, of bools the indices of True. Raises ValueError for anything else.
+    `None` selects everything; an int, or a tensor or array of one without axes, one index, and removes the axis; a tuple
+    `(start, stop[, step])` a range; a list, array or tensor of ints these indices in this order, of bools the indices of True.
+    Raises ValueError for anything else.
 
     >>> import torch
     >>> Slice((0, 2)).apply(torch.arange(12).view(3, 4), dim=1)
@@ -26,6 +27,9 @@ class Slice:
 
     def __init__(self, input_slice: SliceInput = None) -> None:
         self.slice: int | slice | Tensor
+        if isinstance(input_slice, (Tensor, np.ndarray)) and input_slice.ndim == 0:
+            one: Any = input_slice.item()
+            input_slice = one
         if input_slice is None:
             self.slice, self.mode = slice(None), "identity"
         elif isinstance(input_slice, slice):

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
 from hooked_lm.families._shared.reader import HFConfig
@@ -168,6 +168,7 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
 
 def from_model(source: Source, options: Options) -> HFCheckpoint:
     """The weights of the options' `hf_model`, with the tokenizer of `source`."""
+    check_model(options.hf_model)
     step, revision = checkpoint_step(source.name, options)
     if options.overrides:
         raise ValueError(f"{', '.join(options.overrides)} cannot be given with hf_model: it has a config already")
@@ -187,6 +188,14 @@ def from_model(source: Source, options: Options) -> HFCheckpoint:
         options=options,
         whole=whole,
     )
+
+
+def check_model(hf_model: object) -> None:
+    """Raises TypeError for an object that is not a model of transformers, whose config says which family it is of."""
+    from transformers import PreTrainedConfig
+
+    if not isinstance(hf_model, nn.Module) or not isinstance(getattr(hf_model, "config", None), PreTrainedConfig):
+        raise TypeError(f"hf_model must be a model of transformers, with its config, got {type(hf_model).__name__}")
 
 
 def _labels(name: str, has_tokenizer: bool, step: int | None, options: Options) -> dict[str, Any]:

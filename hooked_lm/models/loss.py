@@ -22,7 +22,7 @@ def lm_cross_entropy_loss(
 
     With an `attention_mask` [batch, pos] (1: real) only predictions of a real token from a real token count; the
     others are zero per token. Negative ids count from the end of the vocabulary. Raises ValueError if there is nothing to
-    predict.
+    predict, and for a mask of another shape than the ids.
 
     >>> import torch
     >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
@@ -32,6 +32,8 @@ def lm_cross_entropy_loss(
     losses = -log_probs.gather(-1, from_the_end(tokens[:, 1:, None], logits.shape[-1]))[..., 0]
     counts = torch.ones_like(losses, dtype=torch.bool)
     if attention_mask is not None:
+        if attention_mask.shape != tokens.shape:
+            raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, and the ids are {tuple(tokens.shape)}")
         real = attention_mask.to(losses.device).bool()
         counts = real[:, 1:] & real[:, :-1]
         losses = losses.masked_fill(~counts, 0.0)  # an infinite one times zero would be NaN

@@ -24,7 +24,6 @@ LEFT_OUT = {
     "model_bridge": "its bridge; the names that clients use of it are tested in a file of their own",
     "remote_module_loading": "runs code from checkpoints",
     "tools": "its own list of models that were tried",
-    "components.mlps.gated_mlp_4bit": "weights are never of 4 bits here",
     "pretrained.weight_conversions.nanogpt": "checkpoints that are no transformers models",
     "pretrained.weight_conversions.qwen": "a model whose code comes with its checkpoint, which is never run",
 }
@@ -35,9 +34,6 @@ NAMES_LEFT_OUT = {
     "convert_qwen_weights": "a model whose code comes with its checkpoint, which is never run",
     "convert_hubert_weights": "there are no models of sound here",
     "HookedAudioEncoder": "there are no models of sound here",
-    "GatedMLP4Bit": "weights are never of 4 bits here",
-    "GPT_OSS_ALPHA": "numbers of a checkpoint's config, which is read",
-    "GPT_OSS_LIMIT": "numbers of a checkpoint's config, which is read",
     "INVALID_HEAD_NAME_ERR": "the text of an error that is worded otherwise here",
     "CACHE_WITH_SEQ_LIST_ERR": "the text of an error that is worded otherwise here",
     "SEQ_LEN_ERR": "the text of an error that is worded otherwise here",

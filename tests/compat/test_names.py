@@ -358,6 +358,8 @@ def test_every_alias_leads_to_an_official_name() -> None:
     assert {*names.values()} == {*loading.OFFICIAL_MODEL_NAMES}
     for official, aliases in loading.MODEL_ALIASES.items():
         assert {names[alias] for alias in aliases} <= {official}
+    for listed in (loading.OFFICIAL_MODEL_NAMES, [*loading.MODEL_ALIASES]):
+        assert listed == sorted(listed, key=str.casefold)
     assert len(loading.DEFAULT_MODEL_ALIASES) == len(loading.OFFICIAL_MODEL_NAMES)
     for given, official in {
         "gpt2-small": "gpt2", "GPT2": "gpt2", "openai-community/gpt2": "gpt2", "pythia-1.3b": "EleutherAI/pythia-1.4b",

@@ -2,19 +2,27 @@
 
 import importlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, compat
+from hooked_lm.compat import devices
+from hooked_lm.compat.activations import XIELU
 from hooked_lm.compat.introspection import HookIntrospectionMixin
-from hooked_lm.compat.parts import GatedMLP
+from hooked_lm.compat.parts import AbstractAttention, GatedMLP
+from hooked_lm.compat.processing import ProcessWeights
+from hooked_lm.compat.tensors import logits_to_df
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
-from hooked_lm.hooks import HookPoint
-from tests.close import assert_close
+from hooked_lm.hooks import HookPoint, Slice
+from hooked_lm.models.loss import lm_cross_entropy_loss
+from tests.close import assert_apart, assert_close
 from tests.models.toys import N_CTX, ids, toy
+from tests.unchecked import unchecked
 
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 8, "d_vocab": 9, "act_fn": "gelu"}
 
@@ -212,3 +220,131 @@ def test_who_has_hooks(shim: Any) -> None:
     assert mixin is HookIntrospectionMixin
     assert isinstance(toy("standard"), mixin)
     assert not isinstance(nn.Linear(1, 1), mixin)
+
+
+# ---- parts and helpers -----------------------------------------------------------------------------------------------
+
+
+def test_the_activation_in_a_model_is_an_instance_of_its_public_name() -> None:
+    model = HookedTransformer({**SIZES, "act_fn": "xielu"})
+    assert isinstance(model.blocks[0].mlp.act_fn, XIELU)
+    assert isinstance(XIELU(), XIELU)
+    assert not isinstance(nn.GELU(), XIELU)
+
+
+def test_alibi_by_hand_is_that_of_a_model() -> None:
+    model = toy("alibi")
+    bias = AbstractAttention.create_alibi_bias(4, 6, "cpu")
+    attn, (_, cache) = model.blocks[0].attn, model.run_with_cache(ids(1, 6))
+    by_hand = attn.calculate_attention_scores(cache["q", 0], cache["k", 0]) + bias
+    assert_close(attn.apply_causal_mask(by_hand), cache["attn_scores", 0])
+    assert AbstractAttention.create_alibi_slope(3).tolist() == [[0, 0, 0], [-1, 0, 0], [-2, -1, 0]]
+
+
+def test_weights_of_four_bits_are_refused_when_they_are_built(shim: Any) -> None:
+    parts = shim("transformer_lens.components.mlps.gated_mlp_4bit")
+    assert not isinstance(GatedMLP({**SIZES, "d_mlp": 16}), parts.GatedMLP4Bit)
+    with pytest.raises(ValueError, match=r'quantize\("int4"\)'):
+        parts.GatedMLP4Bit(SIZES)
+    of_gpt_oss = shim("transformer_lens.components.mlps.gpt_oss_moe")
+    assert (of_gpt_oss.GPT_OSS_ALPHA, of_gpt_oss.GPT_OSS_LIMIT) == (1.702, 7.0)
+
+
+def test_dtypes_of_quantised_models_stay() -> None:
+    packed = nn.Parameter(torch.zeros(2, dtype=torch.float8_e4m3fn), requires_grad=False)
+    model = nn.Module()
+    model.weight, model.packed = nn.Parameter(torch.ones(2)), packed
+    model.config = SimpleNamespace(quantization_config={"quant_method": "fp8"})
+    devices.maybe_cast_floating_params(model, torch.bfloat16)
+    assert model.weight.dtype == torch.float32
+    model.config = {"quantization_config": None}
+    devices.maybe_cast_floating_params(model, torch.bfloat16)
+    assert (model.weight.dtype, model.packed.dtype) == (torch.bfloat16, torch.float8_e4m3fn)
+
+
+def test_a_table_is_of_one_position() -> None:
+    with unchecked(), pytest.raises(ValueError, match=r"one position, \[d_vocab\], got \[3, 4\]"):
+        logits_to_df(torch.zeros(3, 4))
+
+
+# ---- a cache of given keys and values --------------------------------------------------------------------------------
+
+
+def test_entries_of_given_keys_and_values() -> None:
+    """A run that continues them is a run that continues the cache they come from."""
+    model, tokens = toy("rotary"), ids(2, 7)
+    past, new = tokens[:, :4], tokens[:, 4:]
+    made = KeyValueCache.init_cache(model.cfg, batch_size=2)
+    model(past, past_kv_cache=made)
+    entries = [
+        KeyValueCacheEntry(past_keys=e.past_keys.clone(), past_values=e.past_values.clone()) for e in made.entries
+    ]
+    given = KeyValueCache(entries=entries, previous_attention_mask=torch.ones(2, 4))
+    frozen = KeyValueCache(entries=[KeyValueCacheEntry(past_keys=entries[0].past_keys, past_values=entries[0].past_values)],
+                           frozen=True)  # fmt: skip
+    assert (given.length, frozen.frozen, given.frozen) == (4, True, False)
+    assert_close(model(new, past_kv_cache=given), model(tokens)[:, 4:])
+    assert given.length == 7
+    keys = torch.zeros(2, 3, 4, 8)
+    for wrong, message in [
+        ({"past_keys": keys}, "go together"),
+        ({"past_keys": keys, "past_values": keys[:, 1:]}, "must be equal"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            KeyValueCacheEntry(**wrong)
+    for sizes in ({}, {"n_layers": 1, "entries": []}):
+        with pytest.raises(ValueError, match="either n_layers or the entries"):
+            KeyValueCache(**sizes)
+
+
+def test_masks_are_appended_before_any_keys() -> None:
+    cache, first, second = KeyValueCache(1), torch.tensor([[0, 1], [1, 1]]), torch.ones(2, 3, dtype=torch.long)
+    assert torch.equal(cache.append_attention_mask(first), first)
+    assert torch.equal(cache.append_attention_mask(second), torch.cat([first, second], 1))
+
+
+def test_positions_of_an_encoder_are_its_parameter() -> None:
+    sizes = {**SIZES, "attention_dir": "bidirectional", "normalization_type": "LN"}
+    encoder = HookedEncoder(sizes)
+    assert encoder.W_pos is encoder.embed.pos_embed.W_pos
+
+
+# ---- rewrites of state dicts, losses, slices -------------------------------------------------------------------------
+
+
+def test_a_vocabulary_is_read_off_the_weights() -> None:
+    """A config without one is enough to rewrite a state dict."""
+    model = HookedTransformer({**SIZES, "normalization_type": "LN"})
+    state = model.state_dict()
+    bare = HookedTransformerConfig(**{**SIZES, "d_vocab": -1, "normalization_type": "LN"})
+    found = ProcessWeights.center_writing_weights(state, bare)
+    expected = ProcessWeights.center_writing_weights(state, model.cfg)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(found[name], value)
+    with pytest.raises(ValueError, match="the state dict is empty"):
+        ProcessWeights.center_writing_weights({}, bare)
+
+
+def test_an_unembedding_is_centred_without_a_config() -> None:
+    model = toy()
+    state = model.state_dict()
+    found, expected = ProcessWeights.center_unembed(state), ProcessWeights.center_unembed(state, model.cfg)
+    for name in ("unembed.W_U", "unembed.b_U"):
+        assert_close(found[name], expected[name])
+        assert_apart(found[name], state[name])
+    assert found["embed.W_E"] is state["embed.W_E"]
+
+
+def test_a_mask_of_another_shape_than_the_ids_is_refused() -> None:
+    """It was broadcast: one mask was used for all rows, or one loss for all entries of a mask."""
+    for wrong in (torch.ones(1, 5), torch.ones(5), torch.ones(2, 4)):
+        with pytest.raises(ValueError, match=r"attention_mask is .*, and the ids are \(2, 5\)"):
+            lm_cross_entropy_loss(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.long), wrong)
+
+
+@pytest.mark.parametrize("one", [torch.tensor(1), np.array(1), np.int64(1), 1])
+def test_one_index_removes_the_axis(one: Any) -> None:
+    table = torch.arange(6).view(2, 3)
+    assert Slice(one).apply(table).tolist() == [3, 4, 5]
+    assert Slice.unwrap(one).apply(table).tolist() == [[3, 4, 5]]

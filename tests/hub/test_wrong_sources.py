@@ -3,7 +3,9 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import peft
 import pytest
@@ -12,6 +14,7 @@ from huggingface_hub import constants
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
+from hooked_lm.compat.loading import convert_hf_weights
 from hooked_lm.hub import adapter
 from hooked_lm.hub.load import check_name
 from tests.close import assert_apart, assert_close
@@ -92,6 +95,15 @@ def test_objects_that_are_no_names(llama: LlamaForCausalLM) -> None:
             check_name(wrong)
     with pytest.raises(ValueError, match="name of the model is empty"):
         HookedTransformer.from_pretrained(" ")
+
+
+def test_objects_that_are_no_models(llama: LlamaForCausalLM) -> None:
+    """A mock has every attribute; it was read without end."""
+    for wrong in (Mock(), object(), llama.config, llama.state_dict(), torch.nn.Linear(2, 2)):
+        with pytest.raises(TypeError, match=f"hf_model must be a model of transformers.*got {type(wrong).__name__}"):
+            load("gpt2", hf_model=wrong)
+        with pytest.raises(TypeError, match="hf_model must be a model of transformers"):
+            convert_hf_weights(wrong, SimpleNamespace(n_key_value_heads=None, n_layers=1, n_ctx=4))
 
 
 def test_a_device_that_torch_does_not_know() -> None:

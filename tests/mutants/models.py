@@ -75,7 +75,7 @@ MODELS = mutants({
          "models/generation/test_generate.py::draws_come_from_the_distribution_that_the_options_describe",
          "ordered.cumsum(-1) - ordered >= top_p", "ordered.cumsum(-1) >= top_p"),
         ("the penalty of frequent tokens is a reward", "models/generation/test_generate.py::a_penalty_makes_every_token_new",
-         "logits = logits - freq_penalty * counts", "logits = logits + freq_penalty * counts"),
+         "logits = logits - freq_penalty * _counts", "logits = logits + freq_penalty * _counts"),
     ],
     "models/generation/loop.py": [
         ("a row that has ended goes on", "models/generation/test_generate.py::rows_stop_at_eos_and_are_filled",

@@ -2,13 +2,19 @@
 
 from typing import Any
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.multihead import Attention as MultiHeadAttention
-from hooked_lm.components.attention.position_bias import SharedBias
+from hooked_lm.components.attention.position_bias import Alibi, SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
+
+Device = torch.device | str | None
 
 
 def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any) -> Plan:
@@ -41,6 +47,23 @@ class AbstractAttention(Part, MultiHeadAttention, metaclass=PublicName):
     @staticmethod
     def is_one(module: Any) -> bool:
         return isinstance(module, Attend)
+
+    @staticmethod
+    def create_alibi_slope(n_ctx: int, device: Device = None) -> Float[Tensor, "query_pos key_pos"]:
+        """Minus the distance of each key from a later query; 0 for later keys."""
+        pos = torch.arange(n_ctx, dtype=torch.float32, device=device)
+        return (pos - pos[:, None]).clamp(max=0)
+
+    @staticmethod
+    def create_alibi_multipliers(n_heads: int, device: Device = None) -> Float[Tensor, " head"]:
+        """The slope of each head (Press et al. 2021, arXiv:2108.12409)."""
+        return Alibi(n_heads).slopes().to(device)
+
+    @staticmethod
+    def create_alibi_bias(n_heads: int, n_ctx: int, device: Device = None) -> Float[Tensor, "head query_pos key_pos"]:
+        """The bias of the scores of each head."""
+        slopes = AbstractAttention.create_alibi_multipliers(n_heads, device)
+        return slopes[:, None, None] * AbstractAttention.create_alibi_slope(n_ctx, device)
 
 
 class Attention(AbstractAttention):

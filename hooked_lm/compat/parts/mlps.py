@@ -12,6 +12,7 @@ from hooked_lm.components.experts.router import TopKRouter
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.flat import HookedTransformerConfig
 
+GPT_OSS_ALPHA, GPT_OSS_LIMIT = moe.ClampedGatedMLP.Config.alpha, moe.ClampedGatedMLP.Config.limit
 Stream = Float[Tensor, "batch pos d_model"]
 
 
@@ -82,6 +83,20 @@ class GatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
     @staticmethod
     def is_one(module: Any) -> bool:
         return isinstance(module, mlp.GatedMLP)
+
+
+class GatedMLP4Bit(nn.Module, metaclass=PublicName):
+    """A gated MLP of 4-bit weights, which is not built from a config: `model.quantize` makes one."""
+
+    @staticmethod
+    def plan(cfg: Flat) -> Plan:
+        raise ValueError(
+            'no MLP is built with weights of 4 bits: build or load the model, then call model.quantize("int4")'
+        )
+
+    @staticmethod
+    def is_one(module: Any) -> bool:
+        return False
 
 
 class MoEGatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):

@@ -19,6 +19,7 @@ from hooked_lm.components.attention.gpu_kernels import for_kernels
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
+from hooked_lm.components.attention.public_steps import PublicSteps
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
@@ -158,7 +159,7 @@ class SelfAttention(Attend):
         return None
 
 
-class Attention(SelfAttention):
+class Attention(PublicSteps, SelfAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias

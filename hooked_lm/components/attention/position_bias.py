@@ -68,9 +68,12 @@ class SharedBias(Unlearned):
     is_from_context: ClassVar[bool] = True
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head query_pos key_pos"]:
-        """The bias of the scores."""
-        assert isinstance(context, StackContext), "a shared bias needs the context of a stack"
-        assert context.score_bias is not None, "the context has no score_bias"
+        """The bias of the scores; ValueError for attention that is called by itself, without one."""
+        if not isinstance(context, StackContext) or context.score_bias is None:
+            raise ValueError(
+                "this attention adds a position bias that its stack computes once for all layers; called by itself it needs "
+                "position_bias=[batch or 1, head, query_pos, key_pos]"
+            )
         return context.score_bias.to(dtype)
 
 

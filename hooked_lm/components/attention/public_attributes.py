@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.position_bias import Sparsity
+from hooked_lm.components.attention.public_steps import rotary_of, tables
 from hooked_lm.components.context import Context
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -142,15 +143,7 @@ class PublicAttributes(nn.Module):
 
     def _rotary_tables(self, n_pos: int) -> tuple[Tensor, Tensor]:
         """Cosine and sine for each rotated feature."""
-        rotary = getattr(self.cfg, "rotary", None)
-        if rotary is None:
-            raise AttributeError("this attention has no rotary embedding")
-        positions = torch.arange(n_pos, device=self.W_O.device)[None]
-        cos, sin = (angles[0, :, 0] for angles in rotary.angles(positions, n_pos))
-        if rotary.adjacent_pairs:
-            cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
-        else:
-            sin = sin[:, rotary.dim // 2 :].repeat(1, 2)
+        cos, sin = tables(rotary_of(self.cfg), n_pos, self.W_O.device)
         return cos.to(self.W_O.dtype), sin.to(self.W_O.dtype)
 
     @staticmethod
@@ -170,4 +163,11 @@ class PublicAttributes(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
         constants = {prefix + name for name in CONSTANTS}
-        super()._load_from_state_dict({k: v for k, v in state_dict.items() if k not in constants}, prefix, *args)
+        grouped = {
+            f"{prefix}_{name}": prefix + name for name in ("W_K", "W_V", "b_K", "b_V")
+        }  # as other libraries save them
+        given = {grouped.get(k, k): v for k, v in state_dict.items() if k not in constants}
+        for name in ("rotary_sin", "rotary_cos") if getattr(self.cfg, "rotary", None) is not None else ():
+            if (table := given.pop(prefix + name, None)) is not None:
+                setattr(self, name, table)  # refuses another table
+        super()._load_from_state_dict(given, prefix, *args)

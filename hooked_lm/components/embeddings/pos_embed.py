@@ -61,8 +61,8 @@ class PosEmbed(Positions):
         return F.embedding(positions + self.cfg.offset, self.W_pos)
 
     def table(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The vectors of all positions."""
-        return self.W_pos[self.cfg.offset :]
+        """The vectors of all positions: the parameter itself if no row precedes them."""
+        return self.W_pos[self.cfg.offset :] if self.cfg.offset else self.W_pos
 
 
 class FixedPosEmbed(PosEmbed):

@@ -58,7 +58,7 @@ class NamedCache(Cache):
 
     def dims_of(self, site: str) -> tuple[str, ...]:
         """The axis names of a site, including batch; empty if the model has no such site."""
-        points = self.model.hook_dict
+        points = getattr(self.model, "hook_dict", {})
         return points[site].dims if site in points else ()
 
     def full_name(self, key: Any) -> str:

@@ -41,14 +41,12 @@ def sample_logits(
     """
     check_sampling(top_k, top_p, temperature)
     logits = final_logits.float()
-    counts = _counts(logits, tokens, real) if freq_penalty or repetition_penalty != 1 else None
-    if counts is not None:
-        penalised = torch.where(logits > 0, logits / repetition_penalty, logits * repetition_penalty)
-        logits = torch.where(counts > 0, penalised, logits)
+    if repetition_penalty != 1:
+        logits = without_repetition(logits, tokens, repetition_penalty, real)
     if temperature not in (0, 1):
         logits = logits / temperature
-    if counts is not None:
-        logits = logits - freq_penalty * counts
+    if freq_penalty:
+        logits = logits - freq_penalty * _counts(logits, tokens, real)
     _check_logits(logits)
     if temperature == 0:
         return logits.argmax(-1)
@@ -58,6 +56,17 @@ def sample_logits(
     if top_p is not None and top_p < 1:
         probs = _nucleus(probs, top_p)
     return torch.multinomial(probs, 1, generator=generator)[:, 0]
+
+
+def without_repetition(
+    logits: Float[Tensor, "batch d_vocab"],
+    tokens: Int[Tensor, "batch pos"] | None,
+    penalty: float,
+    real: Bool[Tensor, "batch pos"] | None = None,
+) -> Float[Tensor, "batch d_vocab"]:
+    """The logits, of which those of tokens in `tokens` are divided by a penalty, or multiplied if they are negative."""
+    penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(_counts(logits, tokens, real) > 0, penalised, logits)
 
 
 def next_tokens(

@@ -5,6 +5,7 @@ from hooked_lm.compat.devices import (
     AvailableDeviceMemory,
     MaxMemory,
     calculate_available_device_cuda_memory,
+    cast_floating_params_to_dtype,
     count_unique_devices,
     determine_available_memory_for_available_devices,
     find_embedding_device,
@@ -13,6 +14,7 @@ from hooked_lm.compat.devices import (
     get_best_available_device,
     get_device_for_block_index,
     is_mixed_cpu_gpu,
+    maybe_cast_floating_params,
     resolve_device_map,
     sort_devices_based_on_available_memory,
 )
