@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.embeddings.embed import Unembed
+from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
@@ -186,7 +187,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
     def untie(self) -> None:
         """Gives a tied or factored unembedding a separate `W_U`."""
-        if isinstance(self.unembed, Unembed) and (own := self.unembed.untied()) is not self.unembed:
+        if isinstance(self.unembed, Unembed) and (own := untied(self.unembed)) is not self.unembed:
             self.unembed = own
             sync_config(self)
             self.setup()

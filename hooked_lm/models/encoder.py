@@ -7,8 +7,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import RelativeContext
+from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.extra_embed import checked_extra_ids
-from hooked_lm.components.embeddings.tied_unembed import TiedUnembed
 from hooked_lm.components.readable import check
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.base import BaseModel

@@ -6,8 +6,7 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.components.embeddings.embed import soft_capped
-from hooked_lm.components.embeddings.tied_unembed import TiedUnembed
+from hooked_lm.components.embeddings.embed import TiedUnembed, soft_capped
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.stack_context import EncodedSource, EncoderDecoderCache, StackContext
 from hooked_lm.hooks import HookPoint, is_listening

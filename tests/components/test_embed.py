@@ -8,6 +8,7 @@ import torch
 from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.embeddings.factored_embed import FactoredEmbed, FactoredUnembed, TiedFactoredUnembed
 from hooked_lm.components.embeddings.pos_embed import FairseqSinusoidalEmbed, PosEmbed, SinusoidalEmbed
+from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.verification import output_weights
 from tests.close import assert_close
@@ -90,8 +91,8 @@ def test_a_factored_unembedding(tied: bool):
     assert isinstance(unembed, TiedFactoredUnembed) is tied
     assert ("W_vocab" in dict(unembed.named_parameters())) is not tied
 
-    own = unembed.untied()
+    own = untied(unembed)
     assert type(own) is Unembed
     assert own.cfg.tied is False
     assert_close(own(x), expected)
-    assert own.untied() is own
+    assert untied(own) is own

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hooked_lm import HookedEncoder
+from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.families import family
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import EncoderConfig
@@ -200,8 +201,8 @@ def test_the_two_parts_of_an_unembedding():
     assert model.W_U.shape == (32, 61)
     assert_close(x @ model.W_U + model.b_U, model(tokens))
     assert_close(model.unembed.some(x, chosen), model(tokens)[..., chosen])
-    untied = model.unembed.untied()
-    assert_close(untied.unhooked(x), model(tokens))
+    own = untied(model.unembed)
+    assert_close(own.unhooked(x), model(tokens))
 
 
 @torch.no_grad()

@@ -106,15 +106,13 @@ COMPONENTS = mutants({
          "return base * (kept + (1 - kept) / self.factor), 1.0", "return base * ((1 - kept) + kept / self.factor), 1.0"),
     ],
     "components/embeddings/embed.py": [
+        ("a tied unembedding keeps a weight of its own", "families/test_decoders.py::gpt2",
+         "return self._embed[0].W_E.T", "return self._embed[0].W_E.T.detach().clone()"),
         ("the scale of embeddings is not rounded as in training",
          "components/test_embed.py::the_scale_has_the_precision_of_the_weights",
          "rows * torch.tensor(self.cfg.scale).to(rows.dtype)", "rows * self.cfg.scale"),
         ("the bias of the unembedding is dropped for some tokens", "engine/test_metric_trace.py::every_metric_in_a_sweep",
          "None if b is None else b[tokens])", "None)"),
-    ],
-    "components/embeddings/tied_unembed.py": [
-        ("a tied unembedding keeps a weight of its own", "families/test_decoders.py::gpt2",
-         "return self._embed[0].W_E.T", "return self._embed[0].W_E.T.detach().clone()"),
     ],
     "components/embeddings/pos_embed.py": [
         ("the offset of positions is ignored", "components/test_embed.py::positions_are_counted_from_the_offset",

@@ -108,9 +108,9 @@ class AttentionPart(Block):
             query, key, value = head_inputs(self, resid, shared, context)
         else:
             query = key = value = self.attn_norm(resid) if shared is None else shared
-        if context.pos_embed is None:
-            return query, key, value
-        return _plus(query, context.pos_embed), _plus(key, context.pos_embed), value
+        if (shift := context.pos_embed) is not None:  # of a shortformer
+            query, key = (x + (shift[:, :, None] if x.ndim == 4 else shift) for x in (query, key))
+        return query, key, value
 
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention, for the stream or copies of it; the norm has its sites only if `at_sites`."""
@@ -172,7 +172,3 @@ class PreNormBlock(AttentionPart, MLPPart):
     def wiring(self) -> Wiring:
         attn, mlp = attn_step(self), mlp_step(self)
         return Wiring((attn, added(MID, attn), mlp, added(POST, mlp)))
-
-
-def _plus(x: Tensor, pos_embed: Stream) -> Tensor:
-    return x + (pos_embed[:, :, None] if x.ndim == 4 else pos_embed)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, Unembed, columns
-from hooked_lm.components.embeddings.tied_unembed import TiedUnembed
+from hooked_lm.components.embeddings.embed import Embed, Logits, Stream, TiedUnembed, Unembed, columns
 from hooked_lm.components.heads import MLMHead
 from hooked_lm.hooks import hook_if_listening
 
@@ -42,18 +41,25 @@ class TransformedUnembed(Unembed):
         """`transform(x) W_U + b_U`, or its columns for some tokens, without the hook points."""
         return columns(self.transform.unhooked(x), self.W_U, self.b_U, tokens)
 
-    def untied(self) -> "Unembed":
-        """An unembedding with a parameter `W_U`; this one if it has one."""
-        if isinstance(self.W_U, nn.Parameter):
-            return self
-        own = TransformedUnembed(replace(self.cfg, tied=False))
-        own.W_U = nn.Parameter(self.W_U.detach().clone())
-        own.transform, own.b_U, own.hook_in, own.hook_out = self.transform, self.b_U, self.hook_in, self.hook_out
-        return own
-
 
 class TiedTransformedUnembed(TransformedUnembed, TiedUnembed):
     """A `TransformedUnembed` whose `W_U` is the transpose of the embedding's `W_E`."""
+
+
+def untied(unembed: Unembed) -> Unembed:
+    """An unembedding with a parameter `W_U`; the same one if it has one."""
+    if isinstance(unembed.W_U, nn.Parameter):
+        return unembed
+    cfg = unembed.cfg
+    own: Unembed
+    if isinstance(unembed, TransformedUnembed):
+        own = TransformedUnembed(replace(unembed.cfg, tied=False))
+        own.transform = unembed.transform
+    else:
+        own = Unembed(Unembed.Config(cfg.d_model, cfg.d_vocab, cfg.bias, cfg.soft_cap, cfg.scale))
+    own.W_U = nn.Parameter(unembed.W_U.detach().clone())
+    own.b_U, own.hook_in, own.hook_out = unembed.b_U, unembed.hook_in, unembed.hook_out
+    return own
 
 
 def check_linear(unembed: nn.Module | None) -> None:

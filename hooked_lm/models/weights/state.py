@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.public_attributes import order_parameters
 from hooked_lm.components.blocks.block import MLPPart
+from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
-from hooked_lm.components.embeddings.tied_unembed import TiedUnembed
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
