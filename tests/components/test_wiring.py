@@ -26,7 +26,7 @@ from tests.unchecked import unchecked
 FIRST = {case.family: case for case in reversed([*CASES, *VISION_CASES])}
 OF_OTHER_CLASSES = ("bloom-normed-residuals", "deberta-v2-masked-new-head-conv", "mobilebert-texts-wide-layer-norm")
 LINES = [*FIRST.values(), *(case for case in CASES if str(case) in OF_OTHER_CLASSES)]
-BY_HAND = {"AltUpBlock", "HyperBlock", "HashHyperBlock", "NarrowBlock", "NgramBlock"}  # no steps at all
+BY_HAND = {"AltUpBlock", "HyperBlock", "HashHyperBlock"}  # no steps at all
 
 
 def params(cases: Any) -> list[Any]:

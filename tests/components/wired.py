@@ -216,10 +216,10 @@ def problems(of: Recorded, wiring: Wiring) -> Iterator[str]:
     block = of.block
     on_demand = {name for name, point in block._modules.items() if getattr(point, "on_demand", False)}
     named = {name for step in wiring.sublayers for name in step.at}
-    if wiring.steps and named != {name for name in on_demand if name not in wiring.by_hand}:
+    if wiring.sublayers and named != {name for name in on_demand if name not in wiring.by_hand}:
         yield f"points on demand {sorted(on_demand)} are not those of the steps, {sorted(named)}"
     unused = {name for name in norms_of(block) if name not in {step_norm(step) for step in wiring.steps}}
-    if wiring.steps and not wiring.by_hand and unused:
+    if wiring.sublayers and not wiring.by_hand and unused:
         yield f"{sorted(unused)} are norms of no step"
     given = [step.writes if isinstance(step, Sublayer) else step.gives for step in wiring.steps]
     if len({*given}) < len(given):

@@ -27,7 +27,7 @@ from hooked_lm.families import family, model_class, supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
-from tests.close import assert_apart, assert_close
+from tests.close import MODEL, assert_apart, assert_close
 from tests.core import CORE, thinned
 from tests.families import CASES, DECODER_CASES, REFUSED, Case, reference
 from tests.families._alive import Ignored, dead_sites
@@ -47,6 +47,7 @@ from tests.families._models import (
     logits_of,
     padded,
     prompt,
+    recurrence,
     with_tree,
 )
 from tests.families._sites import sites_of, sizes
@@ -289,7 +290,7 @@ def test_greedy_tokens_with_a_cache(case: Case):
         logits.append(model(new, past_kv_cache=cache)[:, -1])
         new = logits[-1].argmax(-1, keepdim=True)
         tokens = torch.cat([tokens, new], 1)
-    assert_close(torch.stack(logits, 1), model(tokens)[:, 7:-1])
+    assert_close(torch.stack(logits, 1), model(tokens)[:, 7:-1], MODEL * recurrence(case))
     assert torch.equal(tokens[:, 8:], logits_of(case, tokens)[:, 7:-1].argmax(-1))
 
 

@@ -128,10 +128,15 @@ def wiring_of(block: nn.Module) -> Wiring:
     return block.wiring() if hasattr(block, "wiring") else Wiring(by_hand="a foreign module")  # type: ignore[operator]
 
 
-def scale_of(block: Any, part: str) -> float:
+def scale_of(block: nn.Module, part: str) -> float:
     """What the output of a part of a block is multiplied by, before it is added to the stream."""
-    step = block.wiring().of(part)
-    return block.cfg.residual_scale if step is None else step.scale
+    step = wiring_of(block).of(part)
+    return _scale(block) if step is None else step.scale
+
+
+def _scale(block: nn.Module) -> float:
+    cfg: Any = block.cfg
+    return cfg.residual_scale
 
 
 def scales_outputs(block: nn.Module) -> bool:
@@ -143,26 +148,26 @@ def scales_outputs(block: nn.Module) -> bool:
 # ---- the steps of most blocks ------------------------------------------------------------------------------------------
 
 
-def attn_step(block: Any, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
+def attn_step(block: nn.Module, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
     """Attention of a block, whose on-demand points are copies of the stream for each head."""
     at = tuple(
         name for name in ("hook_attn_in", "hook_q_input", "hook_k_input", "hook_v_input") if name in block._modules
     )
-    scale = block.cfg.residual_scale if scale is None else scale
+    scale = _scale(block) if scale is None else scale
     return Sublayer("attn", reads, "hook_attn_out", norm, "ln1_post", scale, at)
 
 
-def mixer_step(block: Any, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
+def mixer_step(block: nn.Module, reads: str = PRE, norm: str = "ln1", scale: float | None = None) -> Sublayer:
     """The mixer of a block."""
-    scale = block.cfg.residual_scale if scale is None else scale
+    scale = _scale(block) if scale is None else scale
     return Sublayer("mixer", reads, "hook_mixer_out", norm, "ln1_post", scale, ("hook_mixer_in",))
 
 
 def mlp_step(
-    block: Any, reads: str = MID, norm: str = "ln2", post: str = "ln2_post", scale: float | None = None
+    block: nn.Module, reads: str = MID, norm: str = "ln2", post: str = "ln2_post", scale: float | None = None
 ) -> Sublayer:
     """The MLP of a block."""
-    scale = block.cfg.residual_scale if scale is None else scale
+    scale = _scale(block) if scale is None else scale
     return Sublayer("mlp", reads, "hook_mlp_out", norm, post, scale, ("hook_mlp_in",))
 
 

@@ -94,14 +94,14 @@ def mlp_reads(model: HookedRootModule, layer: int) -> str:
     return step.reads if step is not None else NORMALIZED_MID if has_norms_in_stream(wiring) else MID
 
 
-def input_norm_name(block: Any, mlp: bool) -> str:
+def input_norm_name(block: nn.Module, mlp: bool) -> str:
     """The name of the norm through which a block's MLP, or what reads the stream first, reads it; "" for none."""
     wiring = wiring_of(block)
     read_first = (step for step in wiring.sublayers if step.reads == PRE)
     step = wiring.of("mlp") if mlp else next(read_first, None)
     if step is not None:
         return step.norm
-    return "" if has_norms_in_stream(wiring) else block.mlp_norm if mlp else "ln1"
+    return "" if has_norms_in_stream(wiring) else str(block.mlp_norm) if mlp else "ln1"
 
 
 def has_norms_in_stream(wiring: Wiring) -> bool:
