@@ -12,15 +12,12 @@ import torch
 from jaxtyping import Complex, Float
 from torch import Tensor
 
+from hooked_lm.errors import ArgumentError
 from hooked_lm.shown import Shown, Table
 
 HALF = (torch.float16, torch.bfloat16)
 Scalar = TypeVar("Scalar")
 SVD = tuple[Float[Tensor, "*leading ldim k"], Float[Tensor, "*leading k"], Float[Tensor, "*leading rdim k"]]
-
-
-class ShapeMismatch(ValueError, AssertionError, RuntimeError):
-    """Incompatible shapes: a ValueError, and also the errors that other implementations raise."""
 
 
 @runtime_checkable
@@ -64,7 +61,7 @@ class FactoredMatrix(Shown):
         FactoredMatrix([10, 64], mdim=4)
 
     Raises:
-        ShapeMismatch: for incompatible shapes; a ValueError.
+        ArgumentError: for incompatible shapes; a ValueError.
         IndexError: for an index out of range, or too many indices.
     """
 
@@ -75,14 +72,14 @@ class FactoredMatrix(Shown):
 
     def __init__(self, A: TensorLike, B: TensorLike):
         if A.ndim < 2 or B.ndim < 2 or A.shape[-1] != B.shape[-2]:
-            raise ShapeMismatch(
+            raise ArgumentError(
                 f"the factors are A [..., ldim, mdim] and B [..., mdim, rdim] with one mdim, "
                 f"got A {list(A.shape)} and B {list(B.shape)}"
             )
         try:
             leading = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
         except RuntimeError:
-            raise ShapeMismatch(
+            raise ArgumentError(
                 f"the leading dimensions of A {list(A.shape)} and B {list(B.shape)} mismatch: they do not broadcast"
             ) from None
         self.A = A.broadcast_to((*leading, *A.shape[-2:]))
@@ -133,7 +130,7 @@ class FactoredMatrix(Shown):
     def BA(self) -> Float[Tensor, "*leading mdim mdim"]:
         """The product `B @ A` of a square matrix: small, with the same nonzero eigenvalues as `AB`."""
         if self.ldim != self.rdim:
-            raise ShapeMismatch(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
+            raise ArgumentError(f"BA needs a square matrix, ldim equal to rdim; this one is {list(self.shape)}")
         return self.B @ self.A
 
     @property
@@ -339,20 +336,20 @@ def _keeping(item: Any, size: int, what: str) -> Any:
 
 def _checked_scalar(scalar: Scalar) -> Scalar:
     if isinstance(scalar, Tensor) and scalar.numel() != 1:
-        raise ShapeMismatch(
+        raise ArgumentError(
             f"a matrix is scaled by a tensor of one element, got shape {list(scalar.shape)}; products are @"
         )
     return scalar
 
 
 def _check_fit(left: torch.Size, right: torch.Size) -> None:
-    """Raises ShapeMismatch if matrices of these shapes cannot be multiplied; one of them may be a vector."""
+    """Raises ArgumentError if matrices of these shapes cannot be multiplied; one of them may be a vector."""
     if not left or not right or left[-1] != right[0 if len(right) == 1 else -2]:
-        raise ShapeMismatch(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
+        raise ArgumentError(f"{list(left)} @ {list(right)}: the inner dimensions of a product have to be equal")
     try:
         torch.broadcast_shapes(left[:-2], right[:-2])
     except RuntimeError:
-        raise ShapeMismatch(f"{list(left)} @ {list(right)}: the leading dimensions do not broadcast") from None
+        raise ArgumentError(f"{list(left)} @ {list(right)}: the leading dimensions do not broadcast") from None
 
 
 def _versions(*tensors: Tensor) -> list[object]:

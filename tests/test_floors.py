@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 
 # The first name after `hooked_lm` -> its floor. Imports go down, or stay in their own folder.
 FLOORS = {
+    "errors": -2,  # classes of exceptions
     "files": -2,  # of the standard library alone
     "extras": -2,  # optional packages
     "shown": -2,  # what notebooks show, as strings

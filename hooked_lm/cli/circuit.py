@@ -56,14 +56,9 @@ def circuit(
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
-    options: dict[str, Any] = {
-        "method": method,
-        "by": by,
-        "ablation": ablation,
-        "n_edges": n_edges,
-        "threshold": threshold,
-    }
-    study = report.find(decoder(model, "circuit"), task, check=check, held_out=held_out, nulls=nulls, **options)
+    options: dict[str, Any] = {"method": method, "by": by, "ablation": ablation, "n_edges": n_edges}
+    options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
+    study = report.find(decoder(model, "circuit"), task, **options)
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")

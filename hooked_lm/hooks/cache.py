@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.listed import layers_in_words
@@ -32,7 +34,8 @@ class Cache(Mapping[str, Tensor]):
     Args:
         cache_dict: the values by name.
         has_batch_dim: whether the first axis of the values is the batch.
-        dims: the names of the axes of each site, batch included. The first axis of any other site is the batch.
+        dims: the names of the axes of each site, batch included. The first axis of any other site is the batch if it is as
+            long as that.
 
     >>> import torch
     >>> cache = Cache({"layer.0": torch.zeros(2, 3), "layer.1": torch.ones(2, 3)})
@@ -150,35 +153,66 @@ class Cache(Mapping[str, Tensor]):
         return self
 
     def remove_batch_dim(self) -> "Cache":
-        """Removes the batch axis, in place; raises ValueError if a value has more than one row.
+        """Removes the batch axis, in place; raises ValueError if the batch has more than one row.
 
-        A value without a batch axis (such as the tokens routed to an expert) is unchanged.
+        A value without a batch axis (such as the tokens routed to an expert) is unchanged. So is one whose axes have no
+        names if the first is not as long as the batch.
         """
         if self.has_batch_dim:
+            size = self._batch_size()
             self.cache_dict = {
-                name: _only_row(name, value) if self._has_rows(name) else value
+                name: _only_row(name, value) if self._has_rows(name, size) else value
                 for name, value in self.cache_dict.items()
             }
             self.has_batch_dim = False
         return self
 
     def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput) -> "Cache":
-        """A cache of some rows of the batch; an int removes the axis. Raises ValueError without a batch axis."""
+        """A cache of some rows of the batch; an int removes the axis. A value with one row for the whole batch keeps it.
+
+        Raises ValueError if the cache, or one of its values, has no batch axis.
+        """
         if not self.has_batch_dim:
-            raise ValueError("this cache has no batch dimension left to slice")
-        for name in self.cache_dict:
-            if not self._has_rows(name):
-                axes = ", ".join(self.dims_of(_site(name)))
-                raise ValueError(
-                    f"'{name}' [{axes}] has no batch axis, so rows cannot be selected; exclude it first with "
-                    "cache.select(...)"
-                )
+            raise ArgumentError("this cache has no batch dimension left to slice")
+        size = self._batch_size()
         rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
-        sliced = {name: rows.apply(value, dim=0) for name, value in self.cache_dict.items()}
+        sliced = {name: self._rows_of(name, value, rows, size) for name, value in self.cache_dict.items()}
         return self._with(sliced, has_batch_dim=rows.mode != "int")
 
-    def _has_rows(self, name: str) -> bool:
-        return has_batch_axis(self.dims_of(_site(name)))
+    def _rows_of(self, name: str, value: Tensor, rows: Slice, size: int) -> Tensor:
+        """Rows of a value in a batch of this size."""
+        if value.shape[:1] == (1,) and size > 1 and has_batch_axis(self.dims_of(_site(name))):
+            return value[0] if rows.mode == "int" else value
+        if not self._has_rows(name, size):
+            axes = ", ".join(self.dims_of(_site(name)) or map(str, value.shape))
+            raise ValueError(
+                f"'{name}' [{axes}] has no batch axis, so rows cannot be selected; exclude it first with "
+                "cache.select(...)"
+            )
+        return rows.apply(value, dim=0)
+
+    def _has_rows(self, name: str, size: int) -> bool:
+        """Whether the first axis of a value is the batch, of this size. Without names of the axes, its length tells."""
+        axes, lengths = self.dims_of(_site(name)), self.cache_dict[name].shape[:1]
+        return has_batch_axis(axes) if axes else lengths == (size,)
+
+    def _batch_size(self) -> int:
+        """The length of the axis called batch; without names, the length of most first axes.
+
+        Raises ValueError if no length is that of more than half of them.
+        """
+        axes = {name: self.dims_of(_site(name)) for name, value in self.cache_dict.items() if value.ndim}
+        lengths = {name: len(self.cache_dict[name]) for name in axes if has_batch_axis(axes[name])}
+        if named := [lengths[name] for name in lengths if axes[name]]:
+            return max(named)
+        size, count = Counter(lengths.values()).most_common(1)[0] if lengths else (1, 1)
+        if 2 * count <= len(lengths):
+            shown = ", ".join(f"{length} of '{name}'" for name, length in [*lengths.items()][:5])
+            raise ValueError(
+                f"the batch size is unknown: the axes have no names, and the first have different lengths ({shown}); give the "
+                "cache its model, or keep the values of one batch with cache.select(...)"
+            )
+        return size
 
     def stack(self, pattern: str) -> Tensor:
         """The values of the sites that match a glob, of equal shape, stacked along a new first axis."""
@@ -373,5 +407,8 @@ def _position_axis(value: Tensor, hook: HookPoint) -> int | None:
 
 def _only_row(name: str, value: Tensor) -> Tensor:
     if value.shape[:1] != (1,):
-        raise ValueError(f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}")
+        size = f"batch size {len(value)}" if value.ndim else "no axis"
+        raise ArgumentError(
+            f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}: it has {size}, not one row"
+        )
     return value[0]

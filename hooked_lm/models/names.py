@@ -5,6 +5,8 @@ from operator import index
 from types import NoneType
 from typing import Any, SupportsIndex
 
+from hooked_lm.errors import ArgumentError
+
 ATTENTION = {"q", "k", "v", "z", "rot_q", "rot_k", "attn_scores", "pattern", "result"}
 MLP = {"pre", "pre_linear", "mid", "post", "router_logits", "expert_weights", "expert_indices"}
 MIXER = {"x", "gate", "conv", "dt", "B", "C", "r", "i", "a", "state", "y"}
@@ -107,5 +109,5 @@ def checked_index(index: int, length: int, what: str, owner: str = "the model") 
     """The non-negative form of an index; IndexError with the valid range."""
     if not -length <= index < length:
         valid = f"{length}, so {-length} to {length - 1}" if length else "none"
-        raise IndexError(f"{what} {index} is out of range: {owner} has {valid}")
+        raise ArgumentError(f"{what} {index} is out of range: {owner} has {valid}")
     return index % length

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.float8 import float8_problem
 from hooked_lm.weights.mapped import in_file
 from hooked_lm.weights.matching import Problem, group_by_name, name_problems, refuse, same_bits
 from hooked_lm.weights.parameters import Slot, slots
@@ -117,6 +118,8 @@ def _plan_load(
         for source, row in sourced
         if not (dtype := dtype_of(tensors, source)).is_floating_point and targets[row.target].tensor.is_floating_point()
     ]
+    if eighths := float8_problem({source: dtype_of(tensors, source) for source, _ in sourced}.items()):
+        problems.append(Problem(eighths))
     fitting = set()  # layers with the same patterns and shapes are checked once
     for source, group in groups:
         shapes = shape_of(tensors, source), tuple(targets[row.target].tensor.shape for row in group)

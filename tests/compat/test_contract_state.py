@@ -251,3 +251,18 @@ def test_what_has_no_flat_name_is_refused() -> None:
     gated = toy({"act_fn": "silu", "gated_mlp": True})
     with pytest.raises(ValueError, match="b_gate"):
         for_transformer_lens(gated)
+
+
+def test_what_the_config_cannot_hold_is_reported() -> None:
+    """Not strictly, what a model lacks is named, and the rest is as in the state dict."""
+    fields = {**SIZES, "act_fn": "silu"}
+    gated, plain = (HookedTransformer(HookedTransformerConfig(**fields, gated_mlp=value)) for value in (True, False))
+    given = {
+        name: torch.randn(value.shape) for name, value in gated.state_dict().items() if not name.endswith("b_gate")
+    }
+    found = plain.load_state_dict(given, strict=False)
+    assert found.unexpected_keys == [f"blocks.{layer}.mlp.W_gate" for layer in range(plain.cfg.n_layers)]
+    assert not found.missing_keys
+    assert all(torch.equal(value, given[name]) for name, value in plain.named_parameters())
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*mlp\.W_gate"):
+        plain.load_state_dict(given)

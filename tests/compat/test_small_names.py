@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedTransformer, HookedTransformerConfig, compat
+from hooked_lm.analysis.reading.head_detector import detect_head
+from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.compat import devices
 from hooked_lm.compat.activations import XIELU
 from hooked_lm.compat.introspection import HookIntrospectionMixin
@@ -19,6 +21,7 @@ from hooked_lm.compat.processing import ProcessWeights
 from hooked_lm.compat.tensors import logits_to_df
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
 from hooked_lm.hooks import HookPoint, Slice
+from hooked_lm.models.generation.sampling import sample_logits
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from tests.close import assert_apart, assert_close
 from tests.models.toys import N_CTX, ids, toy
@@ -348,3 +351,31 @@ def test_one_index_removes_the_axis(one: Any) -> None:
     table = torch.arange(6).view(2, 3)
     assert Slice(one).apply(table).tolist() == [3, 4, 5]
     assert Slice.unwrap(one).apply(table).tolist() == [[3, 4, 5]]
+
+
+MODEL = HookedTransformer(SIZES)
+IDS = torch.arange(6)[None]
+WRONG: dict[str, tuple[Any, type[Exception]]] = {
+    "position": (lambda: MODEL.get_token_position(8, IDS), ValueError),
+    "position in rows": (lambda: MODEL.get_token_position(1, IDS.repeat(2, 1)), ValueError),
+    "position mode": (lambda: MODEL.get_token_position(1, IDS, mode="middle"), ValueError),
+    "top_k": (lambda: sample_logits(torch.zeros(1, 4), top_k=0), ValueError),
+    "top_p": (lambda: sample_logits(torch.zeros(1, 4), top_p=1.5), ValueError),
+    "freq_penalty": (lambda: sample_logits(torch.zeros(1, 4), freq_penalty=1.0), ValueError),
+    "short prompt": (lambda: detect_head(MODEL, IDS[:, :1], "induction_head"), ValueError),
+    "long prompt": (lambda: detect_head(MODEL, IDS.repeat(1, 2), "induction_head"), ValueError),
+    "pattern": (lambda: detect_head(MODEL, IDS, torch.ones(6, 6)), ValueError),
+    "size of a pattern": (lambda: detect_head(MODEL, IDS, torch.eye(4)), ValueError),
+    "batch": (lambda: MODEL.run_with_cache(IDS.repeat(2, 1))[1].remove_batch_dim(), ValueError),
+    "layer": (lambda: SVDInterpreter(MODEL).get_singular_vectors("w_in", layer_index=2), IndexError),
+    "head": (lambda: SVDInterpreter(MODEL).get_singular_vectors("OV", 0, head_index=8), IndexError),
+    "no head": (lambda: SVDInterpreter(MODEL).get_singular_vectors("OV", 0), ValueError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_raise_the_errors_of_both_packages(name: str) -> None:
+    call, here = WRONG[name]
+    for error in (here, AssertionError):
+        with pytest.raises(error):
+            call()

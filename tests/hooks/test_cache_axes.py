@@ -87,3 +87,41 @@ def test_an_encoder_decoders_cache_knows_the_axes_too() -> None:
     assert cache.dims_of("decoder.0.attn.hook_z") == ("batch", "pos", "head", "d_head")
     assert cache.dims_of("no.such") == ()
     assert all(value.shape[0] == 1 for value in cache.apply_slice_to_batch_dim([1]).values())
+
+
+# ---- caches without names of axes ------------------------------------------------------------------------------------
+
+
+def unnamed(n: int) -> Cache:
+    """A batch of `n` rows, and a value that all rows share."""
+    rows = torch.arange(float(n * 4)).view(n, 4)
+    return Cache({"rows": rows, "double": 2 * rows, "shared": torch.ones(1, 4)})
+
+
+@pytest.mark.parametrize("rows", [(1, 3), [2], -1, slice(1, None)])
+def test_a_row_that_the_whole_batch_shares_is_in_every_slice(rows: Any) -> None:
+    whole = unnamed(3)
+    some = whole.apply_slice_to_batch_dim(rows)
+    chosen = slice(*rows) if isinstance(rows, tuple) else rows
+    assert torch.equal(some["rows"], whole["rows"][chosen])
+    assert torch.equal(some["shared"], whole["shared"][0] if rows == -1 else whole["shared"])
+    named = Cache(whole.cache_dict, dims=dict.fromkeys(whole, ("batch", "d_model"))).apply_slice_to_batch_dim(rows)
+    assert all(torch.equal(named[name], some[name]) for name in whole)
+
+
+def test_a_value_of_another_length_has_no_rows() -> None:
+    cache = Cache({"a": torch.ones(1, 4), "b": torch.ones(1, 5), "bias": torch.ones(5, 5), "loss": torch.ones(())})
+    with pytest.raises(ValueError, match=r"'bias' \[5, 5\] has no batch axis.*cache.select"):
+        cache.apply_slice_to_batch_dim([0])
+    shapes = {name: tuple(value.shape) for name, value in cache.remove_batch_dim().items()}
+    assert shapes == {"a": (4,), "b": (5,), "bias": (5, 5), "loss": ()}
+    with pytest.raises(AssertionError, match=r"'rows', of shape \(2, 4\): it has batch size 2, not one row"):
+        unnamed(2).remove_batch_dim()
+
+
+def test_an_unknown_batch_size_is_refused() -> None:
+    cache = Cache({"a": torch.ones(3, 4), "b": torch.ones(2, 4)})
+    for use in (cache.remove_batch_dim, lambda: cache.apply_slice_to_batch_dim(0)):
+        with pytest.raises(ValueError, match=r"batch size is unknown.*\(3 of 'a', 2 of 'b'\).*cache.select"):
+            use()
+    assert Cache({}).remove_batch_dim().has_batch_dim is False

@@ -221,6 +221,23 @@ def test_unknown_architectures(llama: Path):
         load(llama)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bit_floats_without_scales_are_refused(llama: Path, dtype: torch.dtype):
+    names = [f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1)]
+    rewrite(llama, lambda tensors: tensors.update({name: tensors[name].to(dtype) for name in names}))
+    message = rf"'{names[0]}' \(and 1 more tensors\) is {dtype}, whose scales cannot be read: load the original"
+    for options in ({}, {"dtype": "auto"}):
+        with pytest.raises(ValueError, match=message):
+            load(llama, **options)
+    model = HookedTransformer(
+        HookedTransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, attn_only=True)
+    )
+    state = model.state_dict()
+    for strict in (True, False):
+        with pytest.raises(ValueError, match=rf"'embed.W_E' is {dtype}, whose scales cannot be read"):
+            model.load_state_dict(state | {"embed.W_E": state["embed.W_E"].to(dtype)}, strict=strict)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

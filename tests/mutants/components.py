@@ -139,7 +139,8 @@ COMPONENTS = mutants({
          "mid = self.hook_resid_mid(resid + self.attn_out(resid, context))\n"
          "        return self.hook_resid_post(mid + self.mlp_out(resid))"),
         ("positions are added to values, too", "models/verification/test_verify.py::identities_hold",
-         "_plus(key, context.pos_embed), value\n", "_plus(key, context.pos_embed), _plus(value, context.pos_embed)\n"),
+         "query, key = (x + (shift[:, :, None] if x.ndim == 4 else shift) for x in (query, key))",
+         "query, key, value = (x + (shift[:, :, None] if x.ndim == 4 else shift) for x in (query, key, value))"),
         ("the norm after a sublayer comes after its site", "models/verification/test_verify.py::identities_hold",
          'return self.hook_attn_out(self.scaled(norm_of(self, "ln1_post")(out)))',
          'return self.scaled(norm_of(self, "ln1_post")(self.hook_attn_out(out)))'),

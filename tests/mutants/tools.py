@@ -366,7 +366,7 @@ TOOLS = mutants({
          "    if (folder / MODEL).exists():\n", "    if (folder / MODEL).is_dir():\n"),
     ],
     "factored_matrix.py": [
-        ("a transpose keeps the order of its factors", "test_factored_matrix.py::with_a_matrix_or_a_stack_of_them",
+        ("a transpose keeps the order of its factors", "test_factored_matrix.py::transpose",
          "return FactoredMatrix(self.B.mT, self.A.mT)", "return FactoredMatrix(self.A, self.B)"),
         ("a known decomposition survives a change of a factor", "test_factored_matrix.py::an_edit_of_a_factor_is_seen",
          "self._known_svd[0] != _versions(*self.pair, *self._known_svd[1]):", "not self._known_svd:"),

@@ -20,6 +20,7 @@ from hooked_lm.analysis.reading.heads import (
     see_patterns,
 )
 from hooked_lm.engine.prompts import Prompts
+from hooked_lm.errors import ArgumentError
 from hooked_lm.models.decoder import Decoder
 
 Detection = Float[Tensor, "query_pos key_pos"]
@@ -106,7 +107,7 @@ def detect_head(
     """
     check_model(model)
     if error_measure not in ERROR_MEASURES:
-        raise ValueError(f"error_measure must be one of {', '.join(ERROR_MEASURES)}, got {error_measure!r}")
+        raise ArgumentError(f"error_measure must be one of {', '.join(ERROR_MEASURES)}, got {error_measure!r}")
     rows = rows_of(model, seq)
     expected = [_expected(detection_pattern, row) for row in rows]
     wanted = _wanted(model, heads)
@@ -144,7 +145,7 @@ def compute_head_attention_similarity_score(
     1.0
     """
     if error_measure not in ERROR_MEASURES:
-        raise ValueError(f"error_measure must be one of {', '.join(ERROR_MEASURES)}, got {error_measure!r}")
+        raise ArgumentError(f"error_measure must be one of {', '.join(ERROR_MEASURES)}, got {error_measure!r}")
     detection = _checked_pattern(detection_pattern, attention_pattern.shape[0])
     score = _similarity(attention_pattern, detection, exclude_bos, exclude_current_token, error_measure)
     return float(score)
@@ -170,7 +171,9 @@ def _similarity(
 
 def _row(tokens: Tokens) -> Row:
     if tokens.ndim > 1 and tokens.numel() != tokens.shape[-1]:
-        raise ValueError(f"a detection pattern is that of one prompt, ids [1, pos] or [pos], got {tuple(tokens.shape)}")
+        raise ArgumentError(
+            f"a detection pattern is that of one prompt, ids [1, pos] or [pos], got {tuple(tokens.shape)}"
+        )
     return tokens.flatten()
 
 
@@ -178,7 +181,7 @@ def _expected(detection_pattern: str | Detection, row: Row) -> Detection:
     """The expected attention pattern for a prompt."""
     if isinstance(detection_pattern, str):
         if detection_pattern not in BUILDERS:
-            raise ValueError(
+            raise ArgumentError(
                 f"detection_pattern must be a tensor [pos, pos] or one of {', '.join(BUILDERS)}, got {detection_pattern!r}"
             )
         return BUILDERS[detection_pattern](row).cpu()
@@ -187,11 +190,13 @@ def _expected(detection_pattern: str | Detection, row: Row) -> Detection:
 
 def _checked_pattern(pattern: Tensor, n_pos: int) -> Detection:
     if tuple(pattern.shape) != (n_pos, n_pos):
-        raise ValueError(
+        raise ArgumentError(
             f"detection_pattern is {tuple(pattern.shape)}; expected {(n_pos, n_pos)}, for the prompt's tokens"
         )
     if bool(pattern.triu(1).any()):
-        raise ValueError("detection_pattern must be a lower triangle: no query sees a later key; take pattern.tril()")
+        raise ArgumentError(
+            "detection_pattern must be a lower triangle: no query sees a later key; take pattern.tril()"
+        )
     return pattern.float()
 
 
@@ -207,7 +212,7 @@ def _wanted(model: Decoder, heads: Heads | None) -> Bool[Tensor, "layer head"]:
         pairs = [(layer, head) for layer, head in heads]
     for layer, head in pairs:
         if not (-len(counts) <= layer < len(counts) and -counts[layer] <= head < counts[layer]):
-            raise IndexError(f"there is no head {head} in layer {layer}: the layers have {counts} heads")
+            raise ArgumentError(f"there is no head {head} in layer {layer}: the layers have {counts} heads")
         wanted[layer, head % counts[layer]] = True
     return wanted
 
@@ -218,7 +223,7 @@ def _cached(cache: Any, layer: int, rows: Rows) -> Pattern:
     pattern = pattern if pattern.ndim == 4 else pattern[None]
     lengths = [len(row) for row in rows]
     if len(pattern) != len(rows) or set(lengths) != {pattern.shape[-1]}:
-        raise ValueError(
+        raise ArgumentError(
             f"the cache is of {len(pattern)} prompts of {pattern.shape[-1]} tokens, and the prompts have {lengths} tokens: "
             "give the cache of a run on these prompts, without padding, or none"
         )

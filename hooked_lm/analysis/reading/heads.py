@@ -14,6 +14,7 @@ from torch import Tensor
 from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
+from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows as Input
@@ -309,18 +310,18 @@ def rows_of(model: Decoder, prompts: Prompts) -> Rows:
         rows = _rows_with_images(model, prompts)
     elif isinstance(prompts, Tensor):
         if prompts.ndim not in (1, 2) or prompts.is_floating_point() or not len(prompts):
-            raise ValueError(f"prompts must be texts, or ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
+            raise ArgumentError(f"prompts must be texts, or ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
         tokens = prompts if prompts.ndim == 2 else prompts[None]
         mask = model.tokens.attention_mask(tokens)
         rows = Rows(row[real.bool()] for row, real in zip(tokens, mask, strict=True))
     else:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
-            raise ValueError("prompts is empty: give at least one")
+            raise ArgumentError("prompts is empty: give at least one")
         rows = Rows(model.to_tokens(text, truncate=False)[0] for text in texts)
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
-            raise ValueError(
+            raise ArgumentError(
                 f"prompt {i} has {len(row)} tokens; expected from 2 to {model.cfg.n_ctx}, the model's n_ctx"
             )
     return rows

@@ -18,6 +18,7 @@ from hooked_lm.analysis.reading.neurons import (
     written,
 )
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.errors import ArgumentError
 from hooked_lm.extras import later
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
@@ -79,7 +80,7 @@ class SVDInterpreter:
         S, V = self._decomposed(vector_type, layer_index, num_vectors, head_index)
         logits = to_logits(self.model, V)
         if not 1 <= k <= logits.shape[1]:
-            raise ValueError(f"k must be from 1 to {logits.shape[1]}, the number of tokens, got {k}")
+            raise ArgumentError(f"k must be from 1 to {logits.shape[1]}, the number of tokens, got {k}")
         rows = list[dict[str, Any]]()
         for vector, values in enumerate(logits):
             for sign, best in (("+", values.topk(k)), ("-", values.topk(k, largest=False))):
@@ -94,20 +95,20 @@ class SVDInterpreter:
     ) -> tuple[Float[Tensor, " num_vectors"], Float[Tensor, "num_vectors d_model"]]:
         """The largest singular values, and their right singular vectors."""
         if vector_type not in VECTOR_TYPES:
-            raise ValueError(f"vector_type must be one of {', '.join(VECTOR_TYPES)}, got {vector_type!r}")
+            raise ArgumentError(f"vector_type must be one of {', '.join(VECTOR_TYPES)}, got {vector_type!r}")
         if vector_type == "OV":
             S, V = self._of_head(layer, head)
         else:
             _, S, Vh = torch.linalg.svd(self._of_mlp(vector_type, layer), full_matrices=False)
             V = Vh.T
         if not 1 <= num_vectors <= len(S):
-            raise ValueError(f"num_vectors must be from 1 to {len(S)}, the rank of this matrix, got {num_vectors}")
+            raise ArgumentError(f"num_vectors must be from 1 to {len(S)}, the rank of this matrix, got {num_vectors}")
         return S[:num_vectors], V.T[:num_vectors]
 
     def _of_head(self, layer: int, head: int | None) -> tuple[Tensor, Tensor]:
         layer, attn = attention_of(self.model, layer)
         if head is None:
-            raise ValueError(f"vector_type 'OV' needs a head: give head_index, from 0 to {attn.cfg.n_heads - 1}")
+            raise ArgumentError(f"vector_type 'OV' needs a head: give head_index, from 0 to {attn.cfg.n_heads - 1}")
         head = checked_index(head, attn.cfg.n_heads, "head")
         _, S, V = FactoredMatrix(*head_weights(self.model.blocks[layer], head)).svd()
         return S, V
@@ -118,5 +119,5 @@ class SVDInterpreter:
         if vector_type == "w_out":
             return written(norm_of(block, "ln2_post"), mlp.W_out)
         if vector_type == "w_gate" and not hasattr(mlp, "W_gate"):
-            raise ValueError(f"the MLP of layer {layer} is not gated: it has no w_gate")
+            raise ArgumentError(f"the MLP of layer {layer} is not gated: it has no w_gate")
         return seen_through(norm_before(block, "mlp"), (mlp.W_in if vector_type == "w_in" else mlp.W_gate).T)

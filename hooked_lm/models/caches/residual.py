@@ -83,8 +83,9 @@ def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> i
 
 
 def mid_site(model: HookedRootModule, layer: int) -> str:
-    """The site of the stream between the sublayers of a block."""
-    return f"blocks.{layer}.{mlp_reads(model, layer)}"
+    """The site of the stream between the sublayers of a block; one that no cache has, if both read the same stream."""
+    reads = mlp_reads(model, layer)
+    return f"blocks.{layer}.{MID if reads == PRE else reads}"
 
 
 def mlp_reads(model: HookedRootModule, layer: int) -> str:

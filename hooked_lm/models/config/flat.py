@@ -132,8 +132,8 @@ class HookedTransformerConfig(FlatConfig):
     parallel_attn_mlp: bool = of_tree("whether attention and MLP of a layer have the same input", "blocks.*", default=False,
                                       read=lambda block: isinstance(block, ParallelBlock.Config), unless=("attn_only",),
                                       kinds=(DECODER,))
-    gated_mlp: bool = of_tree("whether MLPs multiply two projections", "blocks.*.mlp", default=False, read=read.is_gated,
-                              unless=("attn_only",))
+    gated_mlp: bool = of_tree("whether MLPs multiply two projections; with `num_experts` always", "blocks.*.mlp", default=False,
+                              read=read.is_gated, unless=("attn_only",))
     scale_attn_by_inverse_layer_idx: bool = of_tree("whether scores of layer n are also divided by n + 1", "blocks",
                                                     default=False, read=read.scales_by_layer, kinds=(DECODER,),
                                                     spelling=lambda value, c: value and c.n_layers > 1)

@@ -200,6 +200,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         if self._base is None:
             values = completed(type(self), self._given)
             check_heads(values, self._given)
+            check_experts(values, self._given)
             tree = self.build(SimpleNamespace(**values))
         else:
             values = self._values_on_base()
@@ -236,9 +237,13 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         return {**({} if self._base is None else self._stated()), **self._given}
 
     def _values_on_base(self) -> dict[str, Any]:
-        given = {**(self._stated() if self._edits() else values_of(type(self), self._base)), **self._given}
+        edits, of_tree = self._edits(), values_of(type(self), self._base)
+        given = {**(self._stated() if edits else of_tree), **self._given}
+        if edits.get("num_experts") and not of_tree.get("num_experts") and "gated_mlp" not in self._given:
+            given.pop("gated_mlp", None)  # that of the plain MLPs which the experts replace
         values = completed(type(self), given)
         check_heads(values, given)
+        check_experts(values, edits)
         return values
 
     def _edits(self) -> dict[str, Any]:
@@ -369,7 +374,22 @@ def completed(cls: type[FlatConfig], given: dict[str, Any]) -> dict[str, Any]:
         sources = [values[source] for source in row.sources]
         if row.follows is not None and values[name] in UNSET and -1 not in sources:
             values[name] = row.follows(*sources)
+    if "gated_mlp" not in given and _has_experts(values) and cls.kind in table(cls).rows["num_experts"].kinds:
+        values["gated_mlp"] = True
     return values
+
+
+def _has_experts(values: dict[str, Any]) -> bool:
+    return values.get("num_experts") is not None and not values.get("attn_only")
+
+
+def check_experts(values: dict[str, Any], given: Container[str]) -> None:
+    """Raises ValueError for experts that are said not to be gated: TransformerLens ignores that, and gates them."""
+    if "gated_mlp" in given and not values.get("gated_mlp") and _has_experts(values):
+        raise ValueError(
+            f"gated_mlp=False with num_experts={values['num_experts']}: the experts of flat names are gated; leave gated_mlp "
+            "out, or make a tree whose MoE.Config has an MLP.Config as its expert"
+        )
 
 
 def check_heads(values: dict[str, Any], given: Container[str]) -> None:

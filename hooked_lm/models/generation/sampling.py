@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.errors import ArgumentError
+
 
 def sample_logits(
     final_logits: Float[Tensor, "batch d_vocab"],
@@ -107,7 +109,7 @@ def _counts(
 ) -> Float[Tensor, "batch d_vocab"]:
     """The number of occurrences of each token."""
     if tokens is None:
-        raise ValueError("a penalty needs the previous tokens: give tokens=...")
+        raise ArgumentError("a penalty needs the previous tokens: give tokens=...")
     counted, last = tokens < logits.shape[-1], logits.shape[-1] - 1  # the token of images may be outside
     counted = counted if real is None else counted & real
     return torch.zeros_like(logits).scatter_add(1, tokens.clamp(max=last), counted.to(logits))
@@ -116,11 +118,11 @@ def _counts(
 def check_sampling(top_k: int | None, top_p: float | None, temperature: float) -> None:
     """Raises ValueError for an option out of range."""
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise ArgumentError(f"top_k must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+        raise ArgumentError(f"top_p must be above 0 and at most 1, got {top_p}")
     if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
+        raise ArgumentError(f"temperature must be 0 (greedy) or above, got {temperature}")
 
 
 def _nucleus(probs: Float[Tensor, "batch d_vocab"], top_p: float) -> Float[Tensor, "batch d_vocab"]:

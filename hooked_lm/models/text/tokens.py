@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.errors import ArgumentError
 from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.byte_tokens import as_text
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -277,14 +278,14 @@ class Tokens:
         `mode` selects its "first" or "last" occurrence. A single text has no padding, so `padding_side` has no effect.
         """
         if mode not in ("first", "last"):
-            raise ValueError(f"mode must be 'first' or 'last', got {mode!r}")
+            raise ArgumentError(f"mode must be 'first' or 'last', got {mode!r}")
         rows = self._rows(input, prepend_bos, truncate=True) if isinstance(input, str) else _to_rows(input)[0]
         if len(rows) != 1:
-            raise ValueError(f"a position is looked up in one text or one row of ids, got {len(rows)}")
+            raise ArgumentError(f"a position is looked up in one text or one row of ids, got {len(rows)}")
         [row] = rows
         token = self.to_single_token(single_token) if isinstance(single_token, str) else _one_id(single_token)
         if token not in row:
-            raise ValueError(f"token {single_token!r} (id {token}) is not among the {len(row)} tokens {row}")
+            raise ArgumentError(f"token {single_token!r} (id {token}) is not among the {len(row)} tokens {row}")
         return row.index(token) if mode == "first" else len(row) - 1 - row[::-1].index(token)
 
     def check_ids(self, tokens: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.float8 import float8_problem
 
 # Endings of buffers that other libraries save with the weights; ignored.
 TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
@@ -29,12 +30,15 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
     Drops buffers (masks, rotary angles), all-zero biases that the model lacks, and the unused position embedding of alibi
     models. The `b_in` of a gated MLP without `b_gate` is added after the product there, so it is folded into `b_out`.
 
-    Raises ValueError for such a gated MLP with "solu_ln", which reads no `W_in` there.
+    Raises ValueError for such a gated MLP with "solu_ln", which reads no `W_in` there, and for 8-bit floating point weights.
     """
+    if problem := float8_problem((name, value.dtype) for name, value in state_dict.items()):
+        raise ValueError(f"the weights were not loaded: {problem}")
     given = dict(_renamed(name, value) for name, value in state_dict.items() if not name.endswith(TABLES))
-    for mlp in [name.removesuffix("W_gate") for name in given if name.endswith(".mlp.W_gate")]:
-        _bias_into_output(given, mlp, model.cfg.is_layer_norm_activation())
     own = model.state_dict()
+    for mlp in [name.removesuffix("W_gate") for name in given if name.endswith(".mlp.W_gate")]:
+        if mlp + "W_gate" in own or mlp + "W_gate_in" in own:
+            _bias_into_output(given, mlp, model.cfg.is_layer_norm_activation())
     for name in [name for name in own if name.endswith("_gate_in") and name not in given]:
         _interleave(given, name.removesuffix("gate_in"))
     _share_norms(model, given)

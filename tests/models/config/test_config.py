@@ -1,11 +1,13 @@
 import copy
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.components.mlp import MLP, GatedMLP
 from tests.close import assert_close
 from tests.models.toys import BOTH_WAYS, D_VOCAB, KINDS, ids, toy, words
 
@@ -146,3 +148,49 @@ def test_experts_by_flat_names() -> None:
     _, cache = HookedTransformer(cfg).run_with_cache(torch.tensor([[1, 2, 3]]))
     assert cache["blocks.0.mlp.hook_expert_indices"].shape == (1, 3, 2)
     assert_close(cache["blocks.1.mlp.hook_expert_weights"].sum(-1), torch.ones(1, 3))
+
+
+EXPERTS: dict[str, Any] = {"num_experts": 4, "experts_per_token": 2}
+
+
+def test_experts_by_flat_names_are_gated() -> None:
+    plain = HookedTransformerConfig(**SIZES, n_heads=4)
+    by_assignment = replace(plain)
+    for name, value in EXPERTS.items():
+        setattr(by_assignment, name, value)
+    made = [
+        HookedTransformerConfig(**SIZES, n_heads=4, **EXPERTS),
+        HookedTransformerConfig(**SIZES, n_heads=4, **EXPERTS, gated_mlp=True),
+        replace(plain, **EXPERTS),
+        replace(HookedTransformerConfig.from_tree(plain.tree), **EXPERTS),
+        HookedTransformerConfig.from_dict(plain.to_dict() | EXPERTS),
+        by_assignment,
+    ]
+    for cfg in made:
+        assert cfg.gated_mlp
+        assert type(cfg.tree.blocks[0].mlp.expert) is GatedMLP.Config
+        without = replace(cfg, num_experts=None, experts_per_token=None)
+        assert without.gated_mlp is (cfg is made[1])
+    assert not HookedTransformerConfig(**SIZES, n_heads=4, **EXPERTS, attn_only=True).gated_mlp
+
+
+def test_plain_experts_need_a_tree() -> None:
+    message = "gated_mlp=False with num_experts=4: the experts of flat names are gated.*leave gated_mlp out"
+    gated = HookedTransformerConfig(**SIZES, n_heads=4, **EXPERTS)
+    of_tree = HookedTransformerConfig.from_tree(gated.tree)
+    for refused in (
+        lambda: HookedTransformerConfig(**SIZES, n_heads=4, **EXPERTS, gated_mlp=False),
+        lambda: replace(gated, gated_mlp=False),
+        lambda: replace(of_tree, gated_mlp=False),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()
+    block = gated.tree.blocks[0]
+    expert = MLP.Config(block.mlp.expert.d_model, block.mlp.expert.d_mlp, "gelu", bias=False)
+    blocks = (replace(block, mlp=replace(block.mlp, expert=expert)),) * gated.n_layers
+    plain = HookedTransformerConfig.from_tree(replace(gated.tree, blocks=blocks))
+    for kept in (plain, replace(plain, n_ctx=5), replace(plain, gated_mlp=False)):
+        assert not kept.gated_mlp
+        assert type(kept.tree.blocks[0].mlp.expert) is MLP.Config
+    with pytest.raises(ValueError, match=message):
+        replace(plain, tree=None)
