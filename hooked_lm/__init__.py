@@ -57,21 +57,8 @@ _HOMES = {
     "load": "hooked_lm.saved",
     "wrap": "hooked_lm.hooks",
 }
-_MODULES = (
-    *(
-        "analysis",
-        "harvest",
-        "hooks",
-        "hub",
-        "interventions",
-        "parallel",
-        "patching",
-        "pretrained",
-        "results",
-        "studies",
-    ),
-    *("utils", "viz"),
-)
+_MODULES: tuple[str, ...] = ("analysis", "harvest", "hooks", "hub", "interventions", "parallel")
+_MODULES += ("patching", "pretrained", "results", "studies", "utils", "viz")  # that load when they are used
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging
 

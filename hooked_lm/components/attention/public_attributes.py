@@ -163,9 +163,8 @@ class PublicAttributes(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, *args):  # type: ignore[no-untyped-def]
         constants = {prefix + name for name in CONSTANTS}
-        grouped = {
-            f"{prefix}_{name}": prefix + name for name in ("W_K", "W_V", "b_K", "b_V")
-        }  # as other libraries save them
+        # grouped keys and values, as other libraries save them
+        grouped = {f"{prefix}_{name}": prefix + name for name in ("W_K", "W_V", "b_K", "b_V")}
         given = {grouped.get(k, k): v for k, v in state_dict.items() if k not in constants}
         for name in ("rotary_sin", "rotary_cos") if getattr(self.cfg, "rotary", None) is not None else ():
             if (table := given.pop(prefix + name, None)) is not None:

@@ -1,29 +1,15 @@
 """Post-norm blocks whose sums are weighted (DeepNorm, Wang et al. 2022, arXiv:2203.00555)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
 from hooked_lm.components.blocks.block import Stream
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.post_norm import PostNormBlock, PostNormPart
-from hooked_lm.components.blocks.wiring import (
-    MID,
-    NORMALIZED_MID,
-    NORMALIZED_POST,
-    POST,
-    InStream,
-    Sublayer,
-    Wiring,
-    added,
-    attn_step,
-    mixer_step,
-    mlp_step,
-)
+from hooked_lm.components.blocks.post_norm import EQUAL, PostNormBlock, PostNormPart, Weights
+from hooked_lm.components.blocks.wiring import Wiring, attn_step, mixer_step
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import hook_if_listening
-
-Weights = tuple[float, float]  # of the stream and of the output of a sublayer, in their sum
 
 
 class DeepNormPart(PostNormPart):
@@ -31,8 +17,8 @@ class DeepNormPart(PostNormPart):
 
     @dataclass(frozen=True)
     class Config(PostNormPart.Config):
-        mid_weights: Weights = (1.0, 1.0)
-        post_weights: Weights = (1.0, 1.0)
+        mid_weights: Weights = EQUAL
+        post_weights: Weights = EQUAL
 
     cfg: Config
     ln1: nn.Module
@@ -44,14 +30,6 @@ class DeepNormPart(PostNormPart):
         mlp_out = self.apply_mlp(hook_if_listening(self.hook_mlp_in, resid))
         resid = self.hook_resid_post(weighted(self.cfg.post_weights, resid, mlp_out))
         return self.hook_normalized_resid_post(self.ln2(resid))
-
-    def wired(self, mixing: Sublayer) -> Wiring:
-        """The wiring of the block, for this step of its attention or mixer."""
-        mlp = mlp_step(self, NORMALIZED_MID, "")
-        mid = replace(added(MID, mixing), weights=self.cfg.mid_weights)
-        post = replace(added(POST, mlp), weights=self.cfg.post_weights)
-        norms = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", POST, NORMALIZED_POST)
-        return Wiring((mixing, mid, norms[0], mlp, post, norms[1]))
 
 
 class DeepNormBlock(DeepNormPart, PostNormBlock):
@@ -69,7 +47,7 @@ class DeepNormBlock(DeepNormPart, PostNormBlock):
         return self.after_mixing(resid, self.attn_out(resid, context, resid))
 
     def wiring(self) -> Wiring:
-        return self.wired(attn_step(self, norm=""))
+        return self.wired(attn_step(self, norm=""), self.cfg.mid_weights, self.cfg.post_weights)
 
 
 class DeepNormMixerBlock(MixerPart, DeepNormPart):
@@ -95,7 +73,7 @@ class DeepNormMixerBlock(MixerPart, DeepNormPart):
         return self.after_mixing(resid, self.mixer_out(resid, context))
 
     def wiring(self) -> Wiring:
-        return self.wired(mixer_step(self, norm=""))
+        return self.wired(mixer_step(self, norm=""), self.cfg.mid_weights, self.cfg.post_weights)
 
 
 def weighted(weights: Weights, resid: Stream, out: Stream) -> Stream:

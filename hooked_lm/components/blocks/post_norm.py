@@ -1,6 +1,6 @@
 """Blocks whose norms are in the stream (Vaswani et al. 2017, arXiv:1706.03762)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, PreNormBlock, Stream
 from hooked_lm.components.blocks.wiring import (
@@ -10,6 +10,7 @@ from hooked_lm.components.blocks.wiring import (
     POST,
     PRE,
     InStream,
+    Sublayer,
     Wiring,
     added,
     attn_step,
@@ -18,6 +19,9 @@ from hooked_lm.components.blocks.wiring import (
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
 from hooked_lm.hooks import HookPoint, hook_if_listening
+
+Weights = tuple[float, float]  # of the stream and of the output of a sublayer, in their sum
+EQUAL: Weights = (1.0, 1.0)
 
 
 class PostNormPart(MLPPart):
@@ -32,6 +36,13 @@ class PostNormPart(MLPPart):
         self.hook_resid_post = HookPoint(*RESIDUAL)
         self.move_to_end("ln2")
         self.hook_normalized_resid_post = HookPoint(*RESIDUAL)
+
+    def wired(self, mixing: Sublayer, mid: Weights = EQUAL, post: Weights = EQUAL) -> Wiring:
+        """The wiring of the block for this step of its attention or mixer, with the weights of both sums."""
+        mlp = mlp_step(self, NORMALIZED_MID, "")
+        sums = replace(added(MID, mixing), weights=mid), replace(added(POST, mlp), weights=post)
+        norms = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", POST, NORMALIZED_POST)
+        return Wiring((mixing, sums[0], norms[0], mlp, sums[1], norms[1]))
 
 
 class PostNormBlock(AttentionPart, PostNormPart):
@@ -60,9 +71,7 @@ class PostNormBlock(AttentionPart, PostNormPart):
         return self.hook_normalized_resid_post(self.ln2(resid))
 
     def wiring(self) -> Wiring:
-        attn, mlp = attn_step(self, norm=""), mlp_step(self, NORMALIZED_MID, "")
-        mid, post = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", POST, NORMALIZED_POST)
-        return Wiring((attn, added(MID, attn), mid, mlp, added(POST, mlp), post))
+        return self.wired(attn_step(self, norm=""))
 
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention: the stream, or copies of it, without a norm."""

@@ -21,7 +21,7 @@ MATRICES = (  # [d_in, d_out]
     *("W_in", "W_gate", "W_gate_in", "W_out", "W_DQ", "W_DKV", "W_KR"),
     *("W_Q", "W_K", "W_V", "W_R", "W_g", "W_x", "W_B", "W_C"),  # of mixers with a state
 )
-ROUTER = "W_router"  # which stays as it is, by intent
+ROUTER = "W_router"  # which is never quantised
 INT4_GROUPS = (128, 64, 32)
 INT4_OUT = 16  # outputs that kernels pack together
 
