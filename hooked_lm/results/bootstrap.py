@@ -27,6 +27,7 @@ TOO_SKEWED = 0.28  # times the root of the number of prompts: that from which on
 TOO_L_SKEWED = (
     0.265  # the same of the L-skewness: as many samples of normal numbers exceed either, of eight to 16 prompts
 )
+TOO_WIDE = 0.6  # the standard deviation in means: of fewer than 16 that are all on one side of 0
 FEWEST_PROMPTS, ENOUGH_PROMPTS = 4, 8  # the skewness of fewer is chance: to widen intervals, and to warn
 MANY_PROMPTS = 16  # from which on the skewness says more than the L-skewness, as values of the tail are among them
 SMALLEST_ERROR = (
@@ -63,8 +64,9 @@ def bootstrap(
 
     Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts (1.1 for 16, 2.2 for 64), as the error of
     the level falls with that root. The skewness of fewer than 16 is too small where they lack the tail, and at most 2.3 of eight:
-    from eight on, it warns of an L-skewness (Hosking 1990) above 0.265, which normal numbers exceed as rarely. Raises ValueError
-    for a level outside of (0, 1) or less than one resample.
+    from eight on, it warns of an L-skewness (Hosking 1990) above 0.265, which normal numbers exceed as rarely, and of values on
+    one side of 0 with a standard deviation above 0.6 of their mean. Raises ValueError for a level outside of (0, 1) or less than
+    one resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
@@ -171,14 +173,39 @@ def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
     else:
         is_too_skewed = n_prompts >= ENOUGH_PROMPTS and skewness(values, by_rank=True) > TOO_L_SKEWED
     if is_too_skewed:
-        warnings.warn(
-            f"the values are skewed over the {n_prompts} prompts or groups (skewness {found:.2g}): a few have most of the "
-            "sum, and intervals contain the true means less often than their level says; use more prompts, or a metric that is "
-            "less skewed, such as a logit difference or log-probability instead of a probability",
-            SkewWarning,
-            stacklevel=stacklevel_outside(sys._getframe()),
-        )
+        _warn(f"are skewed over the {n_prompts} prompts or groups (skewness {found:.2g}): a few have most of the sum")
+    else:
+        warn_if_one_sided(values)
     return found
+
+
+def warn_if_one_sided(values: Float[Tensor, "cell prompt"]) -> None:
+    """Warns of eight to 15 prompts whose values, in half of the cells, are on one side of 0 with a standard deviation above 0.6
+    of their mean: as probabilities and divergences they are mostly skewed, and so few lack the tail that would show it."""
+    n_prompts = values.shape[1]
+    if not ENOUGH_PROMPTS <= n_prompts < MANY_PROMPTS:
+        return
+    wide: list[Tensor] = []
+    for cells in _chunks(values, 1):
+        mean, errors, _ = _centred(values[cells])
+        on_one_side = (values[cells] * mean.sign() >= 0).all(1)
+        spread = (errors / mean.abs())[:, 0] * n_prompts**0.5
+        wide.append(spread.where(on_one_side, 0.0)[(errors > 0)[:, 0]])
+    found = torch.cat(wide)
+    if len(found) and float(found.median()) > TOO_WIDE:
+        _warn(
+            f"over the {n_prompts} prompts or groups are on one side of 0, with a standard deviation of "
+            f"{float(found.median()):.2g} of their mean: such values are mostly skewed, and so few lack the tail"
+        )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"the values {what}, and intervals contain the true means less often than their level says; use more prompts, or a "
+        "metric that is less skewed, such as a logit difference or log-probability instead of a probability",
+        SkewWarning,
+        stacklevel=stacklevel_outside(sys._getframe()),
+    )
 
 
 @contextmanager

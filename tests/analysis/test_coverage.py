@@ -95,7 +95,7 @@ def test_nothing_is_real_where_answers_are_tossed(n_prompts: int) -> None:
 @pytest.mark.slow
 def test_coverage_of_faithfulness_by_divergence() -> None:
     """KL(model || circuit) is skewed, so that intervals miss; where they do, eight pairs mostly lack those of the tail, and their
-    L-skewness still says so."""
+    L-skewness, or that they vary as much as they measure, still says so."""
     model, pairs = HookedTransformer.from_pretrained("demo"), experiment.prompt_pairs(72)
     clean, corrupted = ([getattr(pair, name) for pair in pairs] for name in ("clean", "corrupted"))
     generator, shares = torch.Generator().manual_seed(0), {8: [], 16: []}
@@ -109,13 +109,13 @@ def test_coverage_of_faithfulness_by_divergence() -> None:
         for n_prompts, share in shares.items():
             good = [is_covered_or_named(whole, n_prompts, generator) for _ in range(N_DRAWS)]
             share.append(sum(good) / N_DRAWS)
-    assert sum(shares[8]) / 3 >= 0.92, shares
+    assert min(shares[8]) >= 0.94, shares
     assert sum(shares[16]) / 3 >= 0.94, shares
 
 
 def is_covered_or_named(whole: Evaluation, n_prompts: int, generator: torch.Generator) -> bool:
     """Whether the interval of some pairs contains the faithfulness of all, or a warning says that it may not."""
-    some = torch.randperm(whole.n_prompts, generator=generator)[:n_prompts]
+    some = torch.randint(whole.n_prompts, (n_prompts,), generator=generator)
     part = replace(whole, values=whole.values[..., some], full=whole.full[some], empty=whole.empty[some])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

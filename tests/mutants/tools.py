@@ -233,6 +233,8 @@ TOOLS = mutants({
          "return 1 - (1 - level) / max(1, n_cells)", "return level"),
         ("skewed values are not named", "results/test_intervals.py::skewed_values_are_named_from_eight_prompts_on",
          "n_prompts >= ENOUGH_PROMPTS and", "n_prompts > ENOUGH_PROMPTS and"),
+        ("values on one side of 0 count whatever their spread",
+         "results/test_intervals.py::few_values_on_one_side_of_0", "> TOO_WIDE:", "> 0:"),
         ("the skewness of few prompts is that of many", "results/test_intervals.py::of_few_prompts_the_l_skewness_counts",
          "if n_prompts >= MANY_PROMPTS:", "if n_prompts >= ENOUGH_PROMPTS:"),
         ("the interval of a share leaves zero to one",

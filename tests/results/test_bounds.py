@@ -55,6 +55,7 @@ def test_accuracies_of_sweeps_have_the_interval_of_those_that_are_evaluated() ->
     assert_close(both(mixed.select(metric="logit")), both(mixed)[:, 1])
 
 
+@pytest.mark.filterwarnings("ignore::hooked_lm.results.SkewWarning")
 @pytest.mark.parametrize(
     ("values", "corrupted"),
     [

@@ -143,6 +143,41 @@ def test_of_few_prompts_the_l_skewness_counts():
         Scores(lacking.repeat(1, 2), {"head": [0]}).interval()
 
 
+def warned(values: Tensor) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bootstrap(values, n_resamples=1)
+    return any(issubclass(one.category, SkewWarning) for one in caught)
+
+
+def test_few_values_on_one_side_of_0_are_mostly_skewed():
+    wide = torch.tensor([[0.1, 0.3, 0.5, 0.8, 1.0, 1.2, 1.6, 1.9]])
+    assert skewness(wide, by_rank=True) < TOO_L_SKEWED
+    assert 0.6 < wide.std() / wide.mean() < 0.7
+    with pytest.warns(
+        SkewWarning, match=r"8 prompts .* one side of 0, with a standard deviation of 0.68 of their mean"
+    ):
+        bootstrap(wide)
+    assert warned(-wide), "below 0"
+    assert warned(torch.cat([wide, wide, wide - 0.2])), "most cells"
+    assert not warned(torch.cat([wide, wide - 0.2, wide - 0.2]))
+    assert not warned(wide + 0.3), "a smaller share of the mean"
+    assert not warned(wide[:, 1:]), "seven say little"
+    assert not warned(wide.repeat(1, 2)), "of 16 the skewness is known"
+
+
+@pytest.mark.usefixtures("skewed_values")
+@pytest.mark.parametrize("deviation", [0.8, 1.0, 1.3])
+def test_of_few_values_with_a_tail_what_misses_is_named(deviation: float):
+    """800 experiments of eight log-normal numbers: of the last, 84% of the intervals contain the mean."""
+    values = (draw(800, 8, seed=1) * deviation).exp()
+    low, high = bootstrap(values, n_resamples=400)
+    inside, true = 0, math.exp(deviation**2 / 2)
+    for i, each in enumerate(values):
+        inside += bool(low[i] <= true <= high[i]) or warned(each[None])
+    assert inside / 800 > 0.93
+
+
 @pytest.mark.parametrize("n_prompts", [8, 11, 15, 16])
 def test_normal_numbers_are_warned_of_as_rarely_as_by_skewness(n_prompts: int):
     values = draw(4000, n_prompts)

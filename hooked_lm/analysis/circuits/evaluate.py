@@ -22,7 +22,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.bootstrap import bootstrap
+from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, origin
 from hooked_lm.results.tabular import Tabular
@@ -222,6 +222,7 @@ class Evaluation(Scores):
         difference = (full - empty).mean()
         share = self._recovered()[of]
         residuals = (values - empty - share[:, None] * (full - empty)) / difference
+        warn_if_one_sided(by_group(self.values[of], self.groups))
         low, high = bootstrap(by_group(residuals.float(), self.groups), level)
         return (share + low.clamp(max=0.0)).float(), (share + high.clamp(min=0.0)).float()  # around 0, up to rounding
 

@@ -2,7 +2,8 @@
 projections.
 
 The multiplier of the input of attention is part of the scale of the scores and of its output; that of Mamba-2 is part of those of
-its projections. `hook_q`, `hook_k` and `hook_v` are before them.
+its projections. `hook_q`, `hook_k` and `hook_v` are before them. Beside biases, which it does not multiply, an input's multiplier
+would be an option of every projection that only this family has; no published model has both, and it is refused.
 """
 
 from dataclasses import replace
