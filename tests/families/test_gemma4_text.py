@@ -198,16 +198,6 @@ def test_given_vectors_are_those_of_the_formula() -> None:
     assert_close(cache["per_layer.hook_out"], expected)
 
 
-@torch.no_grad()
-def test_the_scaled_stream_is_no_sum() -> None:
-    _, cache = hooked(EVERYTHING).run_with_cache(prompt(EVERYTHING))
-    with pytest.raises(ValueError, match=r"blocks \[0, 1, 2, 3, 4\] normalise the stream itself, or scale it"):
-        cache.decompose_resid()
-    stack, labels = cache.accumulated_resid(return_labels=True)
-    assert labels[-1] == "final_post"
-    assert torch.equal(stack[-1], cache["resid_post", -1])
-
-
 @pytest.mark.parametrize("name", ["W_Q", "W_K", "b_V"])
 def test_weights_of_different_shapes_are_not_stacked(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} cannot be stacked"):

@@ -244,17 +244,6 @@ def test_doge_with_experts_is_refused() -> None:
 
 
 @torch.no_grad()
-def test_a_weighted_stream_is_no_sum() -> None:
-    """What sublayers wrote does not add up to the stream, so decompositions are refused."""
-    model = hooked(CASES["doge-grouped"])
-    _, cache = model.run_with_cache(prompt(CASES["doge-grouped"]))
-    with pytest.raises(ValueError, match="normalise the stream itself, or scale it"):
-        cache.decompose_resid()
-    with pytest.raises(ValueError, match="normalises or scales the stream itself"):
-        model.accumulated_bias(2)
-
-
-@torch.no_grad()
 def test_a_router_reads_that_of_the_layer_before() -> None:
     """A run that starts later is refused; an edit of the state reaches the routers of all later layers."""
     case = CASES["zaya-three-experts"]

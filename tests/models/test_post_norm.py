@@ -74,7 +74,7 @@ def test_what_one_layer_writes_is_told(model: HookedTransformer, run: tuple[torc
 
 
 def test_there_is_no_constant_sum_of_biases(model: HookedTransformer):
-    with pytest.raises(ValueError, match="normalises or scales the stream itself"):
+    with pytest.raises(ValueError, match="normalise the stream itself"):
         model.accumulated_bias(1)
     assert torch.equal(model.accumulated_bias(0), torch.zeros(D_MODEL))
 
@@ -97,7 +97,7 @@ def test_sublayers_that_add_to_the_normalised_stream():
         assert_close(cache["resid_mid", 1], model.blocks[1].ln1(cache["resid_pre", 1]) + cache["attn_out", 1])
     with pytest.raises(ValueError, match="normalise the stream itself"):
         cache.decompose_resid()
-    with pytest.raises(ValueError, match="normalises or scales the stream itself"):
+    with pytest.raises(ValueError, match="normalise the stream itself"):
         model.accumulated_bias(1)
     before = model.W_out.detach().clone()
     model.process_weights_()

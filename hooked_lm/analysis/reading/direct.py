@@ -20,6 +20,7 @@ from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.fixed_norm import norm_gain
+from hooked_lm.models.weights.terms import Term, terms_at
 from hooked_lm.results import Label
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.groups import Groups, checked_groups
@@ -84,14 +85,14 @@ def direct_logit_attribution(
     run = _Run(model, tokens, ids, others, pos, _sites(model, by, apart))
     whole, names = run.cache.decompose_resid(pos_slice=pos, return_labels=True)
     parts: Parts = []
+    split = {
+        term.label: term for term in run.terms.of({"head": "attn", "neuron": "mlp"}.get(by, "")) if term.layer in apart
+    }
     for name, component, value in zip(names, whole, run.read(whole), strict=True):
-        layer = int(name.split("_")[0]) if name[0].isdigit() else -1
-        if by == "head" and name.endswith("attn_out") and layer in apart:
-            parts.append(run.heads(layer, component))
-        elif by == "neuron" and name.endswith("mlp_out") and layer in apart:
-            parts.append(run.neurons(layer, component))
-        else:
+        if (term := split.get(name)) is None:
             parts.append(([name], value[None]))
+        else:
+            parts.append(run.heads(term, component) if by == "head" else run.neurons(term, component))
     parts.append(run.constants())
     axes = {"component": [name for names, _ in parts for name in names]}
     found = torch.cat([values for _, values in parts])
@@ -157,6 +158,7 @@ class _Run:
         sites: Sequence[str],
     ) -> None:
         self.model, self.ids, self.others, self.pos = model, ids, others, Slice(pos)
+        self.terms = terms_at(model, model.cfg.n_layers)
         _, self.cache = model.run_with_cache(tokens, names_filter=list(sites), return_type=None)
 
     def read(self, written: Float[Tensor, "component prompt d_model"]) -> Float[Tensor, "component prompt"]:
@@ -171,27 +173,27 @@ class _Run:
             advice = "the model may not do this task, as an untrained one does not"
             warn_if_small(difference, between, advice)
 
-    def heads(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
+    def heads(self, term: Term, like: Float[Tensor, "prompt d_model"]) -> Part:
         """The contributions of the heads and the attention bias of a layer."""
+        layer = term.layer
         results = decompose.head_results(self.model, self.cache, layer, self.pos)
-        post_norm = residual.output_norm(self.model, self.cache, layer, "ln1_post", self.pos)
-        attn: Any = self.model.blocks[layer].attn
-        written = torch.cat(
-            [post_norm(results, extra_axes=1).movedim(-2, 0), post_norm.bias_in_stream(attn.b_O, like)[None]]
-        )
+        post_norm = residual.output_norm(self.model, self.cache, term, self.pos)
+        bias = decompose.biases(self.model, self.cache, [term], self.pos, like)
+        written = torch.cat([post_norm(results, extra_axes=1).movedim(-2, 0), bias[None]])
         return [*(f"L{layer}H{head}" for head in range(len(written) - 1)), f"{layer}_attn_bias"], self.read(written)
 
-    def neurons(self, layer: int, like: Float[Tensor, "prompt d_model"]) -> Part:
-        """The contributions of the neurons and the MLP bias of a layer, without computing each neuron's output vector."""
-        model = self.model
+    def neurons(self, term: Term, like: Float[Tensor, "prompt d_model"]) -> Part:
+        """The contributions of the neurons and the MLP bias of a layer, without computing each neuron's output vector, and of
+        what is added to the output of the MLP."""
+        model, layer = self.model, term.layer
         norm = residual.input_norm(model, self.cache, model.cfg.n_layers, False, self.pos)
         directions, of_prompt = self.directions()
-        each = decompose.get_neuron_results(model, self.cache, layer, None, self.pos, directions, norm)
+        each = decompose.neuron_results(model, self.cache, term, Slice(), self.pos, directions, norm)
         values = each.gather(-1, of_prompt[:, None, None].expand(-1, each.shape[1], 1))[..., 0].T
-        post_norm = residual.output_norm(model, self.cache, layer, "ln2_post", self.pos)
-        mlp: Any = model.blocks[layer].mlp
-        values = torch.cat([values, self.read(post_norm.bias_in_stream(mlp.b_out, like)[None])])
-        return [*(f"L{layer}N{neuron}" for neuron in range(len(values) - 1)), f"{layer}_mlp_bias"], values
+        rest = {f"{layer}_mlp_bias": decompose.biases(model, self.cache, [term], self.pos, like)}
+        rest |= decompose.written(self.cache, term.rest, self.pos)
+        names = [*(f"L{layer}N{neuron}" for neuron in range(len(values))), *rest]
+        return names, torch.cat([values, self.read(torch.stack([*rest.values()]))])
 
     def directions(self) -> tuple[Float[Tensor, "d_model direction"], Int[Tensor, " prompt"]]:
         """The distinct directions of the logits after the final norm's division, and the index of each prompt's direction."""
@@ -218,7 +220,8 @@ class _Run:
             raise ValueError(
                 f"the heads of layer {layer} are not a sum over positions of pattern x value: leave it out of layers"
             )
-        post_norm = residual.output_norm(model, cache, layer, "ln1_post", self.pos)
+        [term] = (term for term in self.terms.of("attn") if term.layer == layer)
+        post_norm = residual.output_norm(model, cache, term, self.pos)
         found = []
         for head in range(moved.shape[1]):
             written = post_norm(moved[:, head] @ attn.W_O[head].detach().to(moved), extra_axes=1)
@@ -283,15 +286,15 @@ def _norms(model: Decoder) -> list[str]:
 
 def _sites(model: Decoder, by: str, apart: set[int]) -> list[str]:
     """The sites that a decomposition needs."""
-    names = ("hook_attn_out", "hook_mixer_out", "hook_mlp_out")
-    sites = [*residual.embedding_sites(model, model.cfg.n_layers).values()]
-    sites += [name for name in model.all_points() if name.startswith("blocks.") and name.endswith(names)]
+    terms = terms_at(model, model.cfg.n_layers).terms
+    sites = [*residual.embedding_sites(model).values(), *(term.site for term in terms)]
     for layer in apart:
         block = model.blocks[layer]
         if by == "head" and isinstance(block, AttentionPart):
             sites += [name for name in model.all_points() if name.startswith(f"blocks.{layer}.attn.") and _of_z(name)]
         if by == "neuron" and isinstance(block, MLPPart):
             sites += [site for site in [f"blocks.{layer}.mlp.hook_post"] if site in model.hook_dict]
+            sites += [rest.site for term in terms if term.layer == layer for rest in term.rest]
     return [*sites, *_norms(model)]
 
 

@@ -5,13 +5,14 @@ a word that a step gives where there is no site. What a block computes besides i
 streams has no steps at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from hooked_lm.components.norms.layer_scale import LayerScale
+from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import norm_of
 
 PRE, MID, POST = "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
@@ -84,7 +85,7 @@ class Wiring:
     @property
     def is_sum(self) -> bool:
         """Whether the stream after the block is that before it plus what the block writes."""
-        return bool(self.steps) and self.terms_of(self.last) is not None
+        return self.terms_of(self.last) is not None
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
@@ -107,20 +108,21 @@ class Wiring:
         made = {Sublayer: "writes", Sum: "gives", InStream: "gives"}
         return next((step for step in self.steps if getattr(step, made[type(step)]) == value), None)
 
+    def chain(self, value: str) -> tuple[Sum, ...] | None:
+        """The sums that make a value of the stream from what enters the block, the last first; None if a norm is among them, or
+        nothing is known."""
+        step, found = self.place(value), []
+        while isinstance(step, Sum):
+            found.append(step)
+            step = self.place(step.stream)
+        return tuple(found) if step is None and self.steps else None
+
     def terms_of(self, value: str) -> tuple[str, ...] | None:
-        """What a value is the plain sum of: the stream that enters the block and outputs of sublayers; None if it is none."""
-        step = self.place(value)
-        if isinstance(step, Sublayer) or step is None:
-            return (value,)
-        if isinstance(step, InStream) or step.weights != (1.0, 1.0) or step.weighed or step.times:
+        """What a value is the plain sum of: the stream that enters the block, and what is added to it; None if it is none."""
+        sums = self.chain(value)
+        if sums is None or any(step.weights != (1.0, 1.0) or step.weighed or step.times for step in sums):
             return None
-        parts = [self.terms_of(part) for part in (step.stream, *step.terms)]
-        return None if None in parts else tuple(_flat(parts))
-
-
-def _flat(parts: list[tuple[str, ...] | None]) -> Iterator[str]:
-    for part in parts:
-        yield from part or ()
+        return (sums[-1].stream if sums else value, *(term for step in reversed(sums) for term in step.terms))
 
 
 def wiring_of(block: nn.Module) -> Wiring:
@@ -128,10 +130,21 @@ def wiring_of(block: nn.Module) -> Wiring:
     return block.wiring() if hasattr(block, "wiring") else Wiring(by_hand="a foreign module")  # type: ignore[operator]
 
 
+def has_part(block: nn.Module, part: str) -> bool:
+    """Whether a part of a block reads the stream and writes to it."""
+    wiring = wiring_of(block)
+    return wiring.of(part) is not None if wiring.steps else part in block._modules
+
+
+def sublayer_of(block: nn.Module, part: str) -> Sublayer:
+    """The step of a part of a block; where the wiring is by hand, as in most blocks."""
+    usual: dict[str, Callable[[nn.Module], Sublayer]] = {"attn": attn_step, "mixer": mixer_step, "mlp": mlp_step}
+    return wiring_of(block).of(part) or usual[part](block)
+
+
 def scale_of(block: nn.Module, part: str) -> float:
     """What the output of a part of a block is multiplied by, before it is added to the stream."""
-    step = wiring_of(block).of(part)
-    return _scale(block) if step is None else step.scale
+    return sublayer_of(block, part).scale
 
 
 def _scale(block: nn.Module) -> float:
@@ -142,7 +155,7 @@ def _scale(block: nn.Module) -> float:
 def scales_outputs(block: nn.Module) -> bool:
     """Whether a block multiplies what its sublayers add to the stream."""
     steps = wiring_of(block).sublayers
-    return any(step.scale != 1.0 or isinstance(norm_of(block, step.post), LayerScale) for step in steps)
+    return any(step.scale != 1.0 or isinstance(norm_of(block, step.post), (LayerScale, NoNorm)) for step in steps)
 
 
 # ---- the steps of most blocks ------------------------------------------------------------------------------------------

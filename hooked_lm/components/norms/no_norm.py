@@ -30,6 +30,14 @@ class NoNorm(Norm):
         """The same: there are no hook points."""
         return self(x)
 
+    def gain(self) -> Float[Tensor, " d_model"]:
+        """What multiplies the input."""
+        return self.w
+
+    def shift(self) -> Float[Tensor, " d_model"]:
+        """What is added to the product."""
+        return self.b
+
 
 class ShiftedScale(NoNorm):
     """`(x + b) * w` in at least fp32, as in ZAYA1 (Anthony et al. 2025, arXiv:2511.17127)."""
@@ -41,3 +49,6 @@ class ShiftedScale(NoNorm):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         return (upcast(x) + upcast(self.b)) * upcast(self.w)
+
+    def shift(self) -> Float[Tensor, " d_model"]:
+        return upcast(self.b) * upcast(self.w)

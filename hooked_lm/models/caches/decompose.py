@@ -3,19 +3,18 @@
 Functions of a model and the cache of one run; the methods of `ActivationCache` with the same names document the
 arguments. A stack has its components on the first axis; functions that label components return (stack, labels).
 A component is what is added to the stream: the output of a head or neuron, through the norm after its sublayer (with the
-scale of the run), times the residual multiplier. Components sum to the stream. A model with norms in the stream itself
-has no such sum: ValueError. Weights are detached, and moved to the device and dtype of the cache.
+scale of the run), times the residual multiplier and what multiplies the stream after it. Components sum to the stream. A model
+with norms in the stream itself has no such sum: ValueError. Weights are detached, and moved to the device and dtype of the cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart
-from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.block import AttentionPart
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
@@ -27,7 +26,6 @@ from hooked_lm.models.caches.residual import (
     Vectors,
     as_slice,
     attention_bound,
-    check_mlp,
     embedding_sites,
     input_norm,
     layer_bound,
@@ -35,13 +33,14 @@ from hooked_lm.models.caches.residual import (
     named_input_norm,
     output_norm,
     stream,
-    sum_bound,
 )
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.placement import together
 from hooked_lm.models.weights.fixed_norm import FixedNorm, norm_gain
+from hooked_lm.models.weights.terms import Term, Terms, check_mlp, terms_at, times
 
+OF_MODE = {"attn": "attn", "mixer": "attn", "mlp": "mlp"}
 Stack = Float[Tensor, "component *lead d_model"]
 Projected = Float[Tensor, "component *lead"]  # the last axis is d_model, or the directions projected onto
 
@@ -98,16 +97,25 @@ def decompose_resid(
     if mode not in ("all", "mlp", "attn"):
         raise ValueError(f"mode must be 'all', 'mlp' or 'attn', got {mode!r}")
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
-    sites = embedding_sites(model, layer) if incl_embeds else {}
-    for i in range(sum_bound(model, layer, mlp_input)):
-        for kind, part in {"attn": AttentionPart, "mixer": MixerPart}.items():
-            if mode != "mlp" and isinstance(model.blocks[i], part):
-                sites[f"{i}_{kind}_out"] = f"blocks.{i}.hook_{kind}_out"
-        if mode != "attn" and i < layer and isinstance(model.blocks[i], MLPPart):
-            sites[f"{i}_mlp_out"] = f"blocks.{i}.hook_mlp_out"
-    parts = [pos.apply(cache[site], -2) for site in sites.values()]
-    stack = _stacked(model, parts, lambda: pos.apply(stream(model, cache, layer, mlp_input), -2))
-    return (input_norm(model, cache, layer, mlp_input, pos)(stack) if apply_ln else stack), list(sites)
+    of = terms_at(model, layer, mlp_input)
+    parts = entering(model, cache, of, pos) if incl_embeds else {}
+    parts |= written(cache, [term for term in of.terms if term.step and mode in ("all", OF_MODE.get(term.part))], pos)
+    stack = _stacked(model, [*parts.values()], lambda: pos.apply(stream(model, cache, layer, mlp_input), -2))
+    return (input_norm(model, cache, layer, mlp_input, pos)(stack) if apply_ln else stack), list(parts)
+
+
+def entering(model: HookedRootModule, cache: Cache, of: Terms, pos: Slice) -> dict[str, Vectors]:
+    """Label -> what enters the stream besides the outputs of sublayers: the embeddings, the features of images that are added
+    later, and constants."""
+    parts = {label: times(pos.apply(cache[site], -2), of.embeddings) for label, site in embedding_sites(model).items()}
+    parts |= written(cache, [term for term in of.terms if term.step is None], pos)
+    like = parts["embed"]
+    return parts | {label: constant.to(like).expand_as(like) for label, constant in of.constants}
+
+
+def written(cache: Cache, terms: Sequence[Term], pos: Slice) -> dict[str, Vectors]:
+    """Label -> term of the stream, whole."""
+    return {term.label: times(pos.apply(cache[term.site], -2), term.factor) for term in terms}
 
 
 def apply_ln_to_stack(
@@ -227,8 +235,8 @@ def stack_head_results(
 ) -> tuple[Stack, list[str]]:
     """What each head before a layer added to the stream; layers without attention are skipped."""
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
-    bound = sum_bound(model, layer)
-    stack, labels = _heads(model, cache, bound, pos, lambda: pos.apply(stream(model, cache, layer), -2))
+    heads = terms_at(model, layer).of("attn")
+    stack, labels = _heads(model, cache, heads, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
         rest = pos.apply(stream(model, cache, layer), -2).to(stack.device) - stack.sum(0)
         stack, labels = torch.cat([stack, rest[None]]), [*labels, "remainder"]
@@ -236,14 +244,13 @@ def stack_head_results(
 
 
 def _heads(
-    model: HookedRootModule, cache: Cache, bound: int, pos: Slice, like: Callable[[], Tensor]
+    model: HookedRootModule, cache: Cache, terms: Sequence[Term], pos: Slice, like: Callable[[], Tensor]
 ) -> tuple[Stack, list[str]]:
     parts: list[Tensor] = []
-    layers = [i for i in range(bound) if isinstance(model.blocks[i], AttentionPart)]
-    for i in layers:
-        added = output_norm(model, cache, i, "ln1_post", pos)(head_results(model, cache, i, pos), extra_axes=1)
+    for term in terms:
+        added = output_norm(model, cache, term, pos)(head_results(model, cache, term.layer, pos), extra_axes=1)
         parts += added.unbind(-2)
-    labels = [f"L{i}H{h}" for i in layers for h in range(model.blocks[i].attn.cfg.n_heads)]
+    labels = [f"L{term.layer}H{h}" for term in terms for h in range(model.blocks[term.layer].attn.cfg.n_heads)]
     return _stacked(model, parts, like), labels
 
 
@@ -257,21 +264,35 @@ def get_neuron_results(
     neuron_slice: Part = None,
     pos_slice: Part = None,
     project_output_onto: Tensor | None = None,
+) -> Float[Tensor, "*lead"]:
+    """What each neuron of a layer added to the stream, [..., neuron, d_model], or its products with directions."""
+    layer = checked_index(layer, model.cfg.n_layers, "layer")
+    check_mlp(model, layer)
+    term = Term.of(model.blocks[layer], layer, "mlp")
+    return neuron_results(model, cache, term, as_slice(neuron_slice), as_slice(pos_slice), project_output_onto)
+
+
+def neuron_results(
+    model: HookedRootModule,
+    cache: Cache,
+    term: Term,
+    neurons: Slice,
+    pos: Slice,
+    project_output_onto: Tensor | None = None,
     norm: FixedNorm | None = None,
 ) -> Float[Tensor, "*lead"]:
-    """What each neuron of a layer added to the stream, [..., neuron, d_model], or its products with directions.
+    """What each neuron of a layer adds to the stream at the place of the term, or its products with directions.
 
     `norm` is a norm to apply to the result. Norms and directions are applied to the output weights, before these are
     multiplied by the activations, so that no tensor is larger than the result.
     """
-    layer, neurons, pos = checked_index(layer, model.cfg.n_layers, "layer"), as_slice(neuron_slice), as_slice(pos_slice)
-    check_mlp(model, layer)
+    layer = term.layer
     if isinstance(model.blocks[layer].mlp, MoE):
         raise ValueError(
             f"the neurons of layer {layer} belong to experts, each of which processes only some tokens: see 'blocks.{layer}"
             ".mlp.experts.*.hook_post', or decompose by whole layers with expand_neurons=False"
         )
-    post_norm = output_norm(model, cache, layer, "ln2_post", pos)
+    post_norm = output_norm(model, cache, term, pos)
     acts = post_norm.divide(pos.apply(cache[f"blocks.{layer}.mlp.hook_post"], -2))
     rows = post_norm.project(neurons.apply(model.blocks[layer].mlp.W_out.detach().to(acts), 0))
     if norm is not None:
@@ -296,8 +317,8 @@ def stack_neuron_results(
     """What each neuron before a layer added to the stream."""
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
     norm = input_norm(model, cache, layer, False, pos) if apply_ln else None
-    bound, neurons = sum_bound(model, layer), Slice.unwrap(neuron_slice)
-    parts, labels = _neurons(model, cache, bound, neurons, pos, project_output_onto, norm)
+    terms, neurons = terms_at(model, layer).of("mlp"), Slice.unwrap(neuron_slice)
+    parts, labels = _neurons(model, cache, terms, neurons, pos, project_output_onto, norm)
     if not parts or incl_remainder:
         whole = _normed_and_projected(pos.apply(stream(model, cache, layer), -2), norm, project_output_onto)
         whole, *parts = together([whole, *parts], model.device)
@@ -310,21 +331,19 @@ def stack_neuron_results(
 def _neurons(
     model: HookedRootModule,
     cache: Cache,
-    bound: int,
+    terms: Sequence[Term],
     neurons: Slice,
     pos: Slice,
     project: Tensor | None,
     norm: FixedNorm | None,
 ) -> tuple[list[Projected], list[str]]:
-    """One stack of neurons for each layer before a bound, and the labels of all."""
+    """One stack of neurons for each of these terms, and the labels of all."""
     parts, labels = [], []
     neuron_axis = -1 if project is not None and project.ndim == 1 else -2
-    for i in range(bound):
-        if isinstance(model.blocks[i], MLPPart):
-            result = get_neuron_results(model, cache, i, neurons, pos, project, norm)
-            parts.append(result.movedim(neuron_axis, 0))
-            numbers = neurons.apply(torch.arange(model.blocks[i].mlp.W_out.shape[0]))
-            labels += [f"L{i}N{n}" for n in numbers.tolist()]
+    for term in terms:
+        parts.append(neuron_results(model, cache, term, neurons, pos, project, norm).movedim(neuron_axis, 0))
+        numbers = neurons.apply(torch.arange(model.blocks[term.layer].mlp.W_out.shape[0]))
+        labels += [f"L{term.layer}N{n}" for n in numbers.tolist()]
     return parts, labels
 
 
@@ -361,43 +380,30 @@ def get_full_resid_decomposition(
     """Heads, mixers, neurons (or MLPs), embeddings and biases, which sum to the stream at a layer."""
     layer, pos = layer_bound(model, layer), as_slice(pos_slice)
     norm = input_norm(model, cache, layer, mlp_input, pos) if apply_ln else None
-    embeds = {label: pos.apply(cache[site], -2) for label, site in embedding_sites(model, layer).items()}
-    like = embeds["embed"]
-
-    bound = sum_bound(model, layer, mlp_input)
-    stack, labels = _heads(model, cache, bound, pos, lambda: like)
-    mixers = [i for i in range(bound) if isinstance(model.blocks[i], MixerPart)]
-    labels += [f"{i}_mixer_out" for i in mixers]
-    of_mixers = [pos.apply(cache[f"blocks.{i}.hook_mixer_out"], -2)[None] for i in mixers]
-    stack = torch.cat(together([stack, *of_mixers], model.device))
-    neurons: list[Tensor] = []
-    if expand_neurons:
-        neurons, more = _neurons(model, cache, layer, Slice(), pos, project_output_onto, norm)
-    else:
-        mlps, more = decompose_resid(model, cache, layer, False, "mlp", False, pos, incl_embeds=False)
-        stack = torch.cat(together([stack, mlps], model.device))
-    rest = embeds | {"bias": biases(model, cache, layer, mlp_input, expand_neurons, pos, like)}
+    of = terms_at(model, layer, mlp_input)
+    first = entering(model, cache, of, pos)
+    like = first["embed"]
+    heads, labels = _heads(model, cache, of.of("attn"), pos, lambda: like)
+    mlps = of.of("mlp")
+    whole = [term for term in of.terms if term.step is not None and term.part not in ("attn", "mlp")]
+    whole += [rest for term in mlps for rest in term.rest] if expand_neurons else mlps
+    others = written(cache, whole, pos)
+    stack = torch.cat(together([heads, *(part[None] for part in others.values())], model.device))
+    neurons, more = (
+        _neurons(model, cache, mlps, Slice(), pos, project_output_onto, norm) if expand_neurons else ([], [])
+    )
+    rest = first | {"bias": biases(model, cache, of.of("attn", "mlp") if expand_neurons else of.of("attn"), pos, like)}
     stack = _normed_and_projected(stack, norm, project_output_onto)
-    last = _normed_and_projected(torch.stack(list(rest.values())), norm, project_output_onto)
-    return torch.cat(together([stack, *neurons, last], model.device)), [*labels, *more, *rest]
+    last = _normed_and_projected(torch.stack(together([*rest.values()], model.device)), norm, project_output_onto)
+    return torch.cat(together([stack, *neurons, last], model.device)), [*labels, *others, *more, *rest]
 
 
-def biases(
-    model: HookedRootModule,
-    cache: Cache,
-    layer: int,
-    mlp_input: bool,
-    include_mlp_biases: bool,
-    pos: Slice,
-    like: Vectors,
-) -> Vectors:
-    """The sum of the output biases of sublayers and of the norms after them, as added to the stream."""
+def biases(model: HookedRootModule, cache: Cache, terms: Sequence[Term], pos: Slice, like: Vectors) -> Vectors:
+    """The sum of the output biases of attention and MLPs and of the norms after them, as added to the stream. The outputs of
+    other parts are components that include them."""
     total = torch.zeros_like(like)
-    for i in range(attention_bound(model, layer, mlp_input)):
-        block = model.blocks[i]
-        if isinstance(block, AttentionPart):  # the output of a mixer is one component, which includes its bias
-            total = total + output_norm(model, cache, i, "ln1_post", pos).bias_in_stream(block.attn.b_O, like)
-        if include_mlp_biases and i < layer and isinstance(block, MLPPart):
-            mlp: Any = block.mlp
-            total = total + output_norm(model, cache, i, "ln2_post", pos).bias_in_stream(mlp.b_out, like)
+    for term in terms:
+        part: Any = getattr(model.blocks[term.layer], term.part)
+        bias = part.b_O if term.part == "attn" else part.b_out
+        total = total + output_norm(model, cache, term, pos).bias_in_stream(bias, like)
     return total

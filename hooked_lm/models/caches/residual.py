@@ -6,13 +6,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import MLPPart
-from hooked_lm.components.blocks.deepstack import DeepstackBlock
-from hooked_lm.components.blocks.wiring import MID, NORMALIZED_MID, PRE, InStream, Wiring, scale_of, wiring_of
+from hooked_lm.components.blocks.wiring import MID, NORMALIZED_MID, PRE, InStream, Wiring, wiring_of
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
-from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.weights.fixed_norm import FixedNorm
+from hooked_lm.models.weights.terms import Term, check_mlp, product
 
 Cache = Mapping[Any, Tensor]
 Part = Slice | SliceInput
@@ -50,17 +48,13 @@ def named_input_norm(model: HookedRootModule, layer: int, mlp_input: bool) -> tu
     return (f"blocks.{layer}.{name}", getattr(model.blocks[layer], name)) if name else ("", nn.Identity())
 
 
-def output_norm(model: HookedRootModule, cache: Cache, layer: int, name: str, pos: Slice) -> FixedNorm:
-    """The map from a sublayer's output to the stream: its post-norm `name` and the residual multiplier."""
-    block = model.blocks[layer]
-    norm, path = norm_of(block, name), f"blocks.{layer}.{name}"
-    scale = scale_of(block, "attn" if name == "ln1_post" else "mlp")
-    return FixedNorm(cache, path, norm, pos, gain=True, factor=scale)
-
-
-def check_mlp(model: HookedRootModule, layer: int) -> None:
-    if layer == model.cfg.n_layers or not isinstance(model.blocks[layer], MLPPart):
-        raise ValueError(f"there is no MLP at layer {layer}")
+def output_norm(model: HookedRootModule, cache: Cache, term: Term, pos: Slice) -> FixedNorm:
+    """The map from the output of a sublayer to its term of the stream: the norm after it, the residual multiplier, and the
+    factors on its way."""
+    step, block = term.step, model.blocks[term.layer]
+    assert step is not None, "a sublayer writes it"
+    path, factor = f"blocks.{term.layer}.{step.post}", product(term.factor, step.scale)
+    return FixedNorm(cache, path, norm_of(block, step.post), pos, gain=True, factor=factor)
 
 
 def attention_bound(model: HookedRootModule, layer: int, mlp_input: bool) -> int:
@@ -68,18 +62,6 @@ def attention_bound(model: HookedRootModule, layer: int, mlp_input: bool) -> int
     if mlp_input:
         check_mlp(model, layer)
     return layer + (mlp_input and mlp_reads(model, layer) != PRE)
-
-
-def sum_bound(model: HookedRootModule, layer: int, mlp_input: bool = False) -> int:
-    """As `attention_bound`; ValueError if a block before it normalises or scales the stream itself."""
-    check_one_stream(model, "there is no decomposition")
-    bound = attention_bound(model, layer, mlp_input)
-    if in_stream := [i for i, block in enumerate(model.blocks[:bound]) if not wiring_of(block).is_sum]:
-        raise ValueError(
-            f"blocks {in_stream} normalise the stream itself, or scale it, so it is not the sum of what sublayers wrote; "
-            "accumulated_resid shows the stream, hook_attn_out and hook_mlp_out what each sublayer wrote"
-        )
-    return bound
 
 
 def mid_site(model: HookedRootModule, layer: int) -> str:
@@ -118,11 +100,10 @@ def stream(model: HookedRootModule, cache: Cache, layer: int, mlp_input: bool = 
     return cache[next((name for name in names if name in cache), names[0])]
 
 
-def embedding_sites(model: HookedRootModule, layer: int) -> dict[str, str]:
-    """Label -> site of what enters the stream before a layer besides the outputs of sublayers.
+def embedding_sites(model: HookedRootModule) -> dict[str, str]:
+    """Label -> site of the embeddings, with the vectors of images among them, that enter the stream before the first layer.
 
-    These are the embeddings, with the vectors of images among them, and the features of images that are added later. The
-    position embeddings of a shortformer are not added to the stream.
+    The position embeddings of a shortformer are not added to the stream.
     """
     if "hook_full_embed" in model.hook_dict:  # encoders: the sum of all embeddings
         return {"embed": "hook_full_embed"}
@@ -130,7 +111,4 @@ def embedding_sites(model: HookedRootModule, layer: int) -> dict[str, str]:
     tree, sites = model.cfg.tree, {"embed": "hook_embed_merged" if merged else "hook_embed"}
     if tree.pos_embed is not None and not tree.shortformer:
         sites["pos_embed"] = "hook_pos_embed"
-    for i, block in enumerate(model.blocks[:layer]):
-        if isinstance(block, DeepstackBlock):
-            sites[f"{i}_deepstack"] = f"blocks.{i}.hook_deepstack"
     return sites

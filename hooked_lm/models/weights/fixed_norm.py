@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.layer_scale import LayerScale
+from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.hooks import Slice
+from hooked_lm.models.weights.terms import Factor, times
 
 Vectors = Float[Tensor, "*lead d_model"]
 
@@ -28,14 +30,14 @@ class FixedNorm:
         norm: nn.Module,
         pos: Slice,
         gain: bool = False,
-        factor: float = 1.0,
+        factor: Factor = 1.0,
     ) -> None:
         self.norm, self.factor = norm, factor
         self.gain = norm_gain(norm) if gain else None
         self.scale: Tensor | None = None
         if isinstance(norm, (LayerNorm, RMSNorm)):
             self.scale = pos.apply(cache[f"{name}.hook_scale"], -2)
-        elif not isinstance(norm, (nn.Identity, LayerScale)):
+        elif not isinstance(norm, (nn.Identity, LayerScale, NoNorm)):
             raise TypeError(f"'{name}' is a {type(norm).__name__}: only a LayerNorm or RMSNorm can be linearised")
 
     def project(self, x: Vectors) -> Vectors:
@@ -44,7 +46,7 @@ class FixedNorm:
             x = x - x.mean(-1, keepdim=True)
         if self.gain is not None:
             x = (x * self.gain.to(x.device)).to(x.dtype)
-        return x if self.factor == 1.0 else x * self.factor
+        return times(x, self.factor)
 
     def divide(self, x: Float[Tensor, "*lead n"], extra_axes: int = 0) -> Float[Tensor, "*lead n"]:
         """Divides by the scale of each position; `extra_axes` counts axes of `x` between the position and the last."""
@@ -59,11 +61,11 @@ class FixedNorm:
     def bias_in_stream(self, b: Float[Tensor, " d_model"] | None, like: Vectors) -> Vectors:
         """What a sublayer's bias `b` and the norm's bias add to the stream, shaped as `like`."""
         out = torch.zeros_like(like) if b is None else self(b.detach().to(like).expand_as(like))
-        shift = self.norm.shift() if isinstance(self.norm, LayerNorm) else None
-        return out if shift is None else out + self.factor * shift.detach().to(like)
+        shift = self.norm.shift() if isinstance(self.norm, (LayerNorm, NoNorm)) else None
+        return out if shift is None else out + times(shift.detach().to(like), self.factor)
 
 
 def norm_gain(norm: nn.Module) -> Float[Tensor, " d_model"] | None:
     """The weight by which a norm multiplies the normalized value; None if it has none."""
-    gain = norm.gain() if isinstance(norm, (LayerNorm, LayerScale, RMSNorm)) else None
+    gain = norm.gain() if isinstance(norm, (LayerNorm, LayerScale, NoNorm, RMSNorm)) else None
     return None if gain is None else gain.detach()

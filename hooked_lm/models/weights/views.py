@@ -9,16 +9,15 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.cross import CrossPart
-from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormPart
-from hooked_lm.components.blocks.wiring import scale_of, wiring_of
+from hooked_lm.components.blocks.wiring import Sublayer
 from hooked_lm.components.experts.moe import MoE
-from hooked_lm.components.norms.norm import Norm, norm_of
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.placement import together
 from hooked_lm.models.stack import Stack
+from hooked_lm.models.weights.terms import Term, product, terms_at, times
 
 
 class NoView(AttributeError, ValueError):
@@ -245,28 +244,20 @@ class WeightViews:
         """Returns the sum of the output biases added to the stream before `layer` (n_layers: before the final norm).
 
         `mlp_input` includes the attention of that layer too; `include_mlp_biases=False` counts attention and mixers only.
-        Raises ValueError if a norm follows the biases, which then add no constant.
+        Biases count as far as they reach that place, times what multiplies the stream on the way; those that blocks add to the
+        stream itself are among them. Raises ValueError if a norm follows the biases, which then add no constant.
         """
         if len(self.stacks) > 1:
             raise ValueError("an encoder-decoder has two residual streams, so its output biases have no single sum")
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
-        total, added = self._zeros(self.cfg.d_model), list[Tensor | float]()
-        for i, block in enumerate(self.blocks[: layer + mlp_input]):
-            if not wiring_of(block).is_sum:
-                raise ValueError(
-                    f"block {i} normalises or scales the stream itself, so its biases do not add a constant"
-                )
-            if i < layer or not isinstance(block, ParallelBlock):
-                if isinstance(block, MixerPart):
-                    added.append(_constant(i, block, "mixer", block.mixer.b_out, norm_of(block, "ln1_post")))
-                if isinstance(block, AttentionPart):
-                    added.append(_constant(i, block, "attn", block.attn.b_O, norm_of(block, "ln1_post")))
-            if include_mlp_biases and i < layer and isinstance(block, MLPPart):
-                bias = block.mlp.constant_bias() if isinstance(block.mlp, MoE) else block.mlp.b_out
-                added.append(_constant(i, block, "mlp", bias, norm_of(block, "ln2_post")))
-        for part in added:
-            total = total + (part.to(total.device) if isinstance(part, Tensor) else part)
+        of = terms_at(self, layer, mlp_input)  # type: ignore[arg-type]
+        parts = ("attn", "mixer", "mlp") if include_mlp_biases else ("attn", "mixer")
+        biases = [_constant(self.blocks[term.layer], term) for term in of.of(*parts)]
+        biases += [constant for _, constant in of.constants]
+        total = self._zeros(self.cfg.d_model)
+        for bias in biases:
+            total = total if bias is None else total + bias.to(total)
         return total
 
     def all_composition_scores(self, mode: str) -> Float[Tensor, "layer head layer head"]:
@@ -344,10 +335,19 @@ class CrossWeightViews(WeightViews):
         return torch.stack(together([block.cross_attn.W_O for block in self.decoder], self.embed.W_E.device))
 
 
-def _constant(layer: int, block: Any, part: str, bias: Tensor | None, post_norm: Any) -> Tensor | float:
-    """The constant that a sublayer's bias adds to the stream; ValueError if a norm follows it."""
-    if isinstance(post_norm, Norm) and (bias is not None or getattr(post_norm, "b", None) is not None):
+def _constant(block: Any, term: Term) -> Tensor | None:
+    """What the biases of a sublayer and of the norm after it add to the stream at the place of its term, None for nothing;
+    ValueError if the norm divides them by the scale of a run."""
+    step = term.step or Sublayer("", "", "")
+    part, norm = getattr(block, step.part), norm_of(block, step.post)
+    bias = part.constant_bias() if isinstance(part, MoE) else part.b_O if step.part == "attn" else part.b_out
+    shift: Tensor | None = getattr(norm, "b", None)
+    given = [each for each in (bias, shift) if each is not None]
+    if not given:
+        return None
+    if hasattr(norm, "hook_scale"):
         raise ValueError(
-            f"block {layer} normalises its output, so what its biases add depends on the input; see cache.decompose_resid"
+            f"block {term.layer} normalises its output, so what its biases add depends on the input; see cache.decompose_resid"
         )
-    return 0.0 if bias is None else scale_of(block, part) * bias
+    added = norm_unhooked(norm, torch.zeros_like(given[0]) if bias is None else bias)
+    return times(added, product(term.factor, step.scale))
