@@ -127,6 +127,7 @@ MEANING = {
     "hook_a": "the decay: the share of the state that is kept",
     "hook_state": "the state after each position, of a short convolution its window; an edit changes later ones, as with a cache",
     "hook_y": "the output read from the state, before the gate",
+    "hook_per_layer_resid": "the stream that the gate of the per-layer embedding reads",
     "hook_per_layer_in": "the layer's second input besides the stream: its per-layer embedding, or the token ids",
     "hook_per_layer_out": "what the layer adds to the stream from its per-layer embedding",
     "hook_deepstack": "what images add to the stream after the layer: features from inside their tower; 0 at text",

@@ -30,7 +30,7 @@ MEANINGS = ("positive", "negative")
 
 
 def layered_graph(
-    levels: Mapping[str, int],
+    levels: Mapping[str, float],
     edges: Sequence[tuple[str, str, str]],
     scores: Float[Tensor, " edge"] | None = None,
     title: str = "",
@@ -83,7 +83,7 @@ def layered_graph(
     return figure
 
 
-def _placed(levels: Mapping[str, int]) -> tuple[dict[str, tuple[float, float]], float]:
+def _placed(levels: Mapping[str, float]) -> tuple[dict[str, tuple[float, float]], float]:
     """The coordinates of each node, y in pixels, and the height of all: levels in ascending order, the nodes of a level spread
     around the middle, in several rows if there are many."""
     at, base = {}, 0.0

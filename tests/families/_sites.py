@@ -494,7 +494,8 @@ def _(cfg: PerLayerBlock.Config) -> Sites:
     if cfg.per_layer is None:
         return sites
     given = dict.fromkeys(("hook_per_layer_in", "per_layer.hook_pre", "per_layer.hook_post"), "batch pos d_per_layer")
-    return sites | given | {"hook_per_layer_out": STREAM} | below("per_layer_post", norm(cfg.per_layer_post))
+    stream = dict.fromkeys(("hook_per_layer_resid", "hook_per_layer_out"), STREAM)
+    return sites | given | stream | below("per_layer_post", norm(cfg.per_layer_post))
 
 
 @sites_of.register
@@ -502,7 +503,8 @@ def _(cfg: AltUpBlock.Config) -> Sites:
     streams = ("hook_streams_pre", "hook_predicted", "hook_corrected", "hook_streams_post")
     sites = sites_of.dispatch(PreNormBlock.Config)(cfg) | dict.fromkeys(streams, "batch pos stream d_model")
     sites |= {"hook_predict_coefs": "batch pos stream source_stream", "hook_correct_coefs": "batch pos stream"}
-    sites |= dict.fromkeys(("hook_activated", "hook_laurel_out", "hook_per_layer_out"), STREAM)
+    stream = ("hook_activated", "hook_laurel_out", "hook_per_layer_resid", "hook_per_layer_out")
+    sites |= dict.fromkeys(stream, STREAM)
     sites |= {"laurel.hook_pre": "batch pos rank"} | below("laurel.norm", norm(cfg.laurel.norm))
     given = dict.fromkeys(("hook_per_layer_in", "per_layer.hook_pre", "per_layer.hook_post"), "batch pos d_per_layer")
     return sites | given | below("per_layer_post", norm(cfg.per_layer_post))

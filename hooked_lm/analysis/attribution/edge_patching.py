@@ -17,6 +17,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.weights.terms import times
 from hooked_lm.results.groups import Groups
 
 Edges = Sequence[tuple[str, str]]
@@ -153,7 +154,7 @@ class _Edges:
 
     def __init__(self, model: Decoder, graph: Graph, tokens: Rows, other: Rows | None, source: str) -> None:
         self.graph, self.writers = graph, Writers.of(model, graph)
-        self.streams = {node.site: _stream(model, node) for node in graph.readers}
+        self.streams = {node.site: _stream(node) for node in graph.readers}
         sites = [some.site for some in self.writers]
         last = graph.readers[-1].site
         values = dict(values_of(model, tokens, [*dict.fromkeys([*sites, *self.streams.values(), last])]))
@@ -184,7 +185,7 @@ class _Edges:
     def _edit(self, reader: Node, change: Tensor, new: dict[str, Tensor]) -> Edit:
         stream = self.streams[reader.site]
         if stream not in new:
-            new[stream] = self.values[reader.site] + change
+            new[stream] = self.values[reader.site] + times(change, 1 / reader.factor)
         first = int((change != 0).transpose(0, 1).flatten(1).any(1).long().argmax())  # no position before it differs
         positions = tuple(range(first, change.shape[1]))
         if reader.head is None:
@@ -192,13 +193,9 @@ class _Edges:
         return Edit(reader.site, new[stream][:, :, None], positions, (reader.head,))
 
 
-def _stream(model: Decoder, reader: Node) -> str:
-    """The site of the stream that a reader reads."""
-    if reader.name == LOGITS:
-        return reader.site
-    block, _, name = reader.site.rpartition(".")
-    mid = f"{block}.hook_resid_mid"
-    return mid if name == "hook_mlp_in" and mid in model.hook_dict else f"{block}.hook_resid_pre"
+def _stream(reader: Node) -> str:
+    """The site of the stream that a reader reads, which is its own but for the copies of heads."""
+    return reader.site if reader.head is None else f"blocks.{reader.layer}.hook_resid_pre"
 
 
 def _joined(parts: Sequence[SweepResult]) -> SweepResult:

@@ -211,7 +211,7 @@ class _Edges:
 
     def _moves(self, moved: Sequence[Writers], share: float) -> Hooks:
         """Hooks that add this share of the writers' changes to their outputs."""
-        changes = [(some.added, share * some.total(self.changes[some.site])) for some in moved]
+        changes = [(some.added, share * some.change(self.changes[some.site])) for some in moved]
         return [(site, lambda value, hook, by=change: value + by) for site, change in changes]
 
     def _watched(self, tokens: Rows) -> "_Run":
@@ -266,12 +266,14 @@ class _Edges:
     def _read(
         self, readers: Sequence[Readers], run: "_Run", stream: Tensor | None, rows: slice
     ) -> Float[Tensor, "reader some_prompts pos d_model"]:
-        """The gradients at the inputs of the readers of a layer, for some prompts."""
+        """The gradients at the inputs of the readers of a layer, for some prompts, with respect to terms of the last stream."""
         like = run.last[rows]
         found = like.new_empty(sum(len(some.nodes) for some in readers), *like.shape)
         for some in readers:
             own = found[some.first - readers[0].first :][: len(some.nodes)]
             own.copy_(self.inputs.at(some, run.gradients[some.seen][rows], None if stream is None else stream[rows]))
+            if (factor := some.nodes[0].factor) != 1.0:
+                own /= factor
         return found
 
     def _some_prompts(self, n_readers: int) -> Iterator[slice]:

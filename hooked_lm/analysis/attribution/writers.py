@@ -12,6 +12,7 @@ from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.weights.terms import times
 
 Stream = Float[Tensor, "batch pos d_model"]
 Parts = Float[Tensor, "writer batch pos d_model"]
@@ -47,7 +48,7 @@ class Writers:
         return found
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> float:
         return self.nodes[0].rank
 
     @property
@@ -60,26 +61,30 @@ class Writers:
         return value if self.attn is None else norm_unhooked(norm_of(self.attn, "z_norm"), value)
 
     def parts(self, kept: Kept) -> Parts:
-        """The output of each of them."""
+        """The term of each of them in the last stream."""
         if self.attn is None:
-            return kept[None] if self.nodes[0].scale == 1.0 else kept[None] * self.nodes[0].scale
+            return times(kept[None], self.nodes[0].weight)
         written = torch.bmm(kept.flatten(0, 1).transpose(0, 1), self.attn.W_O.detach())
-        if self.nodes[0].scale != 1.0:
-            written *= self.nodes[0].scale
+        if self.nodes[0].weight != 1.0:
+            written *= self.nodes[0].weight
         return written.unflatten(1, kept.shape[:2])
 
     def total(self, kept: Kept) -> Stream:
-        """The sum of their outputs, without the bias."""
+        """The sum of their terms of the last stream, without the bias."""
         if self.attn is None:
             return self.parts(kept)[0]
         written = kept.flatten(2) @ self.attn.W_O.detach().flatten(0, 1)
-        return written if self.nodes[0].scale == 1.0 else written * self.nodes[0].scale
+        return times(written, self.nodes[0].weight)
+
+    def change(self, kept: Kept) -> Stream:
+        """What a change of the kept value adds to the value at `added`."""
+        return times(self.total(kept), 1 / self.nodes[0].factor)
 
     def constant(self) -> Float[Tensor, " d_model"] | None:
         """The bias that is added to their sum; None if there is none."""
         if self.attn is None or self.attn.b_O is None:
             return None
-        return self.attn.b_O.detach() * self.nodes[0].scale
+        return self.attn.b_O.detach() * self.nodes[0].weight
 
 
 def check_sum(writers: Sequence[Writers], kept: Mapping[str, Tensor], stream: Stream) -> None:

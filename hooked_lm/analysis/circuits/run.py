@@ -34,6 +34,7 @@ from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.weights.terms import times
 from hooked_lm.results.gap import warn_if_small
 
 ABLATIONS = ("resample", "mean", "zero")
@@ -46,15 +47,15 @@ class Place:
 
     site: str
     layer: int
-    rank: int
+    rank: float
     nodes: slice
     of_heads: bool
-    scale: float
+    weight: float
+    factor: float
 
     def parts(self, value: Tensor) -> Float[Tensor, "batch pos node d_model"]:
-        """The outputs of a site's nodes, from the value at the site."""
-        parts = value if self.of_heads else value[:, :, None]
-        return parts if self.scale == 1.0 else parts * self.scale
+        """The terms of a site's nodes in the last stream, from the value at the site."""
+        return times(value if self.of_heads else value[:, :, None], self.weight)
 
 
 def places(nodes: Sequence[Node]) -> list[Place]:
@@ -64,7 +65,7 @@ def places(nodes: Sequence[Node]) -> list[Place]:
         first, *others = together
         stop = start + 1 + len(others)
         of_heads = first.head is not None
-        found.append(Place(site, first.layer, first.rank, slice(start, stop), of_heads, first.scale))
+        found.append(Place(site, first.layer, first.rank, slice(start, stop), of_heads, first.weight, first.factor))
         start = stop
     return found
 
@@ -291,7 +292,7 @@ class _Cut:
                 return value
             n_pos, d_model = value.shape[1], value.shape[-1]
             change = change.unflatten(2, (-1, n_pos, d_model)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-            return value + (change if reader.of_heads else change[:, :, 0])
+            return value + times(change if reader.of_heads else change[:, :, 0], 1 / reader.factor)
 
         return read
 

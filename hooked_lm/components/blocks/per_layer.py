@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.wiring import MID, POST, Sublayer, Wiring, adde
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
 from hooked_lm.components.readable import check
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, hook_if_listening
 
 ONE_LAYER = ("batch", "pos", "d_per_layer")
 ALL_LAYERS = ("batch", "pos", "layer", "d_per_layer")
@@ -103,11 +103,13 @@ class PerLayerGate(nn.Module):
 class PerLayerPart(Block):
     """The part of a block that adds the gated per-layer embedding.
 
-    `hook_per_layer_in` is the per-layer embedding, `hook_per_layer_out` what is added to the stream.
+    `hook_per_layer_resid` is the stream that the gate reads, `hook_per_layer_in` the per-layer embedding, and
+    `hook_per_layer_out` what is added to the stream.
     """
 
     def make_per_layer(self, gate: PerLayerGate.Config, norm: NormConfig | None) -> None:
         """Adds the gate and the norm after it."""
+        self.hook_per_layer_resid = HookPoint(*RESIDUAL, on_demand=True)
         self.hook_per_layer_in = HookPoint(*ONE_LAYER)
         self.per_layer = gate.build()
         add_norm(self, "per_layer_post", norm)
@@ -120,6 +122,7 @@ class PerLayerPart(Block):
             raise ValueError(
                 f"layer {self.layer} adds its own embedding of the tokens: pass tokens=... with the residual stream"
             )
+        resid = hook_if_listening(self.hook_per_layer_resid, resid)
         out = self.per_layer(resid, self.hook_per_layer_in(per_layer_input))
         return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
 
@@ -162,5 +165,12 @@ class PerLayerBlock(PerLayerPart, PreNormBlock):
         steps = (attn, added(MID, attn), mlp)
         if self.cfg.per_layer is None:
             return Wiring((*steps, replace(added(POST, mlp), times="scale")))
-        own = Sublayer("per_layer", after, "hook_per_layer_out", post="per_layer_post", beside=("hook_per_layer_in",))
+        own = Sublayer(
+            "per_layer",
+            after,
+            "hook_per_layer_out",
+            post="per_layer_post",
+            at=("hook_per_layer_resid",),
+            beside=("hook_per_layer_in",),
+        )
         return Wiring((*steps, added(after, mlp), own, replace(added(POST, own), times="scale")))

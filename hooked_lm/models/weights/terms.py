@@ -90,12 +90,15 @@ def terms_at(model: HookedRootModule, layer: int, mlp_input: bool = False) -> Te
     >>> [term.label for term in terms_at(HookedTransformer.from_pretrained("demo"), 1, mlp_input=True).terms]
     ['0_attn_out', '0_mlp_out', '1_attn_out']
     """
-    check_one_stream(model, "there is no decomposition")
     if mlp_input:
         check_mlp(model, layer)
-    values = [wiring_of(block).last for block in model.blocks[:layer]]
-    if mlp_input:
-        values.append(sublayer_of(model.blocks[layer], "mlp").reads)
+    return terms_of(model, layer, sublayer_of(model.blocks[layer], "mlp").reads if mlp_input else None)
+
+
+def terms_of(model: HookedRootModule, layer: int, value: str | None) -> Terms:
+    """The terms of a value of the stream in a layer, or with None of the stream before it; ValueError if it is no sum."""
+    check_one_stream(model, "there is no decomposition")
+    values = [*(wiring_of(block).last for block in model.blocks[:layer]), *([] if value is None else [value])]
     if no_sums := [i for i, value in enumerate(values) if wiring_of(model.blocks[i]).chain(value) is None]:
         raise ValueError(
             f"blocks {no_sums} normalise the stream itself, or their sum is not known, so it is not the sum of what sublayers "

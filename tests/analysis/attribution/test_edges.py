@@ -18,7 +18,6 @@ from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.analysis.attribution.nodes import attribute
-from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.demo.experiment import prompt_pairs
@@ -33,7 +32,7 @@ from tests.families.vision_languages import CASES as VISION_CASES
 from tests.unchecked import unchecked
 
 # heads that share keys, parallel blocks of one norm or two, norms behind attention or in it, experts, states, latents, a scale,
-# states beside attention
+# states beside attention, a stream that is multiplied and to which a third part adds
 KINDS = [
     "gpt2",
     "llama",
@@ -46,6 +45,7 @@ KINDS = [
     "granite",
     "bitnet",
     "falcon_h1",
+    "gemma4_text",
 ]
 # models that read images, alone, as tokens that see each other, and also after layers
 IMAGES = ["llava", "gemma3", "qwen3_vl"]
@@ -100,7 +100,7 @@ def gated(
         for i, node in enumerate(graph.readers):
             if node.site == hook.name:
                 told = torch.einsum("wb,wbpm->bpm", gates[i] * graph.is_edge[:, i, None], changes)
-                value[(slice(None), slice(None), *(() if node.head is None else (node.head,)))] += told
+                value[(slice(None), slice(None), *(() if node.head is None else (node.head,)))] += told / node.factor
         return value
 
     sites = dict.fromkeys(node.site for node in graph.readers)
@@ -199,7 +199,7 @@ def told(model: HookedTransformer, tokens: Rows, reader: Node, change: Tensor) -
     """The metric of a run in which a reader reads something else."""
 
     def tell(value: Tensor, hook: Any) -> Tensor:
-        value[(slice(None), slice(None), *(() if reader.head is None else (reader.head,)))] += change
+        value[(slice(None), slice(None), *(() if reader.head is None else (reader.head,)))] += change / reader.factor
         return value
 
     with unchecked():
@@ -571,16 +571,16 @@ def test_errors(task):
 
 
 def test_a_stream_that_is_no_sum_is_refused():
-    model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "gemma4_text")))
+    model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "doge")))
     runs = prompts_of(model)
     for refused in (attribute_edges, patch_edges):
-        with pytest.raises(ValueError, match="of type PerLayerBlock: its stream is not the sum"):
+        with pytest.raises(ValueError, match="multiplies the numbers of the stream by different weights"):
             refused(model, *runs, metric=last_logits)
 
 
 def test_a_stream_of_which_that_is_not_known_is_refused_when_it_is_seen(monkeypatch: pytest.MonkeyPatch):
     model = copy.deepcopy(hooked(next(case for case in DECODER_CASES if case.family == "gemma4_text")))
-    monkeypatch.setattr(Wiring, "is_sum", True)
+    monkeypatch.setattr(Node, "weight", 1.0)  # as if nothing multiplied the stream
     for refused in (attribute_edges, patch_edges):
         with pytest.raises(ValueError, match="not the sum of what the writers"):
             refused(model, *prompts_of(model), metric=last_logits)

@@ -9,7 +9,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.hooks import HookedRootModule
-from tests.close import assert_apart, is_close
+from tests.close import assert_apart, assert_close, is_close
 from tests.families import DECODER_CASES, Case
 from tests.families._models import hooked
 from tests.unchecked import unchecked
@@ -19,8 +19,6 @@ NO_SUM = {
     "openai-gpt",
     "minimax",
     "doge",
-    "gemma4_text",
-    "gemma4_unified_text",
     "gemma3n_text",
     "hy_v4",
     "zaya",
@@ -39,7 +37,8 @@ def parts_and_stream(model: HookedTransformer) -> tuple[Tensor, Tensor]:
     for layer in {node.layer for node in graph.writers if node.head is not None}:
         block = model.blocks[layer]
         if block.attn.b_O is not None:
-            parts.append((block.attn.b_O * block.cfg.residual_scale).detach().expand_as(parts[0]))
+            factor = next(node.factor for node in graph.writers if node.layer == layer and node.head is not None)
+            parts.append((block.attn.b_O * block.cfg.residual_scale * factor).detach().expand_as(parts[0]))
     return torch.stack(parts), cache["resid_post", last]
 
 
@@ -49,8 +48,7 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
     if case.family in NO_SUM:
         with pytest.raises(
             ValueError,
-            match=r"of type (PostNorm|DeepNorm|PerLayer|WeightedResidual|RouterState|AltUp|(Hash)?Hyper)Block: "
-            "its stream is not the sum",
+            match=r"normalise the stream itself|residual streams|multiplies the numbers of the stream by different weights",
         ):
             Graph.of(model)
         return
@@ -66,6 +64,25 @@ def test_every_family_has_a_graph_or_a_reason(case: Case):
     assert len({node.name for node in graph.readers}) == len(graph.readers)
     assert graph.is_edge[:, -1].all(), "the logits hear everybody"
     assert graph.is_edge[0].all(), "everybody hears the input"
+
+
+@pytest.mark.parametrize("name", ["plain-untied-two-rotaries", "everything"])
+def test_a_reader_divides_what_multiplies_the_stream_after_it(name: str):
+    """Terms of the last stream, divided by the factor of a reader, are what it reads; and its factor is not that of others."""
+    model = hooked(next(case for case in DECODER_CASES if str(case) == f"gemma4_text-{name}"))
+    graph, tokens = Graph.of(model), torch.arange(6)[None]
+    sites = {node.site for node in (*graph.writers, *graph.readers)}
+    with torch.no_grad(), unchecked():
+        _, cache = model.run_with_cache(tokens, names_filter=[*sites])
+    assert len({node.factor for node in graph.readers}) > 1
+    for i, reader in enumerate(graph.readers):
+        terms = [node.of(cache[node.site]) for j, node in enumerate(graph.writers) if graph.is_edge[j, i]]
+        read = cache[reader.site] if reader.head is None else cache[reader.site][:, :, reader.head]
+        assert_close(sum(terms) / reader.factor, read)
+    if name == "everything":
+        assert graph.parents("p1") == [*graph.parents("m1"), "m1"]
+        assert graph.writers[graph.writer("p1")].fed_by == ("input",)
+        assert graph.writers[graph.writer("m1")].fed_by == ()
 
 
 def test_who_comes_behind_whom():

@@ -27,8 +27,8 @@ from tests.families.vision_languages import CASES as VISION_CASES
 # of models with random weights, which do no task
 pytestmark = pytest.mark.filterwarnings("ignore:the (full model|clean and the corrupted).* hardly differ:UserWarning")
 
-# one norm for all, heads that share keys, MLPs beside attention, a norm behind attention, states
-KINDS = ["gpt2", "llama", "gptj", "gemma2", "bamba"]
+# one norm for all, heads that share keys, MLPs beside attention, a norm behind attention, states, a stream that is multiplied
+KINDS = ["gpt2", "llama", "gptj", "gemma2", "bamba", "gemma4_text"]
 # models that read images, alone, as tokens that see each other, and also after layers
 IMAGES = ["llava", "gemma3", "qwen3_vl"]
 
@@ -76,7 +76,8 @@ def by_hand(model: HookedTransformer, gates: Tensor, ablation: str = "resample")
             at = value if reader.head is None else value[:, :, reader.head]
             for j, writer in enumerate(graph.writers):
                 if graph.is_edge[j, i]:
-                    at += (1 - gates[j, i]) * (stands(writer.of(other[writer.site])) - writer.of(live[writer.site]))
+                    change = stands(writer.of(other[writer.site])) - writer.of(live[writer.site])
+                    at += (1 - gates[j, i]) * change / reader.factor
         return value
 
     hooks = [(site, keep) for site in dict.fromkeys(node.site for node in graph.writers)]
@@ -207,8 +208,8 @@ def test_what_cannot_be_run_is_refused() -> None:
         runner.values(torch.ones(1, 2, 3))
     with pytest.raises(ValueError, match="no gradient"):
         Runner(model, corrupted, clean, metrics.rank(3)).gradient(torch.ones(runner.graph.is_edge.shape))
-    strange = model_of("gemma4_text")
-    with pytest.raises(ValueError, match="of type PerLayerBlock: its stream is not the sum"):
+    strange = model_of("doge")
+    with pytest.raises(ValueError, match="multiplies the numbers of the stream by different weights"):
         Runner(strange, *prompts_of(strange), metric)
 
 
@@ -235,7 +236,8 @@ def test_edges_on_paths_are_those_that_lie_between_input_and_logits(kind: str) -
         whole = nx.DiGraph(((w, "out"), (r, "in")) for w, r in graph.named(edges))
         inside = feeds(graph).nonzero().tolist()
         whole.add_edges_from(((graph.readers[r].name, "in"), (graph.writers[w].name, "out")) for r, w in inside)
-        starts = [(INPUT, "out"), *((f"d{layer}", "out") for layer in range(2))]  # features of images have a start each
+        # features of images have a start each, as has what reads the embeddings besides
+        starts = [(node.name, "out") for node in graph.writers if node.is_input or INPUT in node.fed_by]
         whole.add_nodes_from([*starts, (LOGITS, "in")])
         behind = set().union(*(nx.descendants(whole, start) | {start} for start in starts))
         before = nx.ancestors(whole, (LOGITS, "in")) | {(LOGITS, "in")}
