@@ -81,6 +81,20 @@ class Context:
         """The value that a layer kept for each token; KeyError if it did not run."""
         return self._shared[name, layer]  # type: ignore[return-value]
 
+    def of_rows(
+        self,
+        passed: Callable[..., Tokens],
+        entering: Callable[[str, Tensor], Tokens],
+        *inputs: Float[Tensor, "batch pos d_model"] | None,
+    ) -> Tokens:
+        """What a sublayer writes: `passed(*inputs)` for rows that run through it. Others enter it at a site, with their value
+        there: `entering(site, value)`."""
+        return passed(*inputs)
+
+    def kv_rows(self, x: Tokens) -> Tokens:
+        """The rows whose keys and values are computed."""
+        return x
+
     def attend_rows(
         self,
         layer: int,

@@ -1,7 +1,7 @@
 """The contexts of a base run, which keeps keys, values and states, and of batched rows that differ from it."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
@@ -128,14 +128,15 @@ class PackedContext(Context):
 
     A layer computes some tokens, the key rows, only for their keys and values or for the state after them. They are computed
     first, separately (`makes_keys_only`); the block then runs on the query rows, and uses these keys and states like a cache.
-    Other rows enter it after attention (see `PartialBlock`). `packing` describes the tokens that are computed at present.
+    Other rows enter it after attention (or the mixer), with the value of the base run at a site (`kept`). `packing` describes the
+    tokens that are computed at present.
     """
 
     norms_see_copies = False
 
-    def __init__(self, base: BaseContext, n_prompts: int) -> None:
+    def __init__(self, base: BaseContext, n_prompts: int, kept: Mapping[str, Tensor]) -> None:
         super().__init__(base.n_pos, base.device)
-        self.base, self.n_prompts = base, n_prompts
+        self.base, self.n_prompts, self.kept = base, n_prompts, kept
         self.runs: Sequence[Run] = ()
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
@@ -175,13 +176,6 @@ class PackedContext(Context):
             yield
         finally:
             self._use(before)
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether some rows need only a part of the layer."""
-        return self.query_packing is not self.output_packing or (
-            self._kv_packing.intervals != self.query_packing.intervals
-        )
 
     @property
     def kv_packing(self) -> Packing:
@@ -236,6 +230,30 @@ class PackedContext(Context):
             cos, sin = self.base.query_angles(rotary)
             self._angles[key] = self.of_base(cos, packing), self.of_base(sin, packing)
         return self._angles[key]
+
+    # ---- rows that pass a part of the layer --------------------------------------------------------------------------
+
+    def of_rows(
+        self, passed: Callable[..., Tensor], entering: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
+    ) -> Tensor:
+        """The outputs of rows that run through a sublayer, and of those that enter it, in the order of the batch."""
+        if self.makes_keys_only or self.query_packing is self.output_packing:
+            return passed(*inputs)
+        outputs = {}
+        for site, packing in self.packings.items():
+            with self.using(packing):
+                if site:
+                    output = entering(site, self.of_base(self.kept[site]))
+                else:
+                    output = passed(*(None if x is None else self._full_rows(x) for x in inputs))
+            outputs[site] = packing, output
+        by_run = [outputs[run.spans.entry_site] for run in self.runs]
+        return pack([packing.part(output, run) for run, (packing, output) in enumerate(by_run)])
+
+    def _full_rows(self, x: Tensor) -> Tensor:
+        """The rows that run through attention."""
+        some = [run for run, cells in enumerate(self.runs) if not cells.spans.entry_site]
+        return pack([self.output_packing.part(x, run) for run in some])
 
     # ---- row by row --------------------------------------------------------------------------------------------------
 

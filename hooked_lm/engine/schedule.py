@@ -22,10 +22,9 @@ from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Input, Interval, overlap, repeated, union
-from hooked_lm.engine.partial_block import PartialBlock, make_keys
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
 from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, mixing, score_edits
-from hooked_lm.models.placement import enter, leave
+from hooked_lm.models.placement import enter
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class BatchedPass:
         self.schedules = sorted(
             schedules, key=lambda one: (one.spans[0].query_rows, one.first, one.spans[0].entry_site, one.cell)
         )
-        self.context = PackedContext(base.context, base.n_prompts)
+        self.context = PackedContext(base.context, base.n_prompts, base.kept)
         self.by_site: dict[str, list[tuple[int, Edit]]] = {}
         for index, schedule in enumerate(self.schedules):
             for edit in sorted((*base.edits, *cells[schedule.cell]), key=lambda edit: not isinstance(edit, Input)):
@@ -217,11 +216,8 @@ class BatchedPass:
             if self.context.key_packing.n_tokens:
                 early, packed = self._split(packed)
                 with self.context.using(self.context.key_packing):
-                    make_keys(block, early, self.context)
-            if self.context.is_partial and not isinstance(block, MLPOnlyBlock):
-                packed = leave(block, PartialBlock(block, self.context, self.base.kept)(packed), self.context)
-            else:
-                packed = block(packed, self.context)
+                    block.make_keys(early, self.context)
+            packed = block(packed, self.context)
             self.cost.count(self.base.costs[layer], self.context)
         self.cost.flops += self.context.attention_flops
         return packed

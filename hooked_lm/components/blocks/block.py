@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -94,8 +95,28 @@ class AttentionPart(Block):
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """The output of attention to the stream; `shared` is the normalised stream, if it is already computed."""
         context = context or Context(resid.shape[1], resid.device)
-        inputs = self.attn_inputs(resid, shared, context)
-        return self.attn_to_stream(self.attn(*inputs, context, self.layer))
+        return context.of_rows(partial(self._attended, context), self._attn_from, resid, shared)
+
+    def _attended(self, context: Context, resid: Stream, shared: Stream | None) -> Stream:
+        query, key, value = self.attn_inputs(resid, shared, context)
+        keys = context.kv_rows(key)
+        values = keys if value is key else context.kv_rows(value)  # latent attention tests whether they are the same
+        return self.attn_to_stream(self.attn(query, keys, values, context, self.layer))
+
+    def _attn_from(self, site: str, value: Tensor) -> Stream:
+        """The output of attention to the stream, from its value at a site: its own, or `attn.hook_z`."""
+        if site == self.hook_attn_out.name:
+            return self.hook_attn_out(value)
+        return self.attn_to_stream(self.attn.output(self.attn.hook_z(value)))
+
+    def make_keys(self, resid: Stream, context: Context, shared: Stream | None = None) -> None:
+        """Computes the keys and values of some tokens, and nothing else."""
+        query, key, value = self.attn_inputs(self.attn_stream(resid) if shared is None else resid, shared, context)
+        self.attn(query[:, :0], key, value, context, self.layer)
+
+    def attn_stream(self, resid: Stream) -> Stream:
+        """The stream that attention reads, from what enters the layer."""
+        return self.hook_resid_pre(resid)
 
     def attn_to_stream(self, out: Stream) -> Stream:
         """The output of attention to the stream, for this output of its module."""

@@ -62,6 +62,13 @@ class HybridBlock(AttentionPart, MixerPart, MLPPart):
         out = context.scan(self.layer, self.mixer, shared.to(self.mixer_dtype(resid)))
         return self.hook_mixer_out(times(out, self.cfg.mixer_scale))
 
+    def make_keys(self, resid: Stream, context: Context) -> None:  # type: ignore[override]
+        """Computes the state after some tokens, and their keys and values."""
+        resid = self.hook_resid_pre(resid)
+        shared = self.ln1(resid)
+        self.mixer_out(resid, context, shared)
+        AttentionPart.make_keys(self, resid, context, shared)
+
     def attn_to_stream(self, out: Stream) -> Stream:
         """The output of attention to the stream, for this output of its module."""
         return self.hook_attn_out(times(out, self.cfg.attn_scale))

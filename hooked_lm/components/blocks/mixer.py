@@ -1,8 +1,10 @@
 """Blocks with a state-space mixer instead of attention."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from hooked_lm.components.blocks.block import Block, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, mixer_step, mlp_step
@@ -58,9 +60,20 @@ class MixerPart(Block):
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The output of the mixer to the stream. Its input is cast to the dtype of its weights."""
         context = context or Context(resid.shape[1], resid.device)
+        return context.of_rows(partial(self._mixed, context), self._mixer_from, resid)
+
+    def _mixed(self, context: Context, resid: Stream) -> Stream:
         normalized = self.mixer_norm(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
         out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
         return self.hook_mixer_out(self.scaled(out))
+
+    def _mixer_from(self, site: str, value: Tensor) -> Stream:
+        """The output of the mixer to the stream, from its value there: no site before it suffices."""
+        return self.hook_mixer_out(value)
+
+    def make_keys(self, resid: Stream, context: Context) -> None:
+        """Computes the state after some tokens."""
+        self.mixer_out(self.hook_resid_pre(resid), context)
 
     def mixer_norm(self, resid: Stream) -> Stream:
         """The input of the mixer."""

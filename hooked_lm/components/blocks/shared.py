@@ -98,10 +98,9 @@ class SharedBlock(MixerPart):
         own = "hook_shared_out is W_shared times the transformer of the stream and the embedding of the tokens"
         return Wiring(steps, f"{own}; hook_mixer_in is a copy of the stream for both")
 
-    def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
-        """The output of the mixer to the stream; ValueError if the context has no embedding."""
-        embedding = None if context is None else context.per_layer_input(self.layer)
-        if context is None or embedding is None:
+    def _mixed(self, context: Context, resid: Stream) -> Stream:
+        embedding = context.per_layer_input(self.layer)
+        if embedding is None:
             raise ValueError(
                 f"layer {self.layer} reads the embedding of the tokens: pass tokens=... with the residual stream"
             )

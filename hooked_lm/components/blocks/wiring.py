@@ -131,9 +131,8 @@ def wiring_of(block: nn.Module) -> Wiring:
 
 
 def has_part(block: nn.Module, part: str) -> bool:
-    """Whether a part of a block reads the stream and writes to it."""
-    wiring = wiring_of(block)
-    return wiring.of(part) is not None if wiring.steps else part in block._modules
+    """Whether a block has a part whose output is at a site of the block, such as "attn" at `hook_attn_out`."""
+    return f"hook_{part}_out" in block._modules
 
 
 def sublayer_of(block: nn.Module, part: str) -> Sublayer:
