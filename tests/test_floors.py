@@ -1,6 +1,7 @@
 """The package's architecture, enforced: who may import whom, and how long a file or a function may be."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -58,6 +59,7 @@ STUDYING = {
 MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
+MAX_BLOCK_TESTS = 8  # `isinstance` on classes of blocks outside of components: what a block has, it says in its wiring
 MAX_UNTYPED = 520  # parameters annotated Any, outside of compat; lower it with each that gets its type
 
 Import = tuple[str, int]  # the module imported, the line
@@ -171,6 +173,41 @@ def test_imports_go_down_and_never_round() -> None:
 @pytest.mark.slow
 def test_few_parameters_are_untyped() -> None:
     assert len(untyped(PACKAGE)) <= MAX_UNTYPED
+
+
+def block_tests(package: Path) -> list[str]:
+    """Where the class of a block decides, outside of the folder of blocks and the rest of components, as "module:line"."""
+    modules = read(package)
+    inside = f"{package.name}.components"
+    blocks = {
+        node.name
+        for name, (_, tree) in modules.items()
+        if name.startswith(f"{inside}.blocks.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith(("Block", "Part", "Start", "End"))
+    }
+    return [
+        f"{name}:{node.lineno}"
+        for name, (_, tree) in modules.items()
+        if not name.startswith(inside)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass") and len(node.args) == 2
+        # a config's class, `Block.Config`, is an attribute
+        if blocks & set(re.findall(r"[\w.]+", ast.unparse(node.args[1])))
+    ]
+
+
+def test_classes_of_blocks_decide_in_few_places() -> None:
+    assert len(block_tests(PACKAGE)) <= MAX_BLOCK_TESTS
+
+
+def test_decisions_by_class_are_counted(tmp_path: Path) -> None:
+    source = (
+        "isinstance(b, Block)\nisinstance(b, (int, PostNormBlock))\nisinstance(b, Block.Config)\nisinstance(b, int)"
+    )
+    files = {"components/blocks/a.py": "class Block: ...\nclass PostNormBlock(Block): ...", "models/b.py": source}
+    package = write(tmp_path / "hooked_lm", files | {"components/c.py": source})
+    assert block_tests(package) == ["hooked_lm.models.b:1", "hooked_lm.models.b:2"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.blocks.wiring import shares_norm
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
@@ -69,7 +69,7 @@ def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
         if module is not model:
             weights |= {f"{prefix}.{name}": value for name, value in _added_weights(module, fills, model.embed.W_E)}
     for prefix, block in model.named_modules():
-        if isinstance(block, SharedNormBlock):  # TransformerLens has a separate norm for each of the two
+        if shares_norm(block):  # TransformerLens has a separate norm for each of the two
             weights |= {
                 f"{prefix}.ln2.{x}": weights[f"{prefix}.ln1.{x}"] for x in "wb" if f"{prefix}.ln1.{x}" in weights
             }

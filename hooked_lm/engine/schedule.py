@@ -14,16 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
-from hooked_lm.components.blocks.shared import SharedBlock
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Input, Interval, overlap, repeated, union
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
-from hooked_lm.engine.site_info import REACHES_LATER, SiteInfo, TokenScope, kv_source_layer, mixing, score_edits
+from hooked_lm.engine.site_info import (
+    REACHES_LATER,
+    SiteInfo,
+    TokenScope,
+    in_series,
+    kv_source_layer,
+    mixing,
+    score_edits,
+)
 from hooked_lm.models.placement import enter
 
 
@@ -65,11 +71,11 @@ class Planner:
         # sites at which rows may enter; a change of the base run there would be made twice
         self.entry_sites = base.kept.keys() - {edit.site for edit in base.edits}
         self.kv_source_layers = [kv_source_layer(block) for block in base.model.blocks]
-        self.mixes = [not isinstance(block, MLPOnlyBlock) for block in base.model.blocks]
+        self.mixes = [bool(mixing(block)) for block in base.model.blocks]
         mixes_inputs = [any(getattr(part, "mixes_inputs", False) for part in mixing(b)) for b in base.model.blocks]
-        self.has_state = [isinstance(b, MixerPart) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
+        self.has_state = [has_part(b, "mixer") or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
         # what has a state reads or makes queries: also tokens that are computed for their states alone need them
-        self.in_series = [isinstance(b, SharedBlock) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
+        self.in_series = [in_series(b) or m for b, m in zip(base.model.blocks, mixes_inputs, strict=True)]
         self.n_layers = len(self.kv_source_layers)
         self._without_edits: dict[tuple[int, Interval], LayerSpans] = {}  # of layers without an edit
 

@@ -7,11 +7,8 @@ from enum import Enum
 from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.blocks.hybrid import HybridBlock
-from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
-from hooked_lm.components.blocks.shared import SharedBlock
+from hooked_lm.components.blocks.block import Block
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.edit import Edit
 from hooked_lm.hooks import HookPoint
@@ -79,10 +76,14 @@ def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int
 
 def mixing(block: nn.Module) -> list[nn.Module]:
     """The modules of a block that mix tokens; none for an unknown block."""
-    found: list[nn.Module] = [block.attn] if isinstance(block, (AttentionPart, SharedBlock)) else []
-    if found and not isinstance(found[0], Attend):
+    if not isinstance(block, Block) or not isinstance(getattr(block, "attn", None), Attend | None):
         return []
-    return [*found, block.mixer] if isinstance(block, MixerPart) else found
+    return [block._modules[name] for name in ("attn", "mixer") if name in block._modules]  # type: ignore[misc]
+
+
+def in_series(block: nn.Module) -> bool:
+    """Whether the mixer of a block reads what its attention makes, which is no term of the stream."""
+    return len(mixing(block)) > 1 and not has_part(block, "attn")
 
 
 def kv_source_layer(block: nn.Module) -> int | None:
@@ -92,11 +93,8 @@ def kv_source_layer(block: nn.Module) -> int | None:
 
 def sublayer_output(block: nn.Module) -> nn.Module | None:
     """The point of the output of a block's attention or mixer; None if it has both, as neither is the whole output."""
-    if isinstance(block, HybridBlock):
-        return None
-    if isinstance(block, AttentionPart):
-        return block.hook_attn_out
-    return block.hook_mixer_out if isinstance(block, MixerPart) else None
+    outputs = [block._modules[f"hook_{part}_out"] for part in ("attn", "mixer") if has_part(block, part)]
+    return outputs[0] if len(outputs) == 1 and mixing(block) else None
 
 
 def _is_supported(info: SiteInfo) -> bool:
@@ -110,20 +108,20 @@ def _points(module: nn.Module) -> list[HookPoint]:
 def _scopes(block: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     """The points of a block in the order of computation, each with its TokenScope."""
     modules = mixing(block)
-    if isinstance(block, MLPOnlyBlock):
-        return [(point, TokenScope.QUERIES_AND_AFTER) for point in _points(block)]
     if not modules:
-        return []
+        mixes_nothing = isinstance(block, Block) and "attn" not in block._modules
+        return [(point, TokenScope.QUERIES_AND_AFTER) for point in _points(block)] if mixes_nothing else []
     inside = {id(point): scope for module in modules for point, scope in _mixing_scopes(module)}
-    if isinstance(block, AttentionPart):
-        of_queries = TokenScope.KEYS_AND_VALUES if block.attn.mixes_inputs else TokenScope.QUERIES_AND_AFTER
+    attn = modules[0]
+    if has_part(block, "attn"):
+        of_queries = TokenScope.KEYS_AND_VALUES if attn.mixes_inputs else TokenScope.QUERIES_AND_AFTER
         inside[id(block.hook_q_input)] = of_queries
         if block.computes_kv:
             inside |= dict.fromkeys((id(block.hook_k_input), id(block.hook_v_input)), TokenScope.KEYS_AND_VALUES)
-    if isinstance(block, HybridBlock):
+    if has_part(block, "attn") and has_part(block, "mixer"):
         inside[id(block.hook_mixer_in)] = TokenScope.BEFORE_MIXING
-    if isinstance(block, SharedBlock):  # what follows attention precedes the mixer, whose state later tokens read
-        points, of_mixer = _points(block), set(map(id, _points(block.mixer)))
+    if in_series(block):  # what follows attention precedes the mixer, whose state later tokens read
+        points, of_mixer = _points(block), set(map(id, _points(modules[-1])))
         before = next(i for i, point in enumerate(points) if id(point) in of_mixer)
         inside |= {id(point): TokenScope.BEFORE_MIXING for point in points[:before]}
     own = {id(point) for module in modules for point in _points(module)}

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import AttentionPart
-from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
@@ -178,8 +176,8 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):
-                if isinstance(block, (AttentionPart, SharedBlock)) and isinstance(block.attn, Attention):
-                    block.attn.ungrouped = ungrouped
+                if isinstance(attn := getattr(block, "attn", None), Attention):
+                    attn.ungrouped = ungrouped
 
     def setup(self) -> None:
         """Registers the hook points; call it again after replacing a component."""

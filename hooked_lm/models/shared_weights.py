@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from hooked_lm.components.adapters import Adapter
 from hooked_lm.components.blocks.ngram import NgramBlock
-from hooked_lm.components.blocks.shared import SharedBlock
 
 
 def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
@@ -21,8 +20,8 @@ def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
     sets = getattr(model.cfg.tree, "shares", None) or ()
     for layer, block in enumerate(getattr(model, "blocks", ())):
         parts: Mapping[str, Hashable] = {"": sets[layer]} if sets else {}
-        if isinstance(block, SharedBlock):
-            parts = dict.fromkeys(block.shared_parts, block.cfg.shared_set)
+        if (shared_set := getattr(getattr(block, "cfg", None), "shared_set", None)) is not None:
+            parts = dict.fromkeys(block.shared_parts, shared_set)
         for part, shared_set in parts.items():
             name = f"blocks.{layer}.{part}".rstrip(".")
             source = first.setdefault((part, shared_set), name)

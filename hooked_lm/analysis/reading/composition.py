@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.reading.heads import ChanceScores, check_model
-from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, origin
@@ -92,7 +92,7 @@ def _attentions(model: Decoder) -> dict[int, Any]:
     found = {
         layer: block.attn
         for layer, block in enumerate(model.blocks)
-        if isinstance(block, AttentionPart) and set(WEIGHTS) <= {name for name, _ in block.attn.named_parameters()}
+        if has_part(block, "attn") and set(WEIGHTS) <= {name for name, _ in block.attn.named_parameters()}
     }
     if not found:
         raise ValueError(f"no layer of this model has attention with the weights {', '.join(WEIGHTS)}")

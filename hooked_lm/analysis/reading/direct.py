@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.answers import Answers, answers_of_prompts
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
@@ -126,7 +126,7 @@ def source_attribution(
     which = chosen(layers, model.cfg.n_layers, "layer") or list(range(model.cfg.n_layers))
     tokens, ids, others, pos = _checked(model, prompts, answers, wrong_answers, positions)
     of_prompts = checked_groups(groups, len(tokens))
-    if without := [layer for layer in which if not isinstance(model.blocks[layer], AttentionPart)]:
+    if without := [layer for layer in which if not has_part(model.blocks[layer], "attn")]:
         raise ValueError(f"layers {without} have no attention: leave them out of layers")
     sites = [f"blocks.{layer}.attn.hook_{name}" for layer in which for name in ("pattern", "v", "z")]
     last = f"blocks.{model.cfg.n_layers - 1}.hook_resid_post"
@@ -246,7 +246,7 @@ def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
     if by == "layer":
         return set()
     which = set(chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers))
-    experts = {i for i, block in enumerate(model.blocks) if isinstance(block, MLPPart) and isinstance(block.mlp, MoE)}
+    experts = {i for i, block in enumerate(model.blocks) if has_part(block, "mlp") and isinstance(block.mlp, MoE)}
     if by == "neuron" and which & experts:
         rest = sorted(which - experts)
         fix = f"give layers={rest}, or by='layer'" if rest else "take them whole, by='layer'"
@@ -290,9 +290,9 @@ def _sites(model: Decoder, by: str, apart: set[int]) -> list[str]:
     sites = [*residual.embedding_sites(model).values(), *(term.site for term in terms)]
     for layer in apart:
         block = model.blocks[layer]
-        if by == "head" and isinstance(block, AttentionPart):
+        if by == "head" and has_part(block, "attn"):
             sites += [name for name in model.all_points() if name.startswith(f"blocks.{layer}.attn.") and _of_z(name)]
-        if by == "neuron" and isinstance(block, MLPPart):
+        if by == "neuron" and has_part(block, "mlp"):
             sites += [site for site in [f"blocks.{layer}.mlp.hook_post"] if site in model.hook_dict]
             sites += [rest.site for term in terms if term.layer == layer for rest in term.rest]
     return [*sites, *_norms(model)]

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
 from hooked_lm.errors import ArgumentError
@@ -363,7 +363,7 @@ def check_model(model: Any) -> None:
 
 def head_counts(model: Decoder) -> list[int]:
     """The number of heads of each layer; 0 for layers without attention."""
-    return [block.attn.cfg.n_heads if isinstance(block, AttentionPart) else 0 for block in model.blocks]
+    return [block.attn.cfg.n_heads if has_part(block, "attn") else 0 for block in model.blocks]
 
 
 def _layers_and_heads(model: Decoder) -> dict[str, range]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.analysis.reading.heads import check_model, head_counts
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
@@ -257,14 +257,14 @@ def attention_of(model: Decoder, layer: int) -> tuple[int, Any]:
 
 
 def _reads_and_writes(block: Any) -> bool:
-    return isinstance(block, AttentionPart) and {"W_V", "W_O"} <= {name for name, _ in block.attn.named_parameters()}
+    return has_part(block, "attn") and {"W_V", "W_O"} <= {name for name, _ in block.attn.named_parameters()}
 
 
 def mlp_of(model: Decoder, layer: int) -> tuple[int, Any]:
     """The non-negative index of a layer and its MLP; raises ValueError if it has none, or a mixture of experts."""
     layer = checked_index(layer, len(model.blocks), "layer")
     block = model.blocks[layer]
-    if not isinstance(block, MLPPart):
+    if not has_part(block, "mlp"):
         raise ValueError(f"layer {layer} has no MLP, so it has no neurons")
     if isinstance(block.mlp, MoE):
         raise ValueError(f"the MLP of layer {layer} is a mixture of experts, which have neurons of their own each")

@@ -135,6 +135,18 @@ def has_part(block: nn.Module, part: str) -> bool:
     return f"hook_{part}_out" in block._modules
 
 
+def has_norms_before_parts(block: nn.Module) -> bool:
+    """Whether parts of a block read the stream through norms, which otherwise are in the stream after them."""
+    wiring = wiring_of(block)
+    return not wiring.steps or any(step.norm for step in wiring.sublayers)
+
+
+def shares_norm(block: nn.Module) -> bool:
+    """Whether attention and the MLP of a block read the stream through one norm."""
+    norms = [step.norm for step in wiring_of(block).sublayers if step.part in ("attn", "mlp")]
+    return len(norms) == 2 and norms[0] == norms[1] != ""
+
+
 def sublayer_of(block: nn.Module, part: str) -> Sublayer:
     """The step of a part of a block; where the wiring is by hand, as in most blocks."""
     usual: dict[str, Callable[[nn.Module], Sublayer]] = {"attn": attn_step, "mixer": mixer_step, "mlp": mlp_step}

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.select import advice
@@ -292,7 +292,7 @@ class ActivationCache(NamedCache):
         True
         """
         for i, block in enumerate(self.model.blocks):
-            if isinstance(block, AttentionPart):
+            if has_part(block, "attn"):
                 self.cache_dict[f"blocks.{i}.attn.hook_result"] = decompose.head_results(self.model, self, i)
 
     def stack_head_results(

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
@@ -215,7 +215,7 @@ def head_results(
     model: HookedRootModule, cache: Cache, layer: int, pos_slice: Part = None
 ) -> Float[Tensor, "*lead head d_model"]:
     """The output of each head of a layer before any norm after attention: `hook_result`, or `z W_O` if not cached."""
-    if not isinstance(model.blocks[layer], AttentionPart):
+    if not has_part(model.blocks[layer], "attn"):
         raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
     pos, name = as_slice(pos_slice), f"blocks.{layer}.attn.hook_result"
     if name in cache:

@@ -7,7 +7,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hooked_lm.components import verification
-from hooked_lm.components.blocks.deepstack import DeepstackBlock
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
 from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embeddings.embed import Unembed, soft_capped
@@ -268,4 +267,4 @@ def vision_language_identities(
 
 def deepstack_layers(model: HookedRootModule) -> list[int]:
     """The layers of a decoder after which features of images are added."""
-    return [i for i, block in enumerate(model.blocks) if isinstance(block, DeepstackBlock)]
+    return [i for i, block in enumerate(model.blocks) if "hook_deepstack" in block._modules]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components import verification
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.block import MLPPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -111,7 +111,7 @@ def center_writing_weights(model: HookedRootModule) -> bool:
             for part in ("attn", "mixer"):
                 if part in block._modules:
                     _center(*_output_weights(block._modules[part]))
-        if isinstance(block, MLPPart) and isinstance(norm_of(block, "ln2_post"), nn.Identity):
+        if has_part(block, "mlp") and isinstance(norm_of(block, "ln2_post"), nn.Identity):
             _center(*_output_weights(block.mlp))
     return True
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.components.blocks.parallel import SharedNormBlock
+from hooked_lm.components.blocks.wiring import shares_norm
 from hooked_lm.components.float8 import float8_problem
 
 # Endings of buffers that other libraries save with the weights; ignored.
@@ -54,7 +54,7 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
     """Drops the second of two equal norms if the block has a single shared one."""
     for prefix, block in model.named_modules():
-        for leaf in "wb" if isinstance(block, SharedNormBlock) else "":
+        for leaf in "wb" if shares_norm(block) else "":
             first, second = given.get(f"{prefix}.ln1.{leaf}"), given.get(f"{prefix}.ln2.{leaf}")
             if first is not None and second is not None and torch.equal(first, second):
                 del given[f"{prefix}.ln2.{leaf}"]

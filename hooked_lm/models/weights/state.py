@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.public_attributes import order_parameters
-from hooked_lm.components.blocks.block import MLPPart
+from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
 from hooked_lm.components.experts.moe import MoE
@@ -156,7 +156,7 @@ def sync_config(model: Any) -> None:
         parts = {
             name: getattr(block, name).cfg for name in ("attn", "mixer") if _has_config(getattr(block, name, None))
         }
-        parts |= {"mlp": _mlp_cfg(block.mlp)} if isinstance(block, MLPPart) and _has_config(block.mlp) else {}
+        parts |= {"mlp": _mlp_cfg(block.mlp)} if has_part(block, "mlp") and _has_config(block.mlp) else {}
         block.cfg = replace(block.cfg, **parts, **norms)
     ln_final = norm_of(model, "ln_final")
     final = ln_final.cfg if isinstance(ln_final, (LayerNorm, RMSNorm)) else None

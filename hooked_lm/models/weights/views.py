@@ -7,10 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import AttentionPart, MLPPart
-from hooked_lm.components.blocks.cross import CrossPart
-from hooked_lm.components.blocks.post_norm import PostNormPart
-from hooked_lm.components.blocks.wiring import Sublayer
+from hooked_lm.components.blocks.wiring import Sublayer, has_norms_before_parts, has_part
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -47,9 +44,7 @@ class WeightViews:
 
         def order(i: int) -> tuple[int, int]:
             first_part, block, rest = [*named[i][0].split(".", 2), "", ""][:3]
-            if first_part != "blocks" or isinstance(
-                self.blocks[int(block)], PostNormPart
-            ):  # norms stay after sublayers
+            if first_part != "blocks" or not has_norms_before_parts(self.blocks[int(block)]):
                 return i, 0
             part = rest.split(".")[0]
             is_router = rest in ("mlp.W_router", "mlp.b_router")
@@ -70,7 +65,7 @@ class WeightViews:
         return self.embed.W_E.new_zeros(shape)
 
     def _attention_weight(self, name: str, read: Callable[[Any], Tensor]) -> Tensor:
-        if lacking := [i for i, block in enumerate(self.blocks) if not isinstance(block, AttentionPart)]:
+        if lacking := [i for i, block in enumerate(self.blocks) if not has_part(block, "attn")]:
             raise NoView(f"this model has no attention in blocks {lacking}, so {name} cannot be stacked by layer")
         weight = name.replace("b_", "W_")
         shapes = [tuple(w.shape) if (w := getattr(b.attn, weight, None)) is not None else None for b in self.blocks]
@@ -82,7 +77,7 @@ class WeightViews:
         return self._stack(lambda block: read(block.attn))
 
     def _mlp_weight(self, name: str) -> Tensor:
-        if lacking := [i for i, block in enumerate(self.blocks) if not isinstance(block, (MLPPart, CrossPart))]:
+        if lacking := [i for i, block in enumerate(self.blocks) if not has_part(block, "mlp")]:
             raise NoView(f"this model has no MLPs in blocks {lacking}, so {name} cannot be stacked by layer")
         if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
             raise NoView(
@@ -230,13 +225,12 @@ class WeightViews:
 
         In an encoder-decoder, the heads of the encoder are "EL0H0", ..., and those of the decoder "DL0H0", ...
         """
-        return [
-            f"{stack.label}L{layer}H{head}"
-            for stack in self.stacks
-            for layer, block in enumerate(stack.blocks_of(self))  # type: ignore[arg-type]
-            if isinstance(block, AttentionPart)
-            for head in range(block.cfg.attn.n_heads)
-        ]
+        labels = []
+        for stack in self.stacks:
+            for layer, block in enumerate(stack.blocks_of(self)):  # type: ignore[arg-type]
+                heads = range(block.cfg.attn.n_heads) if has_part(block, "attn") else ()  # type: ignore[union-attr, arg-type]
+                labels += [f"{stack.label}L{layer}H{head}" for head in heads]
+        return labels
 
     def accumulated_bias(
         self, layer: int, mlp_input: bool = False, include_mlp_biases: bool = True
