@@ -1,5 +1,6 @@
 """Helpers for notebooks: site names, tensors, tokens, and predictions for a prompt."""
 
+import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
@@ -104,8 +105,14 @@ def composition_scores(left: FactoredMatrix, right: FactoredMatrix, broadcast_di
 
 
 def get_device() -> str:
-    """The default device of models: "cuda" if available, otherwise "cpu". "mps" is used only on request."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The default device of models: "cuda" if available, otherwise "cpu".
+
+    With TRANSFORMERLENS_ALLOW_MPS=1 in the environment it is "mps" on an Apple GPU, which is else used only on request.
+    """
+    if torch.cuda.is_available():
+        return "cuda"
+    allows_mps = os.environ.get("TRANSFORMERLENS_ALLOW_MPS") == "1" and torch.backends.mps.is_available()
+    return "mps" if allows_mps else "cpu"
 
 
 # ---- tokens --------------------------------------------------------------------------------------------------------

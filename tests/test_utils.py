@@ -96,10 +96,22 @@ def test_test_prompt(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"[('w9', {order.index(9)}), ('w10', {second})]" in capsys.readouterr().out
 
 
+def test_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_cuda, has_mps, allowed, expected in (
+        (True, True, "1", "cuda"),
+        (False, True, "1", "mps"),
+        (False, True, "0", "cpu"),
+        (False, False, "1", "cpu"),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_cuda=has_cuda: has_cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda has_mps=has_mps: has_mps)
+        monkeypatch.setenv("TRANSFORMERLENS_ALLOW_MPS", allowed)
+        assert utils.get_device() == expected
+
+
 def test_what_is_known_elsewhere_is_here_too() -> None:
     model, x = toy(), torch.randn(5)
     assert utils.get_act_name("z", 2) == "blocks.2.attn.hook_z"
     assert torch.equal(utils.gelu_new(x), utils.gelu_fast(x))
     assert 0 <= utils.lm_accuracy(model(ids()), ids()) <= 1
-    assert utils.get_device() in ("cpu", "cuda")
     assert all(hasattr(utils, name) for name in utils.__all__)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.wiring import shares_norm
-from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.weights.foreign_state_dict import TABLES
@@ -64,7 +63,8 @@ def transformer_lens_weights(model: Any, is_grouped: bool) -> dict[str, Tensor]:
 
 def _weights(model: Any, fills: bool) -> dict[str, Tensor]:
     """All weights as TransformerLens uses them, by the names of hooked_lm."""
-    weights = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
+    unread = (*TABLES, "pos_embed.before")
+    weights = {name: value for name, value in model.state_dict().items() if not name.endswith(unread)}
     for prefix, module in model.named_modules():
         if module is not model:
             weights |= {f"{prefix}.{name}": value for name, value in _added_weights(module, fills, model.embed.W_E)}
@@ -105,8 +105,6 @@ def _added_weights(module: Any, fills: bool, like: Tensor) -> Iterator[tuple[str
         yield "w", gain.flatten() if getattr(module.cfg, "joint", False) else gain
         if isinstance(module, LayerNorm) and not module.cfg.bias:
             yield "b", like.new_zeros(module.cfg.shape)
-    if isinstance(module, PosEmbed) and module.cfg.offset:
-        yield "W_pos", module.table()
     for bias, weight_name in (pair for group in BIASES.values() for pair in group.items()):
         weight = getattr(module, weight_name, None)
         if isinstance(weight, Tensor) and getattr(module, bias, weight) is None:

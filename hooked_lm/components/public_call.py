@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
-from hooked_lm.components.stack_context import StackContext
+from hooked_lm.components.stack_context import EncodedSource, StackContext
 
 Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 
@@ -64,20 +64,45 @@ def attention_context(
     return CallContext(query_input, **arguments)
 
 
+BLOCK = ("shortformer_pos_embed", "past_kv_cache_entry", "attention_mask", "additive_attention_mask", "position_bias")
+
+
 def block_context(resid_pre: Tensor, context: object, *args: object, **kwargs: object) -> CallContext:
-    """The context of a call of a block; positional arguments are in the order of `names`."""
-    names = (
-        "shortformer_pos_embed",
-        "past_kv_cache_entry",
-        "attention_mask",
-        "additive_attention_mask",
-        "position_bias",
-    )
-    arguments = _bind(names, (context, *args), kwargs)
+    """The context of a call of a block; positional arguments are in the order of `BLOCK`."""
+    return _context_of_block(resid_pre, _bind(BLOCK, (context, *args), kwargs))
+
+
+def cross_block_context(resid_pre: Tensor, context: object, *args: object, **kwargs: object) -> CallContext:
+    """The context of a call of a block with cross attention: also with the encoder's output and the mask of its positions."""
+    arguments = _bind((*BLOCK, "encoder_hidden_states", "encoder_attention_mask"), (context, *args), kwargs)
+    source = (arguments.pop("encoder_hidden_states", None), arguments.pop("encoder_attention_mask", None))
+    if source[0] is None:
+        raise ValueError("the cross attention of this block needs the encoder's output: give encoder_hidden_states")
+    call_context = _context_of_block(resid_pre, arguments)
+    call_context.source = _encoded(*source)
+    return call_context
+
+
+def _context_of_block(resid_pre: Tensor, arguments: dict[str, Any]) -> CallContext:
     pos_embed = arguments.pop("shortformer_pos_embed", None)
     call_context = CallContext(resid_pre, **arguments)
     call_context.pos_embed = pos_embed
     return call_context
+
+
+def cross_context(query_input: Tensor, *args: object, **kwargs: object) -> StackContext:
+    """The context of a call of cross attention with the source as `key_input`, and the mask of its positions."""
+    arguments = _bind(("key_input", "value_input", "attention_mask"), args, kwargs)
+    source = arguments["key_input"]
+    if arguments.get("value_input", source) is not source:
+        raise ValueError("keys and values of cross attention are of one source: give the same tensor for both")
+    n_batch, n_pos = query_input.shape[:2]
+    return StackContext(n_batch, n_pos, query_input.device, source=_encoded(source, arguments.get("attention_mask")))
+
+
+def _encoded(resid: Tensor, attention_mask: Tensor | None = None) -> EncodedSource:
+    """An encoder's output and the mask of its positions."""
+    return EncodedSource(resid, None if attention_mask is None else attention_mask.to(resid.device).bool())
 
 
 def _bind(names: tuple[str, ...], positional: tuple[object, ...], keywords: dict[str, object]) -> dict[str, Any]:

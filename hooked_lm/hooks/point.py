@@ -380,11 +380,12 @@ class HookPoint(Shown, nn.Identity):
         return Table(("", "value"), [*((name, value) for name, value in shown.items() if value), *hooks])
 
     def extra_repr(self) -> str:
-        n = len(self.hooks_by_id())
+        directions = [hook.dir for hook in self.hooks_by_id().values()]
+        counts = ", ".join(f"{directions.count(name)} {name}" for name in ("fwd", "bwd") if name in directions)
         parts = [
             repr(self.name) if self.name and _shows_name.get() else "",
             " ".join(self.dims),
-            f"{n} hook{'s' * (n > 1)}" if n else "",
+            f"{counts} hook{'s' * (len(directions) > 1)}" if counts else "",
         ]
         return ", ".join(filter(None, parts))
 

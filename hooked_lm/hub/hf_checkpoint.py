@@ -159,7 +159,7 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
         generation=_read_generation(generation) if generation.is_file() else {},
         labels=_labels(source.name, has_name, step, options),
         open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
-        find_tokenizer=partial(tokenizer_in, folder),
+        find_tokenizer=partial(tokenizer_in, folder, source.repository),
         find_processor=partial(processor_in, folder),
         options=options,
         whole=whole,

@@ -128,7 +128,7 @@ def _folder(source: Source) -> Directory | None:
         source.file(CONFIG)
     except ValueError:
         return None
-    return Directory(source.name, source.folder())
+    return Directory(source.name, source.folder(), source.repository)
 
 
 def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
@@ -140,7 +140,7 @@ def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     cfg = _limited(checkpoint.cfg, options)
     dtype = cfg.dtype if options.dtype == "auto" else real_dtype(options.dtype, weights)
     cfg = replace(cfg, device="meta", dtype=dtype, init_weights=False, tokenizer_name=None)
-    given = tokenizer_in(source.path) if options.tokenizer is None else options.tokenizer
+    given = tokenizer_in(source.path, source.repository) if options.tokenizer is None else options.tokenizer
     model = unfilled(class_of(cfg.tree), cfg, given)
     plan = Plan({"": torch.device(options.device)})
     plan = plan if options.placement is None else options.placement.plan(model)

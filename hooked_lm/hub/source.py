@@ -27,6 +27,7 @@ class Directory:
 
     name: str
     path: Path
+    repository: str | None = None  # of which it is the copy in the cache
 
     def file(self, name: str) -> Path:
         """The path of a file, which may be missing."""
@@ -54,7 +55,7 @@ class Directory:
 
     def tokenizer(self) -> Any:
         """The tokenizer in the directory; None if there is none."""
-        return tokenizer_in(self.path)
+        return tokenizer_in(self.path, self.repository)
 
     def processor(self) -> tuple[Any, str | None]:
         """The processor in the directory, or None and why; see `processor_in`."""
@@ -76,6 +77,11 @@ class Repository:
     cache_dir: str | Path | None = None
     force_download: bool = False
     unreachable: str | None = None  # why the hub cannot be reached
+
+    @property
+    def repository(self) -> str:
+        """The id of the repository."""
+        return self.name
 
     def check(self) -> None:
         """Nothing: whether there is such a repository turns out with its first file."""
@@ -163,7 +169,7 @@ class Repository:
             folder = self.folder(weights=False)
         except ValueError:
             return None
-        return tokenizer_in(folder)
+        return tokenizer_in(folder, self.name)
 
     def processor(self) -> tuple[Any, str | None]:
         """The processor of the repository, or None and why; see `processor_in`."""
@@ -255,14 +261,17 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
-def tokenizer_in(folder: Path) -> Any:
-    """The tokenizer in a directory; None if there is none. Raises ValueError for one that transformers cannot load."""
+def tokenizer_in(folder: Path, repository: str | None = None) -> Any:
+    """The tokenizer in a directory; None if there is none. Raises ValueError for one that transformers cannot load.
+
+    That of a repository on the hub, which is in a directory of the cache, has the repository's name, as in transformers.
+    """
     if not has_tokenizer(folder):
         return None
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except ImportError:  # of a package that it needs, which the error names
         raise
     except Exception as error:  # tokenizers raises Exception itself, transformers whatever a damaged file leads to
@@ -271,6 +280,8 @@ def tokenizer_in(folder: Path) -> Any:
             f"the tokenizer in {folder} ({files}) cannot be loaded: {type(error).__name__}: {error}; give another one with "
             "tokenizer=..."
         ) from error
+    tokenizer.name_or_path = repository or tokenizer.name_or_path
+    return tokenizer
 
 
 def named_tokenizer(name: str) -> Any:

@@ -136,7 +136,7 @@ class TLCheckpoint:
 
     def tokenizer(self) -> Any:
         """The tokenizer in the directory, or the one that the config names; None if it names none."""
-        found, name = tokenizer_in(self.folder), self.names.get("tokenizer_name")
+        found, name = tokenizer_in(self.folder, self.source.repository), self.names.get("tokenizer_name")
         if found is not None or not name:
             return found
         found = find(name, TOKENIZER_FILES, **{**self.options.download, "revision": None}).tokenizer()

@@ -142,9 +142,7 @@ class Decoder(DecoderMethods):
         cache: KeyValueCache | None = None,
     ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and the context of the run."""
-        reads_mask = attention_mask is None and self.tokenizer is not None  # which says which ids are padding
-        if reads_mask and cache is None:  # on the right it affects no real token then
-            reads_mask = (padding_side or self.padding_side) == "left"
+        reads_mask = attention_mask is None and self.infers_padding(padding_side, cache)
         is_here = isinstance(input, Tensor) and input.device == self.embed.W_E.device
         if is_here and input.ndim == 2 and input.dtype == torch.long and not reads_mask:
             tokens = input
@@ -156,6 +154,14 @@ class Decoder(DecoderMethods):
         if self.tree.per_layer is not None:
             context.per_layer = self.per_layer(tokens, embed)
         return self._with_positions(embed, tokens, context), tokens, context
+
+    def infers_padding(self, padding_side: str | None, cache: KeyValueCache | None) -> bool:
+        """Whether padding is inferred from token ids, of which the tokenizer says which are padding.
+
+        On the right and without a cache it affects no real token.
+        """
+        is_read = cache is not None or (padding_side or self.padding_side) == "left"
+        return is_read and self.tokenizer is not None
 
     def _resumed(
         self,

@@ -33,7 +33,8 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     """The methods of a `Decoder` other than `forward`."""
 
     cfg: HookedTransformerConfig
-    embedded: Any  # these three are those of its forward pass
+    embedded: Any  # these four are those of its forward pass
+    infers_padding: Any
     _context: Any
     _with_positions: Any
 
@@ -142,9 +143,15 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         Float[Tensor, "batch pos d_model"] | None,
         Int[Tensor, "batch key_pos"] | None,
     ]:
-        """Returns the stream before the first block, token ids, the position embedding of a shortformer, padding mask."""
+        """Returns the stream before the first block, token ids, the position embedding of a shortformer, padding mask.
+
+        The mask is None if none was given, and the ids were not asked for padding: it is on the right, without a cache.
+        """
         resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
-        return resid, tokens, context.pos_embed, None if context.real is None else context.real.long()
+        mask = None if context.real is None else context.real.long()
+        if mask is None and (attention_mask is not None or self.infers_padding(padding_side, past_kv_cache)):
+            mask = tokens.new_ones(tokens.shape[0], context.n_key)  # all are real
+        return resid, tokens, context.pos_embed, mask
 
     def get_residual(
         self,

@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.readable import check
+from hooked_lm.errors import ArgumentError
 
 
 def from_the_end(tokens: Int[Tensor, "*shape"], d_vocab: int) -> Int[Tensor, "*shape"]:
@@ -33,7 +34,9 @@ def lm_cross_entropy_loss(
     counts = torch.ones_like(losses, dtype=torch.bool)
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:
-            raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, and the ids are {tuple(tokens.shape)}")
+            raise ArgumentError(
+                f"attention_mask is {tuple(attention_mask.shape)}, and the ids are {tuple(tokens.shape)}"
+            )
         real = attention_mask.to(losses.device).bool()
         counts = real[:, 1:] & real[:, :-1]
         losses = losses.masked_fill(~counts, 0.0)  # an infinite one times zero would be NaN

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.position_bias import FirstSharedBias
 from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -56,9 +57,13 @@ class Stack:
         self, model: nn.Module, blocks: Sequence[Any], ln_final: NormConfig | None, score_bias: Any = None
     ) -> None:
         """Adds the blocks, their shared bias and the final norm to a model."""
+        shared = None if score_bias is None else score_bias.build()
         if self.score_bias is not None:
-            setattr(model, self.score_bias, None if score_bias is None else score_bias.build())
+            setattr(model, self.score_bias, shared)
         setattr(model, self.blocks, nn.ModuleList(block.build(layer) for layer, block in enumerate(blocks)))
+        if shared is not None:
+            first: Any = self.blocks_of(model)[0]
+            first.attn.position_bias = FirstSharedBias(shared)
         add_norm(model, self.ln_final, ln_final)
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:

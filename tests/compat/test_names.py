@@ -71,6 +71,8 @@ IMPORTS = {
     "PosEmbed TokenTypeEmbed TransformerBlock BertBlock BertEmbed BertMLMHead BertNSPHead BertPooler T5Attention T5Block",
     "components.mlps.can_be_used_as_mlp": "CanBeUsedAsMLP",
     "config": "HookedTransformerConfig TransformerLensConfig TransformerBridgeConfig",
+    "conversion_utils.conversion_steps": "BaseTensorConversion",
+    "conversion_utils.conversion_steps.base_tensor_conversion": "BaseTensorConversion",
     "cache.key_value_cache": "TransformerLensKeyValueCache",
     "past_key_value_caching": "HookedTransformerKeyValueCache HookedTransformerKeyValueCacheEntry",
     "factories.mlp_factory": "MLPFactory",
@@ -496,6 +498,59 @@ def test_each_rewrite_of_a_dictionary(name: str, changed: set[str]) -> None:
     assert_close(again(TOKENS).log_softmax(-1), model(TOKENS).log_softmax(-1))
 
 
+@pytest.mark.parametrize("flags", [{"fold_biases": False}, {"center_weights": False}])
+def test_less_folding_predicts_the_same(flags: dict[str, bool]) -> None:
+    cfg = HookedTransformerConfig(**SIZES)
+    model, again = randomized(HookedTransformer(cfg)), HookedTransformer(cfg)
+    before = model.state_dict()
+    again.load_state_dict(ProcessWeights.fold_layer_norm(before, cfg, **flags))
+    assert_close(again(TOKENS), model(TOKENS))
+    zero = before | {"blocks.0.ln1.w": torch.zeros(16)}
+    with pytest.raises(ValueError, match="weight of zero"):
+        ProcessWeights.fold_layer_norm(zero, cfg, fold_biases=False)
+
+
+def test_dictionaries_with_more_or_less_than_the_model() -> None:
+    """More parts are returned as they are; matrices that a rewrite needs may not be absent."""
+    cfg = HookedTransformerConfig(**SIZES)
+    before = randomized(HookedTransformer(cfg)).state_dict()
+    attn_only = replace(cfg, attn_only=True, tree=None)
+    after = ProcessWeights.fold_layer_norm(before, attn_only)
+    assert after["blocks.0.ln2.w"] is before["blocks.0.ln2.w"]
+    assert after["blocks.0.mlp.W_in"] is before["blocks.0.mlp.W_in"]
+    rms = replace(cfg, normalization_type="RMS", tree=None)
+    assert ProcessWeights.process_weights(before, rms)["blocks.0.ln1.b"] is before["blocks.0.ln1.b"]
+    unread = ("embed.W_E", "pos_embed.W_pos", "blocks.0.attn.W_O", "blocks.0.mlp.W_out")
+    less = {name: value for name, value in before.items() if name not in unread}
+    folded, expected = (ProcessWeights.fold_layer_norm(weights, cfg) for weights in (less, before))
+    assert not {*unread} & folded.keys()
+    for name, value in folded.items():
+        assert_close(value, expected[name])
+    for rewrite in (ProcessWeights.center_writing_weights, ProcessWeights.fold_value_biases):
+        with pytest.raises(ValueError, match="lacks"):
+            rewrite(less, cfg)
+    with pytest.raises(ValueError, match="W_q"):
+        ProcessWeights.fold_layer_norm(before | {"blocks.0.attn.W_q": before["blocks.0.attn.W_Q"]}, cfg)
+
+
+def test_folding_of_single_tensors() -> None:
+    """The steps for one layer give what the rewrite of all gives."""
+    cfg = HookedTransformerConfig(**SIZES)
+    before = randomized(HookedTransformer(cfg)).state_dict()
+    after = ProcessWeights.fold_layer_norm(before, cfg)
+    found = ProcessWeights.extract_attention_tensors_for_folding(before, cfg, 1)
+    weights, biases = ([found[kind + name] for name in "qkv"] for kind in "wb")
+    new_biases = ProcessWeights.fold_layer_norm_biases(*weights, *biases, found["ln1_b"])
+    without = ProcessWeights.fold_layer_norm_biases(*weights, None, None, None, found["ln1_b"])
+    new_weights = ProcessWeights.center_attention_weights(
+        *ProcessWeights.fold_layer_norm_weights(*weights, found["ln1_w"])
+    )
+    for i, name in enumerate("QKV"):
+        assert_close(new_weights[i], after[f"blocks.1.attn.W_{name}"])
+        assert_close(new_biases[i], after[f"blocks.1.attn.b_{name}"])
+        assert_close(without[i], new_biases[i] - biases[i])
+
+
 def test_folding_by_formula() -> None:
     cfg = HookedTransformerConfig(**SIZES)
     before = randomized(HookedTransformer(cfg)).state_dict()
@@ -506,8 +561,13 @@ def test_folding_by_formula() -> None:
     assert_close(after["blocks.0.mlp.W_in"], folded - folded.mean(0))
     assert after["blocks.0.ln2.w"].equal(torch.ones(16))
     assert not after["blocks.0.ln2.b"].any()
-    with pytest.raises(ValueError, match="this is a LayerNorm"):
-        ProcessWeights.fold_layer_norm(before, cfg, center_weights=False)
+    with_mean = ProcessWeights.fold_layer_norm(before, cfg, center_weights=False)
+    assert_close(with_mean["blocks.0.mlp.W_in"], folded)
+    with_biases = ProcessWeights.fold_layer_norm(before, cfg, fold_biases=False)
+    assert_close(with_biases["blocks.0.mlp.W_in"], folded)
+    assert with_biases["blocks.0.mlp.b_in"].equal(before["blocks.0.mlp.b_in"])
+    assert with_biases["blocks.0.ln2.w"].equal(torch.ones(16))
+    assert_close(with_biases["blocks.0.ln2.b"], b / w)
     rms = replace(cfg, normalization_type="RMS", tree=None)
     weights = randomized(HookedTransformer(rms)).state_dict()
     without = ProcessWeights.fold_layer_norm(weights, rms, fold_biases=False, center_weights=False)

@@ -15,6 +15,7 @@ from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.compat import devices
 from hooked_lm.compat.activations import XIELU
+from hooked_lm.compat.conversions import BaseTensorConversion
 from hooked_lm.compat.introspection import HookIntrospectionMixin
 from hooked_lm.compat.parts import AbstractAttention, GatedMLP
 from hooked_lm.compat.processing import ProcessWeights
@@ -180,6 +181,20 @@ def test_hooks_see_a_value_in_another_form() -> None:
     assert not torch.equal(edited, plain)
 
 
+def test_conversions_of_the_base_class() -> None:
+    class Doubled(BaseTensorConversion):
+        def handle_conversion(self, input_value: Tensor, *full_context: object) -> Tensor:
+            return 2 * input_value
+
+    point, seen = HookPoint(), []
+    point.enable_reshape(Doubled(input_filter=lambda x: x + 1, output_filter=lambda x: x - 3))
+    point.add_hook(lambda value, hook: seen.append(value.item()) or value + 10)
+    assert point(torch.tensor(4.0)) == 17.0
+    assert seen == [7.0]
+    with pytest.raises(NotImplementedError, match="handle_conversion"):
+        BaseTensorConversion().convert(torch.ones(1))
+
+
 def test_gradients_in_another_form() -> None:
     point, x = HookPoint("batch", "pos"), torch.ones(2, 3, requires_grad=True)
     point.enable_reshape(Transposed())
@@ -337,6 +352,16 @@ def test_an_unembedding_is_centred_without_a_config() -> None:
         assert_close(found[name], expected[name])
         assert_apart(found[name], state[name])
     assert found["embed.W_E"] is state["embed.W_E"]
+
+
+def test_what_is_asserted_elsewhere_is_refused_by_an_assertion_error_too() -> None:
+    model, tokens = toy(), ids(2, 5)
+    with pytest.raises(AssertionError, match="text needs a tokenizer"):
+        model.generate("text", max_new_tokens=1)
+    with pytest.raises(AssertionError, match="eos_token_id"):
+        model.generate(tokens, max_new_tokens=1, stop_at_eos=True)
+    with pytest.raises(AssertionError, match="attention_mask"):
+        lm_cross_entropy_loss(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 4))
 
 
 def test_a_mask_of_another_shape_than_the_ids_is_refused() -> None:

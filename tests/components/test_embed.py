@@ -51,11 +51,12 @@ def test_a_factored_embedding(bias: bool):
     assert len(output_weights(embed)) == 1 + bias
 
 
-def test_positions_are_counted_from_the_offset():
+def test_rows_before_the_positions_are_apart():
     pos_embed = drawn(PosEmbed.Config(5, D_MODEL, offset=2).build())
-    assert pos_embed.W_pos.shape == (7, D_MODEL)
-    assert torch.equal(pos_embed.at(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[2, 6]])
-    assert torch.equal(pos_embed.table(), pos_embed.W_pos[2:])
+    assert (pos_embed.W_pos.shape, pos_embed.before.shape) == ((5, D_MODEL), (2, D_MODEL))
+    assert torch.equal(pos_embed.at(torch.tensor([[0, 4]]))[0], pos_embed.W_pos[[0, 4]])
+    assert not pos_embed.before.requires_grad
+    assert "before" not in dict(PosEmbed.Config(5, D_MODEL).build().named_parameters())
 
 
 @pytest.mark.parametrize(

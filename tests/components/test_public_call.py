@@ -1,8 +1,12 @@
 """Attention and blocks called by themselves with the public interface's arguments, or with a context as models call them."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
+from hooked_lm import HookedEncoderDecoder
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCacheEntry
 from tests.close import assert_apart, assert_close
@@ -71,3 +75,63 @@ def test_positions_are_counted_by_the_embedding() -> None:
     assert torch.equal(model.pos_embed(tokens[:, 4:], 4, MASK)[0], W_pos[2:4])
     logits = model(tokens, attention_mask=MASK)
     assert_close(logits[0, 2:], model(tokens[:1, 2:])[0])
+
+
+# ---- encoder-decoders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def t5() -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 48, "num_layers": 2, "vocab_size": 20}
+    return T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+def test_layers_of_an_encoder_decoder(t5: T5ForConditionalGeneration) -> None:
+    """Called by themselves they compute what those of transformers do: the first adds its bias, the others none."""
+    model = HookedEncoderDecoder.from_pretrained("t5", hf_model=t5)
+    at = torch.arange(6)
+    for layer in range(2):
+        theirs, ours = t5.encoder.block[layer], model.encoder[layer]
+        assert ours.attn.has_relative_attention_bias == (layer == 0)
+        assert_close(ours(X), theirs(X, cache_position=at)[0])
+        expected = theirs.layer[0].SelfAttention(X, cache_position=at)[0]
+        assert_close(ours.attn(X, X, X), expected)
+        theirs, ours = t5.decoder.block[layer], model.decoder[layer]
+        source = X[:, :5] + 1
+        causal = torch.zeros(1, 1, 6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), float("-inf"))
+        expected = theirs(X, attention_mask=causal, encoder_hidden_states=source, cache_position=at)[0]
+        assert_close(ours(X, encoder_hidden_states=source), expected)
+        expected = theirs.layer[1].EncDecAttention(X, key_value_states=source, cache_position=at)[0]
+        assert_close(ours.cross_attn(X, source, source), expected)
+
+
+def test_the_bias_of_a_stack_is_given_to_its_layers(t5: T5ForConditionalGeneration) -> None:
+    model = HookedEncoderDecoder.from_pretrained("t5", hf_model=t5)
+    first, tokens = model.encoder[0].attn, ids(2, 6, seed=1) % 20
+    bias = first.compute_relative_attention_bias(6, 6)
+    assert_close(bias, t5.encoder.block[0].layer[0].SelfAttention.compute_bias(6, 6))
+    assert first.rel_pos_bias.weight is model.encoder_rel_pos_bias.W_rel
+    assert (first.relative_attention_num_buckets, first.relative_attention_max_distance) == (32, 128)
+    assert not [name for name, _ in first.named_parameters() if "rel" in name], "the weights are the stack's"
+    with pytest.raises(AttributeError, match="rel_pos_bias"):
+        model.encoder[1].attn.compute_relative_attention_bias(6, 6)
+    resid = model.embed(tokens)
+    for block in model.encoder:
+        resid = block(resid_pre=resid, position_bias=bias)
+    assert_close(model.encoder_final_ln(resid), model.encode(tokens))
+    again = deepcopy(model)
+    assert again.encoder[0].attn.rel_pos_bias is again.encoder_rel_pos_bias
+
+
+def test_cross_attention_reads_one_source_and_its_mask(t5: T5ForConditionalGeneration) -> None:
+    block = HookedEncoderDecoder.from_pretrained("t5", hf_model=t5).decoder[1]
+    cross, source = block.cross_attn, X + 1
+    masked = torch.tensor([[1, 1, 1, 0, 0, 0]]).expand(2, -1)
+    assert_close(cross(X, source, attention_mask=masked), cross(X, source[:, :3]))
+    by_mask = block(X, encoder_hidden_states=source, encoder_attention_mask=masked)
+    assert_close(by_mask, block(X, encoder_hidden_states=source[:, :3]))
+    with pytest.raises(ValueError, match="one source"):
+        cross(X, source, source.clone())
+    with pytest.raises(ValueError, match="give encoder_hidden_states"):
+        block(X, attention_mask=masked)

@@ -256,7 +256,8 @@ def renamed(model_type: str) -> dict[str, str]:
 
 def exported_gradients(ours: Any) -> dict[str, Tensor]:
     """Takes the gradients from our model, as it would write them if they were its weights."""
-    with in_place_of_weights(ours, gradients_of(ours)):
+    unread = {name: torch.zeros_like(x) for name, x in ours.named_parameters() if name.endswith("pos_embed.before")}
+    with in_place_of_weights(ours, gradients_of(ours) | unread):
         return {name: planned.make().clone() for name, planned in exported(ours)[1].items()}
 
 

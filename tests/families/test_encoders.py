@@ -388,12 +388,6 @@ def pooling(**changes: Any) -> Alter:
     return lambda tree: replace(tree, pooler=replace(tree.pooler, **changes))
 
 
-def shifted(tree: EncoderConfig) -> EncoderConfig:
-    """The same table with positions counted from one place earlier."""
-    pos = tree.embed.pos_embed
-    return embedding(pos_embed=replace(pos, offset=pos.offset - 1, n_ctx=pos.n_ctx + 1))(tree)
-
-
 WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "eps": ("bert-masked", every_norm),
     "eps of the embeddings' norm": (
@@ -407,8 +401,6 @@ WRONG_TREES: dict[str, tuple[str, Alter]] = {
     "activation of the other pooler": ("electra-texts-narrow", pooling(act_fn="tanh")),
     "scale of scores": ("bert-masked", every_attn(scale=1.0)),
     "causal": ("bert-masked", every_attn(causal=True)),
-    "offset of positions": ("roberta-masked", shifted),
-    "offset of positions, pad elsewhere": ("roberta-bare-pad-elsewhere", shifted),
     "one window longer": ("modernbert-masked", windows),
     "one theta for all layers": ("modernbert-masked", one_theta),
     "first token for mean": ("modernbert-texts-mean", pooling(mean=False)),

@@ -259,8 +259,8 @@ def test_a_point_says_its_name_and_how_many_hooks_it_has() -> None:
     assert repr(model.hook_in) == "HookPoint('hook_in', batch pos d_model)"
     model.hook_in.add_hook(nothing)
     with model.hooks(bwd_hooks=[("hook_in", nothing)]):
-        assert repr(model.hook_in) == "HookPoint('hook_in', batch pos d_model, 2 hooks)"
-    assert repr(model.hook_in) == "HookPoint('hook_in', batch pos d_model, 1 hook)"
+        assert repr(model.hook_in) == "HookPoint('hook_in', batch pos d_model, 1 fwd, 1 bwd hooks)"
+    assert repr(model.hook_in) == "HookPoint('hook_in', batch pos d_model, 1 fwd hook)"
     assert repr(HookPoint()) == "HookPoint()"
     assert "(0-1): 2 x Block(" in repr(model)
-    assert "(hook_in): HookPoint(batch pos d_model, 1 hook)" in repr(model)
+    assert "(hook_in): HookPoint(batch pos d_model, 1 fwd hook)" in repr(model)

@@ -11,6 +11,7 @@ from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.hub.names import checkpoint_step
 from hooked_lm.hub.options import Options
 from tests.families import CASES, reference
+from tests.models.toys import words
 
 GPT2 = next(case for case in CASES if str(case) == "gpt2-tied")
 load = pretrained.from_pretrained_no_processing
@@ -87,6 +88,15 @@ def cached(repository: str, cache: Path, width: int) -> None:
     GPT2LMHeadModel(GPT2Config(**config)).save_pretrained(folder / "snapshots" / "abc")
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("abc")
+
+
+def test_a_tokenizer_of_the_hub_has_the_name_of_its_repository(here: Path) -> None:
+    cached("openai-community/gpt2", here / "cache", 8)
+    words().save_pretrained(here / "cache" / "models--openai-community--gpt2" / "snapshots" / "abc")
+    model = load("gpt2", cache_dir=str(here / "cache"), local_files_only=True)
+    assert model.tokenizer.name_or_path == "openai-community/gpt2"
+    model.save_pretrained(here / "saved")
+    assert load(here / "saved").tokenizer.name_or_path == str(here / "saved")
 
 
 def test_a_short_name_in_the_cache_goes_before_its_organisations(here: Path) -> None:

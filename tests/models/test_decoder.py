@@ -105,6 +105,19 @@ def test_a_shortformers_positions_can_be_given() -> None:
     assert_close(again, pos_embed)
 
 
+def test_a_mask_is_returned_where_padding_was_looked_for() -> None:
+    model = toy(tokenizer=words())
+    texts = ["w3 w4 w5", "w6 w7 w8"]
+    assert model.input_to_embed(texts, padding_side="right")[3] is None
+    for texts_, expected in ((texts, [[1] * 4] * 2), (["w3", "w6 w7 w8"], [[0, 0, 1, 1], [1] * 4])):
+        resid, tokens, _, mask = model.input_to_embed(texts_, padding_side="left")
+        assert mask.tolist() == expected
+        assert_close(model(resid, start_at_layer=0, attention_mask=mask), model(texts_, padding_side="left"))
+    cache = model.run_with_cache(tokens[:, :2], past_kv_cache=(entries := KeyValueCache(N_LAYERS)))[1]
+    assert cache is not None
+    assert model.input_to_embed(tokens[:, 2:], past_kv_cache=entries)[3].shape == (2, 4)
+
+
 def test_get_residual_adds_positions_from_an_offset() -> None:
     model = toy()
     embeds = model.embed(ids())

@@ -115,8 +115,8 @@ COMPONENTS = mutants({
          "None if b is None else b[tokens])", "None)"),
     ],
     "components/embeddings/pos_embed.py": [
-        ("the offset of positions is ignored", "components/test_embed.py::positions_are_counted_from_the_offset",
-         "F.embedding(positions + self.cfg.offset, self.W_pos)", "F.embedding(positions, self.W_pos)"),
+        ("the rows before the positions are learned", "components/test_embed.py::rows_before_the_positions_are_apart",
+         "torch.zeros(cfg.offset, cfg.d_model), requires_grad=False", "torch.zeros(cfg.offset, cfg.d_model)"),
     ],
     "components/kv_cache.py": [
         ("a run that fails leaves its keys in the cache",

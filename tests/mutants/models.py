@@ -124,7 +124,7 @@ MODELS = mutants({
         ("value biases stay after they are folded", "models/weights/test_fold.py::logits_stay_but_for_centering_them",
          "            attn.b_V.detach().zero_()\n", "            attn.b_V.detach()\n"),
         ("a fold is applied twice", "models/weights/test_fold.py::nothing_is_applied_twice",
-         "if rewrite.__name__ not in model.cfg.processed and rewrite(model):", "if rewrite(model):"),
+         "if rewrite.__name__ not in model.cfg.processed and rewrite(model, **options):", "if rewrite(model, **options):"),
         ("writing weights of a model with RMS norms are centred",
          "models/weights/test_fold.py::rms_models_say_so_and_are_not_centred",
          "if not all(norms) or not all(isinstance(norm, LayerNorm) for norm in readers):", "if not all(norms):"),

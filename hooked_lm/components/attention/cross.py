@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import KeysValues
+from hooked_lm.components.public_call import cross_context
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.hooks import HookPoint
 
@@ -41,6 +42,12 @@ class CrossAttention(Attend):
         self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
         self.make_mixing(cfg, cfg.d_head)
+
+    def __call__(self, query_input: Stream, *args: object, **kwargs: object) -> Stream:
+        """Runs attention in a context, or for a source that is given as `key_input` (see `public_call.cross_context`)."""
+        if not isinstance(args[0] if args else kwargs.get("context"), StackContext):
+            args, kwargs = (cross_context(query_input, *args, **kwargs), self.layer_id or 0), {}
+        return super().__call__(query_input, *args, **kwargs)
 
     def forward(self, query_input: Stream, context: StackContext, layer: int = 0) -> Stream:
         """`query_input` is the normalised stream; `layer` is the index of this layer in the cache of the source."""

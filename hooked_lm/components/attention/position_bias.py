@@ -63,18 +63,33 @@ class Alibi(Unlearned):
 
 @dataclass(frozen=True)
 class SharedBias(Unlearned):
-    """The bias that a stack computes once for all its layers, in `context.score_bias`."""
+    """The bias that a stack computes once for all its layers, in `context.score_bias`.
+
+    Attention that is called by itself has no such context: its scores then have no bias, as in transformers.
+    """
 
     is_from_context: ClassVar[bool] = True
 
-    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head query_pos key_pos"]:
-        """The bias of the scores; ValueError for attention that is called by itself, without one."""
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query_pos #key_pos"]:
+        """The bias of the scores; a zero outside of a stack."""
         if not isinstance(context, StackContext) or context.score_bias is None:
-            raise ValueError(
-                "this attention adds a position bias that its stack computes once for all layers; called by itself it needs "
-                "position_bias=[batch or 1, head, query_pos, key_pos]"
-            )
+            return self.alone(context, dtype)
         return context.score_bias.to(dtype)
+
+    def alone(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query_pos #key_pos"]:
+        """The bias outside of a stack."""
+        return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
+
+
+class FirstSharedBias(SharedBias):
+    """That of a stack's first layer, which computes the bias also outside of the stack. The weights are the stack's."""
+
+    def __init__(self, of_stack: RelativeBias) -> None:
+        self.of_stack = of_stack
+
+    def alone(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head #query_pos #key_pos"]:
+        """The bias of the stack."""
+        return self.of_stack.bias(context, dtype)
 
 
 class Sparsity(Unlearned, ABC):

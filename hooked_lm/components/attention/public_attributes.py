@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.position_bias import Sparsity
+from hooked_lm.components.attention.position_bias import FirstSharedBias, Sparsity
 from hooked_lm.components.attention.public_steps import rotary_of, tables
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.context import Context
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -94,6 +95,46 @@ class PublicAttributes(nn.Module):
         visible = context.full_mask(self.causal, self.window)[0, 0]
         bias = getattr(self, "position_bias", None)
         return visible & bias.bias(context, torch.float32)[0, 0].isfinite() if isinstance(bias, Sparsity) else visible
+
+    # ---- the relative position bias of T5 ----------------------------------------------------------------------------
+
+    @property
+    def has_relative_attention_bias(self) -> bool:
+        """Whether it has the weights of a relative position bias: its own, or as the first layer those of its stack."""
+        return isinstance(getattr(self, "position_bias", None), RelativeBias | FirstSharedBias)
+
+    @property
+    def rel_pos_bias(self) -> RelativeBias:
+        """The relative position bias, with its weights; AttributeError for a layer without them."""
+        bias = getattr(self, "position_bias", None)
+        if isinstance(bias, FirstSharedBias):
+            return bias.of_stack
+        if not isinstance(bias, RelativeBias):
+            raise AttributeError("this layer has no weights of a relative position bias")
+        return bias
+
+    @property
+    def relative_attention_num_buckets(self) -> int:
+        """The number of buckets of distances."""
+        return self.rel_pos_bias.cfg.n_buckets
+
+    @property
+    def relative_attention_max_distance(self) -> int:
+        """The distance from which on all have one bucket."""
+        return self.rel_pos_bias.cfg.max_distance
+
+    def compute_relative_attention_bias(
+        self, query_length: int, key_length: int, device: torch.device | str | None = None
+    ) -> Float[Tensor, "1 head query_pos key_pos"]:
+        """The bias of the scores of these numbers of queries and keys, for `position_bias`; on the weights' device by default.
+
+        >>> from hooked_lm import HookedEncoderDecoder
+        >>> cfg = dict(n_layers=2, d_model=8, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+        >>> attn = HookedEncoderDecoder(cfg).encoder[0].attn
+        >>> attn.compute_relative_attention_bias(3, 4).shape
+        torch.Size([1, 2, 3, 4])
+        """
+        return self.rel_pos_bias.between(query_length, key_length).to(device)
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 

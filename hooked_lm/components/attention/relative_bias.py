@@ -62,6 +62,18 @@ class RelativeBias(nn.Module):
             bias = self.hook_bias(bias.expand(context.batch, -1, -1, -1).contiguous())
         return bias.to(dtype)
 
+    @property
+    def weight(self) -> Float[Tensor, "bucket head"]:
+        """`W_rel`, by its name in other libraries."""
+        return self.W_rel
+
+    def between(self, n_query: int, n_key: int) -> Float[Tensor, "1 head query_pos key_pos"]:
+        """The bias for queries and keys that are counted from the same position."""
+        query, key = (torch.arange(n, device=self.W_rel.device) for n in (n_query, n_key))
+        return rearrange(
+            self.W_rel[self.buckets(key - query[:, None])], "query_pos key_pos head -> 1 head query_pos key_pos"
+        )
+
     def buckets(self, distance: Int[Tensor, "*batch query_pos key_pos"]) -> Int[Tensor, "*batch query_pos key_pos"]:
         """The row of `W_rel` for each distance from query to key, negative for keys before the query."""
         return self.cfg.of(distance)

@@ -65,6 +65,7 @@ class AttentionPart(Block):
 
     cfg: Config
     settings = RunSettings()
+    call_context = staticmethod(block_context)
 
     @property
     def normalization_type(self) -> str | None:
@@ -89,7 +90,7 @@ class AttentionPart(Block):
     def __call__(self, resid_pre: Stream, context: object = None, *args: object, **kwargs: object) -> Tensor:
         """Runs the block in a context; the arguments of the public interface are made into one (see `public_call`)."""
         if args or kwargs or not (context is None or isinstance(context, Context)):
-            context = block_context(resid_pre, context, *args, **kwargs)
+            context = self.call_context(resid_pre, context, *args, **kwargs)
         return super().__call__(resid_pre, context)
 
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:

@@ -19,6 +19,7 @@ from hooked_lm.components.blocks.wiring import (
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
+from hooked_lm.components.public_call import cross_block_context
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
@@ -41,6 +42,8 @@ class CrossPart(AttentionPart):
         ln3_post: NormConfig | None = None
 
     cfg: Config
+
+    call_context = staticmethod(cross_block_context)
 
     def make_cross_attention(self) -> None:
         self.hook_cross_attn_in = HookPoint(*RESIDUAL, on_demand=True)

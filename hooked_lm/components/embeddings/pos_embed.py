@@ -40,7 +40,10 @@ class Positions(nn.Module, ABC):
 
 
 class PosEmbed(Positions):
-    """A learned vector per position: the rows of `W_pos`, which has `offset` rows before that of position 0."""
+    """A learned vector per position: the rows of `W_pos`.
+
+    The table of a checkpoint may have `offset` rows before that of position 0. They are in `before`, which nothing reads.
+    """
 
     @dataclass(frozen=True)
     class Config:
@@ -54,15 +57,13 @@ class PosEmbed(Positions):
     def __init__(self, cfg: Config) -> None:
         super().__init__()
         self.cfg = cfg
-        self.W_pos = nn.Parameter(torch.empty(cfg.offset + cfg.n_ctx, cfg.d_model))
+        self.W_pos = nn.Parameter(torch.empty(cfg.n_ctx, cfg.d_model))
+        if cfg.offset:
+            self.before = nn.Parameter(torch.zeros(cfg.offset, cfg.d_model), requires_grad=False)
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of these positions."""
-        return F.embedding(positions + self.cfg.offset, self.W_pos)
-
-    def table(self) -> Float[Tensor, "n_ctx d_model"]:
-        """The vectors of all positions: the parameter itself if no row precedes them."""
-        return self.W_pos[self.cfg.offset :] if self.cfg.offset else self.W_pos
+        return F.embedding(positions, self.W_pos)
 
 
 class FixedPosEmbed(PosEmbed):

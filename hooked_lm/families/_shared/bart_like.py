@@ -122,8 +122,8 @@ def outer_rows(
             for target, source in norms.items()
             for row in classic.norm(f"{prefix}{side}.{source}", f"{side}_{target}")
         ),
-        Row(prefix + "encoder.embed_positions.weight", "pos_embed.W_pos"),
-        Row(prefix + "decoder.embed_positions.weight", "decoder_pos_embed.W_pos"),
+        *classic.positions(prefix + "encoder.embed_positions.weight", "pos_embed", tree.encoder.pos_embed),
+        *classic.positions(prefix + "decoder.embed_positions.weight", "decoder_pos_embed", tree.decoder.pos_embed),
         classic.head(head, tree, tied_to)[0],
         Row("final_logits_bias", "unembed.b_U", "1 v -> v"),
     ]

@@ -174,12 +174,12 @@ def linear(source: str, target: str) -> list[Row]:
     return [Row(source + ".weight", target + ".W", "o m -> m o"), Row(source + ".bias", target + ".b")]
 
 
-def embedding_rows(source: str, norm: str = "LayerNorm") -> list[Row]:
-    """Rows of the token, type and position embeddings and their norm."""
+def embedding_rows(source: str, norm: str = "LayerNorm", embed: EncoderEmbed.Config | None = None) -> list[Row]:
+    """Rows of the token, type and position embeddings and their norm; `embed` is needed if positions have an offset."""
     return [
         Row(source + "word_embeddings.weight", "embed.embed.W_E"),
         Row(source + "token_type_embeddings.weight", "embed.token_type_embed.W_token_type"),
-        Row(source + "position_embeddings.weight", "embed.pos_embed.W_pos"),
+        *classic.positions(source + "position_embeddings.weight", "embed.pos_embed", embed and embed.pos_embed),
         *classic.norm(source + norm, "embed.ln"),
     ]
 
@@ -205,7 +205,7 @@ def layer_rows(source: str, ln1: str = "attention.output.LayerNorm", ln2: str = 
 def rows(tree: EncoderConfig, names: Names, prefix: str, **norms: str) -> list[Row]:
     """Rows of a whole model with BERT's tensor names; `norms` are those of the norms in a layer."""
     return [
-        *embedding_rows(prefix + "embeddings."),
+        *embedding_rows(prefix + "embeddings.", embed=tree.embed),
         *layer_rows(prefix + "encoder.layer.{l}.", **norms),
         *head_rows(tree, names, prefix),
     ]

@@ -4,6 +4,7 @@ A linear layer or norm without bias has the same rows: rows of weights that a mo
 """
 
 from hooked_lm.components.blocks.block import AttentionPart
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from hooked_lm.weights import Row
 
@@ -13,6 +14,15 @@ ATTENTION, MLP = "blocks.{l}.attn.", "blocks.{l}.mlp."
 def norm(source: str, target: str) -> list[Row]:
     """A norm with weight and bias."""
     return [Row(source + ".weight", target + ".w"), Row(source + ".bias", target + ".b")]
+
+
+def positions(source: str, target: str, cfg: object) -> list[Row]:
+    """The table of learned positions, whose first rows may be those of no position."""
+    if not isinstance(cfg, PosEmbed.Config) or not cfg.offset:
+        return [Row(source, target + ".W_pos")]
+    offset, n_rows = cfg.offset, cfg.offset + cfg.n_ctx
+    parts = {"before": slice(0, offset), "W_pos": slice(offset, n_rows)}
+    return [Row(source, f"{target}.{name}", "p m -> p m", take={"p": part}, p=n_rows) for name, part in parts.items()]
 
 
 def linear(source: str, target: str, name: str) -> list[Row]:

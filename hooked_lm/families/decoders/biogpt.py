@@ -36,7 +36,7 @@ def config(hf: HFConfig) -> DecoderConfig:
 def rows(tree: DecoderConfig) -> list[Row]:
     return [
         Row("biogpt.embed_tokens.weight", "embed.W_E"),
-        Row("biogpt.embed_positions.weight", "pos_embed.W_pos"),
+        *classic.positions("biogpt.embed_positions.weight", "pos_embed", tree.pos_embed),
         *classic.fairseq_layer("biogpt.layers.{l}."),
         *classic.norm("biogpt.layer_norm", "ln_final"),
         *classic.head("output_projection", tree, "biogpt.embed_tokens.weight"),

@@ -50,7 +50,7 @@ def rows(tree: DecoderConfig) -> list[Row]:
     factored = isinstance(tree.embed, FactoredEmbed.Config)
     return [
         Row(table, "embed.W_E"),
-        Row("model.decoder.embed_positions.weight", "pos_embed.W_pos"),
+        *classic.positions("model.decoder.embed_positions.weight", "pos_embed", tree.pos_embed),
         *classic.fairseq_layer("model.decoder.layers.{l}."),
         *classic.norm("model.decoder.final_layer_norm", "ln_final"),
         *(factored_rows(tree, table) if factored else classic.head("lm_head", tree, table)),

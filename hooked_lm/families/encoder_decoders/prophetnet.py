@@ -72,8 +72,10 @@ def rows(tree: EncoderDecoderConfig) -> list[Row]:
         embeds += [Row(embedding.format("decoder"), "decoder_embed.W_E")]
     return [
         *embeds,
-        Row("prophetnet.encoder.position_embeddings.weight", "pos_embed.W_pos"),
-        Row("prophetnet.decoder.position_embeddings.weight", "decoder_pos_embed.W_pos"),
+        *classic.positions("prophetnet.encoder.position_embeddings.weight", "pos_embed", tree.encoder.pos_embed),
+        *classic.positions(
+            "prophetnet.decoder.position_embeddings.weight", "decoder_pos_embed", tree.decoder.pos_embed
+        ),
         Row("prophetnet.decoder.ngram_embeddings.weight", "ngram_embed.W_ngram"),
         *classic.norm("prophetnet.encoder.embeddings_layer_norm", "encoder_embed_ln"),
         *classic.norm("prophetnet.decoder.embeddings_layer_norm", "decoder_embed_ln"),

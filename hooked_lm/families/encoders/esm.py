@@ -68,7 +68,7 @@ def config(hf: HFConfig) -> EncoderConfig:
 
 def rows(tree: EncoderConfig) -> list[Row]:
     return [
-        *bert_like.embedding_rows("esm.embeddings.", norm="layer_norm"),
+        *bert_like.embedding_rows("esm.embeddings.", "layer_norm", tree.embed),
         *bert_like.layer_rows("esm.encoder.layer.{l}.", "attention.LayerNorm", "LayerNorm"),
         *classic.norm("esm.encoder.emb_layer_norm_after", "ln_final"),
         Row("esm.rotary_embeddings.inv_freq", "rotary.frequencies"),

@@ -32,7 +32,7 @@ def rows(tree: EncoderConfig) -> list[Row]:
     source = "mpnet.encoder.layer.{l}."
     attn = source + "attention.attn."
     return [
-        *bert_like.embedding_rows("mpnet.embeddings."),
+        *bert_like.embedding_rows("mpnet.embeddings.", embed=tree.embed),
         Row("mpnet.encoder.relative_attention_bias.weight", "rel_pos_bias.W_rel"),
         *classic.into_attention(attn + "q", attn + "k", attn + "v"),
         *classic.out_of_attention(attn + "o"),

@@ -189,7 +189,7 @@ def logit_attrs(
         directions = directions * gain.to(directions)
     if isinstance(model.unembed, Unembed):
         directions = directions * model.unembed.cfg.scale
-    return (stack * _with_pos_axis(directions.to(stack), stack.shape[1:-1])).sum(-1)
+    return torch.einsum("...m,...m->...", stack, _with_pos_axis(directions.to(stack), stack.shape[1:-1]))
 
 
 def _ids(model: HookedRootModule, tokens: Any) -> Tensor:

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
@@ -147,7 +148,7 @@ def end_ids(model: HookedRootModule, eos_token_id: int | Sequence[int] | None) -
     known = (eos_token_id, model.cfg.eos_token_id, getattr(model.tokenizer, "eos_token_id", None))
     end = next((token for token in known if token is not None), None)
     if end is None:
-        raise ValueError("no end-of-sequence token is known: give eos_token_id=..., or stop_at_eos=False")
+        raise ArgumentError("no end-of-sequence token is known: give eos_token_id=..., or stop_at_eos=False")
     ends = [end] if isinstance(end, int) else list(end)
     if eos_token_id is not None:
         check_in_vocab(model, "eos_token_id", ends)

@@ -275,11 +275,16 @@ class Tokens:
     ) -> int:
         """Returns the position of a token (a string or an id) in a text, or in ids [pos] or [1, pos].
 
-        `mode` selects its "first" or "last" occurrence. A single text has no padding, so `padding_side` has no effect.
+        The ids may be whole numbers of any dtype. `mode` selects the "first" or "last" occurrence. A single text has no
+        padding, so `padding_side` has no effect.
         """
         if mode not in ("first", "last"):
             raise ArgumentError(f"mode must be 'first' or 'last', got {mode!r}")
-        rows = self._rows(input, prepend_bos, truncate=True) if isinstance(input, str) else _to_rows(input)[0]
+        rows = (
+            self._rows(input, prepend_bos, truncate=True)
+            if isinstance(input, str)
+            else _to_rows(_as_integers(input))[0]
+        )
         if len(rows) != 1:
             raise ArgumentError(f"a position is looked up in one text or one row of ids, got {len(rows)}")
         [row] = rows
@@ -343,7 +348,7 @@ class Tokens:
     def need_tokenizer(self) -> Any:
         """Returns the tokenizer; ValueError if there is none."""
         if self.tokenizer is None:
-            raise ValueError(
+            raise ArgumentError(
                 "text needs a tokenizer, and this model has none: give one with "
                 "tokenizer=... when building the model, or model.set_tokenizer(...), or pass token ids"
             )
@@ -421,6 +426,12 @@ def _to_rows(tokens: Any) -> tuple[list[list[int]], int]:
         nested, rank = tokens, 0
     rows = nested if rank == 2 else [nested] if rank == 1 else [[nested]]
     return [[_one_id(token) for token in row] for row in rows], rank
+
+
+def _as_integers(tokens: object) -> object:
+    """A tensor of whole numbers as one of integers; anything else unchanged."""
+    is_whole = isinstance(tokens, Tensor) and tokens.is_floating_point() and bool((tokens == tokens.round()).all())
+    return tokens.long() if isinstance(tokens, Tensor) and is_whole else tokens
 
 
 def _is_integral(tokens: Tensor | np.ndarray) -> bool:

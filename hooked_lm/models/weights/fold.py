@@ -31,20 +31,20 @@ from hooked_lm.models.weights.state import load_state, make_biases, sync_config
 
 logger = logging.getLogger(__name__)
 
-Rewrite = Callable[[Any], bool]
+Rewrite = Callable[..., bool]
 InputWeight = tuple[nn.Module, str, str]  # a module, and the names of its weight and bias
 
 
-def _once(rewrite: Rewrite) -> Callable[[Any], None]:
+def _once(rewrite: Rewrite) -> Callable[..., None]:
     """Wraps a rewrite: no gradients, recorded in `cfg.processed`, skipped if recorded already."""
 
     @wraps(rewrite)
     @torch.no_grad()
-    def apply(model: HookedRootModule) -> None:
+    def apply(model: HookedRootModule, **options: bool) -> None:
         refuse_quantized(
             model, rewrite.__name__, "fold the weights before quantize(), as from_pretrained does by default"
         )
-        if rewrite.__name__ not in model.cfg.processed and rewrite(model):
+        if rewrite.__name__ not in model.cfg.processed and rewrite(model, **options):
             sync_config(model)
             model.cfg.processed = (*model.cfg.processed, rewrite.__name__)
 
@@ -55,27 +55,31 @@ def _once(rewrite: Rewrite) -> Callable[[Any], None]:
 
 
 @_once
-def fold_ln(model: HookedRootModule) -> bool:
+def fold_ln(model: HookedRootModule, fold_biases: bool = True, center_weights: bool = True) -> bool:
     """Folds the weight and bias of each norm into the weights that read its output.
 
     `(x w + b) W + c` becomes `x (w W) + (b W + c)`. The output of a LayerNorm has mean zero, so `w W` is also centred over
     its input axis. The norms lose weight and bias ("LNPre", "RMSPre"); missing biases are created, and a tied unembedding
     is untied. Not folded: norms after a sublayer and those of queries and keys, which no linear map follows directly, and
     `ln1` of a shortformer model, where position embeddings are added after the norm.
+
+    Without `fold_biases` the biases of LayerNorms stay in them, divided by their weights, which may then not be zero, and
+    `w W` is not centred, as the output then has a mean. Without `center_weights` it is not centred either.
     """
+    options = {"fold_biases": fold_biases, "center_weights": center_weights}
     done = False
     for block in model.blocks:
         for name, readers in verification.weights_after_norms(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
-                done |= _fold_norm(getattr(block, name), readers)
+                done |= _fold_norm(getattr(block, name), readers, **options)
         if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
-            done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")])
+            done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")], **options)
     final = norm_of(model, "ln_final")
     if isinstance(model.unembed, TransformedUnembed):
         logger.info("fold_ln: ln_final is not folded into W_U, because a transform is between them")
     elif isinstance(final, (LayerNorm, RMSNorm)) and isinstance(model.unembed, Unembed):
         model.untie()
-        done |= _fold_norm(final, [(model.unembed, "W_U", "b_U")])
+        done |= _fold_norm(final, [(model.unembed, "W_U", "b_U")], **options)
     if model.cfg.tree.shortformer:
         logger.info("fold_ln: ln1 is not folded, because position embeddings are added after it")
     if "fold_value_biases" in model.cfg.processed:  # the norms' biases have been added to the value biases
@@ -276,23 +280,28 @@ def _set(weight: Tensor, value: Tensor) -> None:
     weight.detach().copy_(value)
 
 
-def _fold_norm(norm: Any, readers: Iterable[InputWeight]) -> bool:
+def _fold_norm(norm: Any, readers: Iterable[InputWeight], fold_biases: bool, center_weights: bool) -> bool:
     """Folds a norm into the weights [..., in, out] that read it; False if there is no norm."""
     if type(norm) not in (LayerNorm, RMSNorm):
         return False
     layer_norm: bool = isinstance(norm, LayerNorm)
     gain, shift = norm.gain(), norm.shift() if layer_norm else None
+    keeps_bias = shift is not None and not fold_biases
     for module, weight_name, bias_name in readers:
         with _edited(getattr(module, weight_name)) as weight:
-            if shift is not None:
+            if shift is not None and fold_biases:
                 _add(module, bias_name, shift.to(weight.dtype) @ weight)
             if gain is not None:
                 weight *= gain[:, None]
-            if layer_norm:
+            if layer_norm and center_weights and not keeps_bias:
                 weight -= weight.mean(-2, keepdim=True)
-    for name in list(norm._parameters):
+    if keeps_bias and gain is not None:
+        if not gain.all():
+            raise ValueError("a norm has a weight of zero, so its bias has to be folded: leave fold_biases out")
+        _set(norm.b, shift / gain)
+    for name in [name for name in norm._parameters if name == "w" or not keeps_bias]:
         delattr(norm, name)
-    norm.cfg = replace(norm.cfg, weight=False, **({"bias": False} if layer_norm else {}))
+    norm.cfg = replace(norm.cfg, weight=False, **({"bias": keeps_bias} if layer_norm else {}))
     return True
 
 

@@ -13,6 +13,7 @@ from hooked_lm.components.attention.public_attributes import order_parameters
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
+from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
@@ -53,6 +54,8 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
             _match_norm(module, f"{name}.", given, model.embed.W_E)
         elif module is not model:
             _match_biases(module, f"{name}.", given)
+        if isinstance(module, PosEmbed) and module.cfg.offset:
+            given.setdefault(f"{name}.before", module.before)
     sync_config(model)
     model.cfg.processed = ()
     model.load_state_dict(given)
@@ -99,6 +102,8 @@ def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
         if isinstance(module, (LayerNorm, RMSNorm)):
             leaves = ("w", "b") if isinstance(module, LayerNorm) else ("w",)
             shapes |= {f"{path}.{leaf}": module.cfg.shape for leaf in leaves}
+        if isinstance(module, PosEmbed) and module.cfg.offset:
+            shapes[f"{path}.before"] = tuple(module.before.shape)
         for biases in BIASES.values() if module is not model else ():
             shapes |= {
                 f"{path}.{b}": _bias_shape(getattr(module, w), b) for b, w in biases.items() if hasattr(module, w)

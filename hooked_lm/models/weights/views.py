@@ -110,7 +110,7 @@ class WeightViews:
     @property
     def W_pos(self) -> Float[Tensor, "n_ctx d_model"]:
         """The position embedding (of the encoder in an encoder-decoder); AttributeError if positions are not learned."""
-        return self._positions().table()
+        return self._positions().W_pos
 
     def _positions(self) -> Any:
         """The module of learned positions."""

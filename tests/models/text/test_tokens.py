@@ -383,11 +383,13 @@ class TestIdsToText:
         assert helper.get_token_position("the", "the cat") == 1
         assert helper.get_token_position("the", "the cat", prepend_bos=False) == 0
         ids = torch.tensor([[5, 6, 5, 7]])
-        for tokens in (ids, ids[0], ids.numpy(), [5, 6, 5, 7]):
+        for tokens in (ids, ids[0], ids.float(), ids.numpy(), [5, 6, 5, 7]):
             assert helper.get_token_position(5, tokens) == 0
             assert helper.get_token_position(torch.tensor(5), tokens, "last") == 2
         with pytest.raises(ValueError, match=r"token 9 \(id 9\) is not among the 4 tokens"):
             helper.get_token_position(9, ids)
+        with pytest.raises(ValueError, match="must be integers"):
+            helper.get_token_position(5, ids + 0.5)
         with pytest.raises(ValueError, match="'first' or 'last', got 'middle'"):
             helper.get_token_position(5, ids, mode="middle")
         with pytest.raises(ValueError, match="one row of ids, got 2"):

@@ -1,0 +1,3 @@
+"""The base class of conversions."""
+
+from hooked_lm.compat.conversions import BaseTensorConversion
