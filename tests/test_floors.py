@@ -16,6 +16,7 @@ FLOORS = {
     "errors": -2,  # classes of exceptions
     "files": -2,  # of the standard library alone
     "extras": -2,  # optional packages
+    "renamed": -2,  # former names of arguments
     "shown": -2,  # what notebooks show, as strings
     "viz": -1,  # pictures of tensors, strings and tables
     "hooks": 0,

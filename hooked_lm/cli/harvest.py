@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_writable_folder, integers, load
-from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
 from hooked_lm.cli.output import say, say_resumed
 from hooked_lm.cli.prompts_and_sites import sites_of
 
@@ -43,7 +43,7 @@ def harvest(
     documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
     shard: ShardOption = None,
     workers: WorkersOption = 1,
-    engine: EngineOption = "processes",
+    executor: ExecutorOption = "processes",
     threads: ThreadsOption = None,
 ) -> Result:
     """Write the activations of a corpus to disk.
@@ -71,9 +71,9 @@ def harvest(
         batch_size=batch_size,
         shard_size=shard_size,
         documents_per_shard=documents_per_shard,
-        part=part_of(shard, "shard"),
+        shard=part_of(shard, "shard"),
         n_workers=workers,
-        engine=engine,
+        executor=executor,
         threads=threads,
     )
     say(escape(str(store)))

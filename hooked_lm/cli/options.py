@@ -50,7 +50,9 @@ ShardOption = Annotated[
     str | None, typer.Option(help="i/n: compute shards i, i + n, i + 2n, ... alone; counted from 0.")
 ]
 WorkersOption = Annotated[int, typer.Option(help="The number of processes.")]
-EngineOption = Annotated[str, typer.Option(help="Where they run: processes (of this machine) or ray.")]
+ExecutorOption = Annotated[
+    str, typer.Option("--executor", "--engine", help="Where they run: processes (of this machine) or ray.")
+]
 ThreadsOption = Annotated[
     int | None, typer.Option(help="CPU threads of each process, for loading and for forward passes.")
 ]

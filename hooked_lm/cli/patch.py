@@ -21,7 +21,7 @@ from hooked_lm.cli.inputs import (
     named,
     which,
 )
-from hooked_lm.cli.options import EngineOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
 from hooked_lm.cli.output import cells, records, say, say_path, say_resumed, show_table
 from hooked_lm.cli.prompts_and_sites import short_name
 
@@ -102,7 +102,7 @@ def patch(
     pairs_per_shard: Annotated[int, typer.Option(help="The number of pairs in a file.")] = 64,
     shard: ShardOption = None,
     workers: WorkersOption = 1,
-    engine: EngineOption = "processes",
+    executor: ExecutorOption = "processes",
     threads: ThreadsOption = None,
 ) -> Result:
     """Patch clean activations into a corrupted run.
@@ -128,7 +128,7 @@ def patch(
     check_writable_folder(output)
     from hooked_lm.shards import part_of
 
-    of_shards = {"part": part_of(shard, "shard"), "n_workers": workers, "engine": engine, "threads": threads}
+    of_shards = {"shard": part_of(shard, "shard"), "n_workers": workers, "executor": executor, "threads": threads}
     of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
     settings = {"metric": metric or "logit_difference", "batch_size": batch_size, "options": options}
     return _study(model, pairs, experiment, Path(output), {**settings, **of_pairs, **of_shards}, html)

@@ -24,6 +24,7 @@ class Context:
     and keys, `per_layer` the additional inputs of the layers in a model with per-layer embeddings.
     """
 
+    is_partial = False  # whether some rows run through a part of a layer only
     norms_see_copies = True  # whether per-head copies of a stream may pass the sites of a norm
     of_layers: tuple[str, ...] = ("cache",)  # attributes with values of each layer, on the device of that layer
 
@@ -80,20 +81,6 @@ class Context:
     def rows_of(self, name: str, layer: int) -> Tensor | None:
         """The value that a layer kept for each token; KeyError if it did not run."""
         return self._shared[name, layer]  # type: ignore[return-value]
-
-    def of_rows(
-        self,
-        passed: Callable[..., Tokens],
-        entering: Callable[[str, Tensor], Tokens],
-        *inputs: Float[Tensor, "batch pos d_model"] | None,
-    ) -> Tokens:
-        """What a sublayer writes: `passed(*inputs)` for rows that run through it. Others enter it at a site, with their value
-        there: `entering(site, value)`."""
-        return passed(*inputs)
-
-    def kv_rows(self, x: Tokens) -> Tokens:
-        """The rows whose keys and values are computed."""
-        return x
 
     def attend_rows(
         self,

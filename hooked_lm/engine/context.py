@@ -12,6 +12,7 @@ from torch import Tensor
 from hooked_lm.components.context import Angles, Context, KeysValues
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
+from hooked_lm.components.partial_context import PartialContext
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.engine.edit import NONE, Interval, overlap, repeated
 from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
@@ -123,7 +124,7 @@ class RowContext(Context):
         return self._of_cells(self.base.full_mask(causal, window)[:, :, self.rows])
 
 
-class PackedContext(Context):
+class PackedContext(PartialContext):
     """The context of a ragged batch: positions that a row does not compute are those of the base run.
 
     A layer computes some tokens, the key rows, only for their keys and values or for the state after them. They are computed
@@ -233,11 +234,19 @@ class PackedContext(Context):
 
     # ---- rows that pass a part of the layer --------------------------------------------------------------------------
 
+    @property
+    def is_partial(self) -> bool:  # type: ignore[override]
+        """Whether some rows need only a part of the layer."""
+        is_whole = self.query_packing is self.output_packing and (
+            self._kv_packing.intervals == self.query_packing.intervals
+        )
+        return not (is_whole or self.makes_keys_only)
+
     def of_rows(
         self, passed: Callable[..., Tensor], entering: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
     ) -> Tensor:
         """The outputs of rows that run through a sublayer, and of those that enter it, in the order of the batch."""
-        if self.makes_keys_only or self.query_packing is self.output_packing:
+        if self.query_packing is self.output_packing:
             return passed(*inputs)
         outputs = {}
         for site, packing in self.packings.items():

@@ -215,7 +215,7 @@ def fingerprint(
         except Unknown as error:
             if not name:
                 raise ValueError(
-                    f"a sweep with a checkpoint must identify its metric, and this one holds {error}, whose "
+                    f"a sweep with a resume_file must identify its metric, and this one holds {error}, whose "
                     "contents cannot be hashed: give the metric a name that identifies it, metric={'a name for it': metric}"
                 ) from None
     try:
@@ -224,8 +224,8 @@ def fingerprint(
             parts += [digest.of(tuple(place)), *(digest.of(part) for change in cell for part in _parts_of(change))]
     except Unknown as error:
         raise ValueError(
-            f"a sweep with a checkpoint must identify hooks and changes, and one of these holds {error}, whose "
-            "contents cannot be hashed: run it without a checkpoint"
+            f"a sweep with a resume_file must identify hooks and changes, and one of these holds {error}, whose "
+            "contents cannot be hashed: run it without resume_file"
         ) from None
     return _hashed(*parts).hex()
 

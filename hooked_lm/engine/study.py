@@ -40,7 +40,7 @@ class SweepInterrupted(KeyboardInterrupt):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; `result` holds the scores of the finished cells."""
+    """A resume file could not be written; `result` holds the scores of the finished cells."""
 
     def __init__(self, message: str, result: SweepResult) -> None:
         super().__init__(message)
@@ -77,12 +77,12 @@ class Study(Shown):
         other: Rows | None = None,
         max_memory: int | str = "auto",
         progress: bool | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
+        resume_file: str | os.PathLike[str] | None = None,
         groups: Groups = None,
     ) -> SweepResult:
         """Runs all cells on these tokens; `other` are the tokens of the other baseline, `groups` the label of each prompt.
 
-        With a `checkpoint`, results are written to that file every 30 seconds and at the end, and an existing file of the same
+        With a `resume_file`, results are written to that file every 30 seconds and at the end, and an existing file of the same
         sweep is resumed: the same model, tokens, values, metrics and changes (see `fingerprint`). Raises before any forward
         pass: ValueError for a study without cells, and for an unnamed metric that cannot be identified; OSError for a file
         that cannot be written. ValueError, before any cell runs, for a file of another sweep and
@@ -94,8 +94,8 @@ class Study(Shown):
             raise ValueError(f"{self.title}: there is nothing to run: no cell of {_sizes(self.axes)} exists")
         metrics = named(metric)
         digest = ""
-        if checkpoint is not None:
-            writable(checkpoint)
+        if resume_file is not None:
+            writable(resume_file)
             about, cells = (dict(self.axes), self.title, self.changes), [((), self.base), *self.cells.items()]
             digest = fingerprint(model, [tokens, other], metrics, cells, about)
         sites = {change.site for cell in self.cells.values() for change in cell}
@@ -105,7 +105,7 @@ class Study(Shown):
             both = (experiment.scores, baseline)
             _warn_if_swapped(metrics, *(both if self.changes == "corrupted" else both[::-1]))
         of_prompts = checked_groups(groups, experiment.scores.shape[1])
-        run = _Run(self, experiment, metrics, baseline, checkpoint, digest, of_prompts)
+        run = _Run(self, experiment, metrics, baseline, resume_file, digest, of_prompts)
         try:
             run.run(progress)
             run.save()
@@ -155,21 +155,21 @@ class _Run:
         experiment: Experiment,
         metrics: Mapping[str, Metric],
         other: Tensor | None,
-        checkpoint: str | os.PathLike[str] | None,
+        resume_file: str | os.PathLike[str] | None,
         digest: str,
         groups: Sequence[Label] | None,
     ) -> None:
         self.groups = groups
         self.study, self.experiment, self.other = study, experiment, other
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        self.resume_file = None if resume_file is None else Path(resume_file)
         self.fingerprint = digest
         self.names = [name for name in metrics if name]
         self.metric_name = {METRIC_NAME: name} if (name := metric_name(metrics.get(""))) else {}
         sizes = [len(labels) for labels in study.axes.values()]
         self.values = torch.full((len(metrics), *sizes, experiment.scores.shape[1]), torch.nan)
         self.indices = list(study.cells)
-        if self.checkpoint is not None and self.checkpoint.exists():
-            self._resume(self.checkpoint)
+        if self.resume_file is not None and self.resume_file.exists():
+            self._resume(self.resume_file)
 
     def _resume(self, path: Path) -> None:
         earlier, mine = SweepResult.load(path), self.result()
@@ -189,16 +189,16 @@ class _Run:
         cells = [self.study.cells[index] for index in left]
         for number, scores in self.experiment.run_without_gradients(cells, self.study.title, progress):
             self.values[_at(left[number])] = scores
-            if self.checkpoint is not None and time.monotonic() - saved > SAVE_EVERY:
+            if self.resume_file is not None and time.monotonic() - saved > SAVE_EVERY:
                 self.save()
                 saved = time.monotonic()
 
     def save(self) -> None:
-        """Writes the current result to the checkpoint, if there is one; a warning if that fails."""
-        if self.checkpoint is None:
+        """Writes the current result to the resume file, if there is one; a warning if that fails."""
+        if self.resume_file is None:
             return
         try:
-            self.result().save(self.checkpoint)
+            self.result().save(self.resume_file)
         except OSError as error:
             message = f"{error}; the sweep continues, and returns its result"
             warnings.warn(CheckpointWarning(message, self.result()), stacklevel=stacklevel_outside(sys._getframe()))

@@ -13,9 +13,11 @@ from hooked_lm.harvest.store import ActivationStore
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
+from hooked_lm.renamed import renamed
 from hooked_lm.shards import Part, carry_out, check_workers, part_of
 
 
+@renamed(part="shard", engine="executor")
 def harvest(
     model: HookedRootModule,
     documents: object,
@@ -34,16 +36,16 @@ def harvest(
     batch_size: int = 32,
     shard_size: int | str = "512MB",
     documents_per_shard: int | None = None,
-    part: Part | str | None = None,
+    shard: Part | str | None = None,
     n_workers: int = 1,
-    engine: str = "processes",
+    executor: str = "processes",
     threads: int | None = None,
     progress: bool | None = None,
 ) -> ActivationStore:
     """Writes the activations of a corpus to disk, and opens them.
 
     The corpus is cut into shards, each a safetensors file with a record of its checksum. The same call resumes an interrupted
-    harvest: shards with a record are not computed again. Several processes may work on one directory, each on its `part`.
+    harvest: shards with a record are not computed again. Several processes may work on one directory, each on its `shard`.
 
     Args:
         documents: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
@@ -62,8 +64,8 @@ def harvest(
         seed: of a random order of the documents; None: their own order.
         batch_size: how many rows run together.
         shard_size: the size of a shard's file, about; "512MB", or bytes. `documents_per_shard` gives it in documents instead.
-        part: (i, n) or "i/n": only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
-        n_workers, engine: how many processes compute shards, each with a model of its own: processes of this machine, or with
+        shard: (i, n) or "i/n": every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        n_workers, executor: how many processes compute shards, each with a model of its own: processes of this machine, or with
             "ray" actors of a cluster whose machines share the directory; the shard of an actor that dies goes to another.
             A script that asks for several must make the call under `if __name__ == "__main__":`.
         threads: of each forward pass on a CPU, which can change the last bits of a value; those of torch if None. Weights that
@@ -79,8 +81,8 @@ def harvest(
     >>> store.sites, store[store.sites[0]].shape
     (['blocks.1.hook_resid_post'], (10, 128))
     """
-    chosen = part_of(part)
-    check_workers(model, n_workers, engine)
+    chosen = part_of(shard)
+    check_workers(model, n_workers, executor)
     writable_folder(directory)
     job = job_of(
         model,
@@ -97,7 +99,7 @@ def harvest(
     )
     ActivationStore(job.folder).check_sizes()  # of shards that are not computed again
     job.check_documents(chosen)
-    carry_out(job, chosen, n_workers, engine, progress)
+    carry_out(job, chosen, n_workers, executor, progress)
     return ActivationStore(job.folder)
 
 

@@ -105,9 +105,9 @@ def _on_the_stack(frame: FrameType | None) -> ActiveCalls:
     while frame is not None and frame.f_code is not _BACKWARD_PASS:
         code = frame.f_code
         if code.co_filename == _FILE and code.co_name == "unpack_hook":
-            return ActiveCalls(frame.f_locals["frame"], tuple(forward))
+            return ActiveCalls(_local(frame, "frame"), tuple(forward))
         if code.co_filename == _FILE and code.co_name == "checkpoint" and (running := frame.f_locals.get("gen")):
-            forward.append(running.gi_frame.f_locals["new_frame"])
+            forward.append(_local(running.gi_frame, "new_frame"))
         elif code.co_varnames[:1] == ("ctx",) and isinstance(ctx := frame.f_locals.get("ctx"), BackwardCFunction):
             if ctx is node:
                 return ActiveCalls(ctx, tuple(forward))
@@ -124,7 +124,18 @@ def _call_of(pack_hook: Any) -> Any:
         return values["frame"].cell_contents
     if "target_frame_ref" in values:
         return values["target_frame_ref"].cell_contents()
-    raise RuntimeError(
+    raise _unknown_internals()
+
+
+def _local(frame: FrameType, name: str) -> Any:
+    """A local variable of a function of torch.utils.checkpoint."""
+    if name not in frame.f_locals:
+        raise _unknown_internals()
+    return frame.f_locals[name]
+
+
+def _unknown_internals() -> RuntimeError:
+    return RuntimeError(
         f"hooks do not support the internals of torch.utils.checkpoint in torch {torch.__version__}; run the model without "
         "activation checkpointing, or with use_reentrant=True"
     )

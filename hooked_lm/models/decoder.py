@@ -156,12 +156,8 @@ class Decoder(DecoderMethods):
         return self._with_positions(embed, tokens, context), tokens, context
 
     def infers_padding(self, padding_side: str | None, cache: KeyValueCache | None) -> bool:
-        """Whether padding is inferred from token ids, of which the tokenizer says which are padding.
-
-        On the right and without a cache it affects no real token.
-        """
-        is_read = cache is not None or (padding_side or self.padding_side) == "left"
-        return is_read and self.tokenizer is not None
+        """Whether padding is inferred from token ids: on the right, and without a cache, it affects no real token."""
+        return self.tokenizer is not None and (cache is not None or (padding_side or self.padding_side) == "left")
 
     def _resumed(
         self,

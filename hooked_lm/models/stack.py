@@ -57,13 +57,10 @@ class Stack:
         self, model: nn.Module, blocks: Sequence[Any], ln_final: NormConfig | None, score_bias: Any = None
     ) -> None:
         """Adds the blocks, their shared bias and the final norm to a model."""
-        shared = None if score_bias is None else score_bias.build()
         if self.score_bias is not None:
-            setattr(model, self.score_bias, shared)
+            setattr(model, self.score_bias, None if score_bias is None else score_bias.build())
         setattr(model, self.blocks, nn.ModuleList(block.build(layer) for layer, block in enumerate(blocks)))
-        if shared is not None:
-            first: Any = self.blocks_of(model)[0]
-            first.attn.position_bias = FirstSharedBias(shared)
+        FirstSharedBias.give(model._modules.get(self.score_bias or ""), self.blocks_of(model))  # type: ignore[arg-type]
         add_norm(model, self.ln_final, ln_final)
 
     def blocks_of(self, model: nn.Module) -> nn.ModuleList:

@@ -29,6 +29,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 # prompts of any length
@@ -47,6 +48,7 @@ METHODS = ("zero", "mean", "resample")
 TOKENS_A_RUN = 4096
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def ablate(
     model: HookedRootModule,
@@ -64,7 +66,7 @@ def ablate(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Ablate one component of the model at a time: replace its activation by zeros, a mean or that of another prompt.
 
@@ -89,7 +91,7 @@ def ablate(
             ablates all together.
         positions: "each" or a list adds an axis, None ablates all positions together ("each" for components="positions").
         seed: seed of the draws of "resample", which do not use the global generators.
-        groups, max_memory, progress, checkpoint: as in `sweep`.
+        groups, max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), layer, position, head and neuron that the arguments add. Its baseline
     `corrupted` is the run without ablation, so `.effects()` is the effect of each ablation; there is no `clean`. NaN for a head,
@@ -127,7 +129,7 @@ def ablate(
     else:
         value = _zeros(model)
     study = _together(plan.study(value, f"ablating {components}"))
-    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint, groups)
+    return study.carry_out(model, tokens, metric, None, max_memory, progress, resume_file, groups)
 
 
 def _check_options(

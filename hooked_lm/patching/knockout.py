@@ -20,12 +20,14 @@ from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.patching.windows import windows_of
+from hooked_lm.renamed import renamed
 from hooked_lm.results import Label
 from hooked_lm.results.groups import Groups
 
 Edges = Mapping[str, tuple[Indices, Indices]]
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def attention_knockout(
     model: HookedRootModule,
@@ -39,7 +41,7 @@ def attention_knockout(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Mask attention edges from some tokens to others, in one window of layers at a time.
 
@@ -57,7 +59,7 @@ def attention_knockout(
             centre than after it, and windows are truncated at the ends of the model.
         layers: "each" adds an axis, a list an axis of these layers, None masks all layers together.
         heads: None masks all heads together, "each" or a list adds an axis.
-        groups, max_memory, progress, checkpoint: as in `sweep`.
+        groups, max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), edge, layer and head that the arguments add. `corrupted` is the run
     without masking, so `.effects()` is the effect of each edge; there is no `clean`. NaN for windows without attention scores
@@ -79,7 +81,7 @@ def attention_knockout(
     tokens = rows_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
     study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")
-    return study.carry_out(model, tokens, metric, None, max_memory, progress, checkpoint, groups)
+    return study.carry_out(model, tokens, metric, None, max_memory, progress, resume_file, groups)
 
 
 class _Grid:

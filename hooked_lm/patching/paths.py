@@ -20,6 +20,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.models.checks import check_equal_heads
+from hooked_lm.renamed import renamed
 from hooked_lm.results import Label
 from hooked_lm.results.groups import Groups
 
@@ -30,6 +31,7 @@ PlacedSenders = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with i
 INPUTS = ("q", "k", "v")
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def path_patch(
     model: HookedRootModule,
@@ -43,7 +45,7 @@ def path_patch(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Patch each sender's clean output into the inputs of the receivers only.
 
@@ -58,7 +60,7 @@ def path_patch(
             whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
         senders: "heads" (all heads), "mlps", or a list of heads and MLPs such as ["L1H7", "m0"].
         freeze: "attention" recomputes MLPs, "all" freezes them too.
-        metric, groups, max_memory, progress, checkpoint: as for `sweep`.
+        metric, groups, max_memory, progress, resume_file: as for `sweep`.
 
     Returns a SweepResult with the axes layer and head, layer, or sender; a sender without a path to a receiver has the value of
     the corrupted run. Raises ValueError for an empty list, an unknown word, and a receiver without such an input; IndexError
@@ -82,7 +84,7 @@ def path_patch(
     else:
         cells = paths.to_inputs(places, receivers)
     study = Study(axes, cells, title="patching paths")
-    return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, checkpoint, groups)
+    return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, resume_file, groups)
 
 
 @undisturbed

@@ -11,9 +11,11 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.changes import GivenHooks, changes_of, labels_of
 from hooked_lm.patching.sweeps import both_runs
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def run_each(
     model: HookedRootModule,
@@ -27,7 +29,7 @@ def run_each(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Run the prompts once for each cell, with the hooks of that cell, and measure every run.
 
@@ -44,7 +46,7 @@ def run_each(
             to such functions. See `hooked_lm.analysis.metrics`.
         clean: prompts for the baseline `clean` of the result, which `.normalized()` needs. They run without cells.
         base: hooks of every run, including the run without a cell.
-        decoder_input, groups, max_memory, progress, checkpoint: as in `sweep`.
+        decoder_input, groups, max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with the axes (metric) and cell. Its baseline `corrupted` is the run with `base` alone, so `.effects()`
     is the effect of each cell. Raises before the sweep, naming the cell and the hook: KeyError for a site that does not exist,
@@ -68,4 +70,4 @@ def run_each(
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)
     shared, *changes = changes_of(model, tokens, [base, *given], ["base", *labels])
     study = Study({"cell": labels}, {(i,): cell for i, cell in enumerate(changes)}, shared, "running cells")
-    return study.carry_out(model, tokens, metric, other, max_memory, progress, checkpoint, groups)
+    return study.carry_out(model, tokens, metric, other, max_memory, progress, resume_file, groups)

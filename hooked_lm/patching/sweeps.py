@@ -12,9 +12,11 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, ids_of
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def sweep(
     model: HookedRootModule,
@@ -33,7 +35,7 @@ def sweep(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Patch activations of one run into another, one cell of a grid at a time, and measure each patched run.
 
@@ -58,7 +60,7 @@ def sweep(
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
         progress: whether to show a progress bar; None: if the work takes longer than a second.
-        checkpoint: a file for partial results, from which the same sweep resumes.
+        resume_file: a file for partial results, from which the same sweep resumes.
 
     Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.
     Raises before the sweep: ValueError for prompts of different shapes, an empty choice, or values that do not fit; KeyError
@@ -84,7 +86,7 @@ def sweep(
         "corrupted" if direction == "denoise" else "clean",
     )
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
-    return study.carry_out(model, first, metric, other, max_memory, progress, checkpoint, groups)
+    return study.carry_out(model, first, metric, other, max_memory, progress, resume_file, groups)
 
 
 def both_runs(

@@ -25,6 +25,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import Rows, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.windows import windows_of
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups, checked_groups
 
 # positions; a text, or one for each prompt; or images, each with the numbers of its tokens or patches
@@ -33,6 +34,7 @@ EMBED = ("hook_embed_merged", "hook_embed", "embed.hook_embed")  # with images, 
 SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 
+@renamed(checkpoint="resume_file")
 @undisturbed
 def causal_trace(
     model: HookedRootModule,
@@ -51,7 +53,7 @@ def causal_trace(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    resume_file: str | os.PathLike[str] | None = None,
 ) -> SweepResult:
     """Locate factual recall: noise the embeddings of a subject, and measure which restored clean activations recover the answer.
 
@@ -79,7 +81,7 @@ def causal_trace(
             has. Those of a vision tower, as "vision.resid_post", have the axis patch instead of position.
         layers, positions: "each" adds an axis, a list an axis of these indices, None restores all together.
         groups: as in `sweep`. None: each of several prompts is a group of its samples, which are not independent.
-        max_memory, progress, checkpoint: as in `sweep`.
+        max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), (site), layer and position that the arguments add. `corrupted` are the
     runs with noise, `clean` those without, so `.normalized()` is the recovered fraction. Its prompts are the
@@ -125,7 +127,7 @@ def causal_trace(
         runs,
         max_memory,
         progress,
-        checkpoint,
+        resume_file,
         labels * n_samples if n > 1 else None,
     )
 

@@ -9,36 +9,36 @@ from hooked_lm.files import remove_leftovers
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.shards.job import Job
 from hooked_lm.shards.plan import check_counts
-from hooked_lm.shards.workers import ENGINES
+from hooked_lm.shards.workers import EXECUTORS
 
 Part = tuple[int, int]
 """Every n-th shard from the i-th on: (i, n)."""
 
 
-def carry_out(job: Job, part: Part, n_workers: int, engine: str, progress: bool | None) -> None:
+def carry_out(job: Job, part: Part, n_workers: int, executor: str, progress: bool | None) -> None:
     """Computes the shards of a part (i, n) that have no record."""
     shards = shards_of(part, job.plan.n_shards)
     remove_leftovers(job.folder)
-    if n_workers == 1 and engine == "processes":
+    if n_workers == 1 and executor == "processes":
         job.compute(shards, progress)
     else:
-        ENGINES[engine](job, shards, n_workers, progress)
+        EXECUTORS[executor](job, shards, n_workers, progress)
         remove_leftovers(job.folder)  # of workers that died
 
 
-def check_workers(model: HookedRootModule, n_workers: int, engine: str) -> None:
-    """Raises ValueError for an unknown engine, for fewer than one worker, and for several where something holds only here.
+def check_workers(model: HookedRootModule, n_workers: int, executor: str) -> None:
+    """Raises ValueError for an unknown executor, for fewer than one worker, and for several where something holds only here.
 
     A worker gets the model with the hooks of `add_hook`, but not the blocks that are open in this thread. Raises TypeError for a
     number that is not whole.
     """
     check_counts(n_workers=n_workers)
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    if (n_workers > 1 or engine != "processes") and (only_here := _open_blocks(model)):
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor must be one of {', '.join(map(repr, EXECUTORS))}, got {executor!r}")
+    if (n_workers > 1 or executor != "processes") and (only_here := _open_blocks(model)):
         raise ValueError(
             f"workers would compute without {only_here}, which is open in this process only: call it outside of the block "
-            "(hooks of model.add_hook reach workers), or compute in this process, with n_workers=1 and engine='processes'"
+            "(hooks of model.add_hook reach workers), or compute in this process, with n_workers=1 and executor='processes'"
         )
 
 
@@ -53,7 +53,7 @@ def _open_blocks(model: HookedRootModule) -> str:
     return ", ".join(f"{mode} ({value})" for mode, value in modes().items())
 
 
-def part_of(given: Part | str | None, name: str = "part") -> Part:
+def part_of(given: Part | str | None, name: str = "shard") -> Part:
     """A part (i, n), which may be given as "i/n"; None is that of the rank of torchrun, else everything.
 
     Raises ValueError, with the name of the argument, for anything else.

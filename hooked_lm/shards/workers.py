@@ -102,9 +102,9 @@ def by_ray(job: Job, shards: Iterable[int], n_workers: int, progress: bool | Non
     try:
         import ray
     except ImportError:
-        raise ImportError("engine='ray' needs the package ray: pip install 'hooked-lm[ray]'") from None
+        raise ImportError("executor='ray' needs the package ray: pip install 'hooked-lm[ray]'") from None
     if job.plan.n_shards is None:
-        raise ValueError("engine='ray' gives out shards of known number: give max_documents for a stream")
+        raise ValueError("executor='ray' gives out shards of known number: give max_documents for a stream")
     on_gpu = job.plan.model["device"] == "cuda"
     actor = ray.remote(num_cpus=job.plan.threads, num_gpus=int(on_gpu))(Worker)
     if not ray.is_initialized():
@@ -146,4 +146,4 @@ class Worker:
         self.job.compute([shard], progress=False)
 
 
-ENGINES: dict[str, Callable[..., None]] = {"processes": by_processes, "ray": by_ray}
+EXECUTORS: dict[str, Callable[..., None]] = {"processes": by_processes, "ray": by_ray}

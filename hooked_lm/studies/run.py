@@ -12,6 +12,7 @@ from hooked_lm.engine.fingerprint import Digest, Unknown
 from hooked_lm.files import writable_folder
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.renamed import renamed
 from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, part_of, versions
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
@@ -22,6 +23,7 @@ from hooked_lm.studies.swapped import warn_if_swapped
 from hooked_lm.studies.table import PairTable
 
 
+@renamed(part="shard", engine="executor")
 def study_pairs(
     model: HookedRootModule,
     pairs: object,
@@ -34,16 +36,16 @@ def study_pairs(
     max_pairs: int | None = None,
     batch_size: int = 16,
     pairs_per_shard: int = 64,
-    part: Part | str | None = None,
+    shard: Part | str | None = None,
     n_workers: int = 1,
-    engine: str = "processes",
+    executor: str = "processes",
     threads: int | None = None,
     progress: bool | None = None,
 ) -> PairTable:
     """Runs an experiment on many pairs of prompts, and opens the table of its results.
 
     The pairs are cut into shards, each a parquet file with a record of its checksum. The same call resumes an interrupted study:
-    shards with a record are not computed again. Several processes may work on one directory, each on its `part`. When all
+    shards with a record are not computed again. Several processes may work on one directory, each on its `shard`. When all
     shards are there, they are gathered into one file, `table.parquet`.
 
     Args:
@@ -63,8 +65,8 @@ def study_pairs(
         max_pairs: how many pairs are read.
         batch_size: how many pairs of one length run together, which can change the last bits of a value.
         pairs_per_shard: the size of a file.
-        part: (i, n) or "i/n": only every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
-        n_workers, engine, threads: as for `harvest`.
+        shard: (i, n) or "i/n": every n-th shard, from the i-th on. None: in a process of torchrun that of its rank, else all.
+        n_workers, executor, threads: as for `harvest`.
 
     Raises, before anything is written, ValueError that names all pairs that cannot run, ValueError or TypeError for other
     unsuitable arguments, and what the experiment raises on the shortest pair; OSError for a directory that cannot be written;
@@ -84,8 +86,8 @@ def study_pairs(
         raise TypeError(f"a study reads texts, which a {type(model).__name__} does not")
     if find_spec("pyarrow") is None:
         raise ImportError("a study writes parquet with the package pyarrow: pip install 'hooked-lm[corpus]'")
-    chosen = part_of(part)
-    check_workers(model, n_workers, engine)
+    chosen = part_of(shard)
+    check_workers(model, n_workers, executor)
     check_counts(batch_size=batch_size, pairs_per_shard=pairs_per_shard, threads=threads, max_pairs=max_pairs)
     writable_folder(directory)
     on_gpu = next(model.parameters()).is_cuda
@@ -93,7 +95,7 @@ def study_pairs(
     makers = metrics_of(metric)
     read = pairs_of(model, pairs, columns, max_pairs)
     _check_metrics(makers, read)
-    if n_workers > 1 or engine == "ray":
+    if n_workers > 1 or executor == "ray":
         _check_can_travel(function, makers)
     lengths = [len(pair.clean) for pair in read]
     plan = StudyPlan(
@@ -111,7 +113,7 @@ def study_pairs(
         job.run([lengths.index(min(lengths))])  # what the experiment refuses is refused before the plan is written
     plan.write(directory)
     PairTable(job.folder).check_sizes()  # of shards that are not computed again
-    carry_out(job, chosen, n_workers, engine, progress)
+    carry_out(job, chosen, n_workers, executor, progress)
     table = PairTable(job.folder)
     if table.is_complete:
         table.gather()

@@ -107,10 +107,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_another_study_does_not_resume_from_the_file(name: str, tmp_path: Path) -> None:
     first, second = PAIRS[name]
     file = tmp_path / "sweep.safetensors"
-    found = patching.sweep(model(), **first, checkpoint=file, progress=False)
+    found = patching.sweep(model(), **first, resume_file=file, progress=False)
     with pytest.raises(ValueError, match="holds another sweep"):
-        patching.sweep(model(), **second, checkpoint=file, progress=False)
-    again = patching.sweep(model(), **first, checkpoint=file, progress=False)
+        patching.sweep(model(), **second, resume_file=file, progress=False)
+    again = patching.sweep(model(), **first, resume_file=file, progress=False)
     assert torch.equal(again.values, found.values)
     assert again.cost is not None
     assert again.cost["layer_rows"] == 0, "the same study went on"
@@ -118,16 +118,16 @@ def test_another_study_does_not_resume_from_the_file(name: str, tmp_path: Path) 
 
 def test_another_model_does_not_resume_from_the_file(tmp_path: Path) -> None:
     file, study = tmp_path / "sweep.safetensors", one_of(reads(3))
-    patching.sweep(model(), **study, checkpoint=file, progress=False)
+    patching.sweep(model(), **study, resume_file=file, progress=False)
     other = model()
     other.blocks[1].attn.W_Q.data[0, 0, 0] += 1e-6
     for changed in (other, toy(d_vocab=VOCAB, n_layers=2, act_fn="relu"), toy("parallel", d_vocab=VOCAB, n_layers=2)):
         with pytest.raises(ValueError, match="holds another sweep"):
-            patching.sweep(changed, **study, checkpoint=file, progress=False)
+            patching.sweep(changed, **study, resume_file=file, progress=False)
     hooked = model()
     hooked.add_hook("hook_embed", lambda value, hook: value * 2)
     with pytest.raises(ValueError, match="holds another sweep"):
-        patching.sweep(hooked, **study, checkpoint=file, progress=False)
+        patching.sweep(hooked, **study, resume_file=file, progress=False)
 
 
 def test_globals_of_a_function_count_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,10 @@ def test_functions_of_changes_count(tmp_path: Path) -> None:
         edit = Edit("blocks.0.hook_resid_pre", (lambda by: lambda value: value * by)(factor), (1,))
         study = Study({"cell": ["one"]}, {(0,): [edit]})
         if factor == 1.0:
-            study.carry_out(model(), CORRUPTED, reads(3), checkpoint=file, progress=False)
+            study.carry_out(model(), CORRUPTED, reads(3), resume_file=file, progress=False)
         else:
             with pytest.raises(ValueError, match="holds another sweep"):
-                study.carry_out(model(), CORRUPTED, reads(3), checkpoint=file, progress=False)
+                study.carry_out(model(), CORRUPTED, reads(3), resume_file=file, progress=False)
 
 
 def test_unhashable_metrics_need_a_name(tmp_path: Path) -> None:
@@ -160,13 +160,13 @@ def test_unhashable_metrics_need_a_name(tmp_path: Path) -> None:
             return logits[:, -1, 3]
 
     with pytest.raises(ValueError, match=r"holds a _thread.lock.*give the metric a name"):
-        patching.sweep(model(), **one_of(metric), checkpoint=file, progress=False)
-    patching.sweep(model(), **one_of({"locked": metric}), checkpoint=file, progress=False)
-    again = patching.sweep(model(), **one_of({"locked": metric}), checkpoint=file, progress=False)
+        patching.sweep(model(), **one_of(metric), resume_file=file, progress=False)
+    patching.sweep(model(), **one_of({"locked": metric}), resume_file=file, progress=False)
+    again = patching.sweep(model(), **one_of({"locked": metric}), resume_file=file, progress=False)
     assert again.cost is not None
     assert again.cost["layer_rows"] == 0
     with pytest.raises(ValueError, match="holds another sweep"):
-        patching.sweep(model(), **one_of({"otherwise": metric}), checkpoint=file, progress=False)
+        patching.sweep(model(), **one_of({"otherwise": metric}), resume_file=file, progress=False)
 
 
 def test_the_same_digest_again() -> None:

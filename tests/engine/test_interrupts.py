@@ -122,7 +122,7 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_before_the_run(tmp_path:
     calls: list[int] = []
     with pytest.raises(OSError, match="cannot write"):
         patching.sweep(
-            toy(), CORRUPTED, CLEAN, metric={"it": counting(calls)}, checkpoint=tmp_path / where, progress=False
+            toy(), CORRUPTED, CLEAN, metric={"it": counting(calls)}, resume_file=tmp_path / where, progress=False
         )
     assert not calls
 
@@ -140,7 +140,7 @@ def test_a_write_that_fails_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     file = tmp_path / "sweep"
 
     def again() -> SweepResult:
-        study = {"metric": metric, "positions": [1, 3], "checkpoint": file, "progress": False}
+        study = {"metric": metric, "positions": [1, 3], "resume_file": file, "progress": False}
         return patching.sweep(model, CORRUPTED, CLEAN, **study)
 
     with pytest.warns(CheckpointWarning, match="No space left on device"):
@@ -164,7 +164,9 @@ def test_scores_before_an_error_are_in_the_file(tmp_path: Path) -> None:
         return metric(logits)
 
     with pytest.raises(RuntimeError, match="no"):
-        patching.sweep(model, CORRUPTED, CLEAN, metric={"it": fails}, positions=[1, 3], checkpoint=file, progress=False)
+        patching.sweep(
+            model, CORRUPTED, CLEAN, metric={"it": fails}, positions=[1, 3], resume_file=file, progress=False
+        )
     kept = SweepResult.load(file).values[0]
     there = ~kept.isnan()
     assert 0 < int(there.all(-1).sum()) < 2 * LAYERS

@@ -63,7 +63,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
     with monkeypatch.context() as patch:
         stops_after(patch, 5)
         with pytest.raises(patching.SweepInterrupted, match="interrupted after 5 of 12 cells") as interrupted:
-            patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+            patching.sweep(model, corrupted, clean, metric=metric, resume_file=file)
     assert isinstance(interrupted.value, KeyboardInterrupt)
     assert not model.list_hooks()
     assert torch.equal(model(corrupted), before)
@@ -72,10 +72,10 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
     assert int(done.sum()) == 5
     assert_close(part.values[done], whole.values[done])
     assert_close(patching.SweepResult.load(file).values, part.values)
-    rest = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    rest = patching.sweep(model, corrupted, clean, metric=metric, resume_file=file)
     assert_close(rest.values, whole.values)
     assert rest.cost["layer_rows"] < whole.cost["layer_rows"]
-    again = patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    again = patching.sweep(model, corrupted, clean, metric=metric, resume_file=file)
     assert again.cost["layer_rows"] == 0
 
 
@@ -92,11 +92,11 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
 def test_a_file_of_another_sweep_is_refused(tmp_path: Path, other: dict):
     model, (corrupted, clean) = build(), prompts()
     file = tmp_path / "sweep.safetensors"
-    patching.sweep(model, corrupted, clean, metric=metric, checkpoint=file)
+    patching.sweep(model, corrupted, clean, metric=metric, resume_file=file)
     with pytest.raises(ValueError, match="holds another sweep"):
-        patching.sweep(model, corrupted, clean, **{"metric": metric, **other}, checkpoint=file)
+        patching.sweep(model, corrupted, clean, **{"metric": metric, **other}, resume_file=file)
     with pytest.raises(ValueError, match="holds another sweep"):
-        patching.sweep(model, clean, corrupted, metric=metric, checkpoint=file)
+        patching.sweep(model, clean, corrupted, metric=metric, resume_file=file)
 
 
 def test_several_metrics_from_one_sweep():

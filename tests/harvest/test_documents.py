@@ -57,7 +57,7 @@ def test_data_sets_and_streams_give_the_same_shards(tmp_path: Path) -> None:
         assert store.shards == [0, 1, 2]
         for path in store.path.glob("*.safetensors"):
             assert path.read_bytes() == (stores[0].path / path.name).read_bytes()
-    part = harvest(model, whole.to_iterable_dataset(), "hook_embed", tmp_path, documents_per_shard=2, part=(1, 2))
+    part = harvest(model, whole.to_iterable_dataset(), "hook_embed", tmp_path, documents_per_shard=2, shard=(1, 2))
     assert part.shards == [1, 3]
     some = harvest(model, whole.to_iterable_dataset(), "hook_embed", tmp_path, documents_per_shard=2, max_documents=5)
     assert (some.shards, some["documents"][-1].item()) == ([0, 1, 2], 4)

@@ -55,14 +55,14 @@ def test_a_second_call_computes_what_is_missing_alone(model: HookedTransformer, 
 
 def test_parts_together_are_the_whole(model: HookedTransformer, tmp_path: Path) -> None:
     whole = run(model, tmp_path / "whole")
-    first = run(model, tmp_path / "parts", part=(1, 3))
+    first = run(model, tmp_path / "parts", shard=(1, 3))
     assert (first.shards, first.missing) == ([1], [0, 2, 3])
     for i in (0, 2):
-        parts = run(model, tmp_path / "parts", part=(i, 3))
+        parts = run(model, tmp_path / "parts", shard=(i, 3))
     assert parts.is_complete
     for path in whole.path.glob("shard-*"):
         assert path.read_bytes() == (parts.path / path.name).read_bytes()
-    first = run(model, tmp_path / "text", part="1/3")
+    first = run(model, tmp_path / "text", shard="1/3")
     assert first.shards == [1]
     with pytest.warns(UserWarning, match=r"not complete: the 1 shards that it has .* 3 are missing"):
         first.verify()
@@ -146,7 +146,7 @@ def test_a_damaged_cache_of_records_is_made_again(model: HookedTransformer, tmp_
 def test_the_cache_of_records_does_not_depend_on_their_order(model: HookedTransformer, tmp_path: Path) -> None:
     whole = run(model, tmp_path / "whole")
     for i in (2, 0, 1):
-        parts = run(model, tmp_path / "parts", part=(i, 3))
+        parts = run(model, tmp_path / "parts", shard=(i, 3))
     assert (whole.path / "index.json").read_bytes() == (parts.path / "index.json").read_bytes()
 
 
@@ -202,12 +202,12 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
         ({"sites": "blocks.0.attn.hook_pattern"}, r"\['batch', 'head', 'query_pos', 'key_pos'\]"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"n_workers": 0}, "n_workers must be at least 1"),
-        ({"engine": "slurm"}, "engine must be one of"),
+        ({"executor": "slurm"}, "executor must be one of"),
         ({"sites": []}, r"sites=\[\] name no site"),
         ({"positions": [50]}, r"positions=\[50\] keep no token of the first \d+ documents"),
         ({"positions": [50], "reduce": "mean"}, "keep no token"),
-        ({"part": (3, 3)}, r"part must be \(i, n\) or 'i/n'.* got \(3, 3\)"),
-        ({"part": "3/3"}, "part must be"),
+        ({"shard": (3, 3)}, r"shard must be \(i, n\) or 'i/n'.* got \(3, 3\)"),
+        ({"shard": "3/3"}, "shard must be"),
         ({"reduce": "median"}, "reduce must be one of 'mean', 'max', 'last'"),
         ({"dtype": torch.float64}, "dtype must be one of"),
         ({"context": 10_000}, "context must be from 1 to"),

@@ -98,7 +98,7 @@ def test_ray_loses_a_worker(data: Path, whole: dict[str, bytes], tmp_path: Path)
 
     watcher = threading.Thread(target=kill_one_in_the_middle)
     watcher.start()
-    command(data, tmp_path, "--workers=2", "--engine=ray")
+    command(data, tmp_path, "--workers=2", "--executor=ray")
     watcher.join()
     assert killed
     assert contents(tmp_path) == whole
@@ -115,7 +115,7 @@ def workers() -> list[int]:
     [
         ("--shard=2", "shard must be"),
         ("--shard=2/2", "shard must be"),
-        ("--engine=slurm", "engine must be one of 'processes', 'ray'"),
+        ("--executor=slurm", "executor must be one of 'processes', 'ray'"),
     ],
 )
 def test_bad_options(data: Path, tmp_path: Path, option: str, message: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hooked_lm.hooks import HookPoint, wrap
+from hooked_lm.hooks import checkpoint as of_checkpoints
 from tests.close import assert_close
 from tests.hooks.nets import Net, assert_no_hook_left, net, some_input
 
@@ -371,3 +373,13 @@ def test_a_checkpoint_that_does_not_say_which_is_refused() -> None:
         pytest.raises(RuntimeError, match=r"internals of torch\.utils\.checkpoint in torch"),
     ):
         model(leaf())
+
+
+@pytest.mark.parametrize("name", ["unpack_hook", "checkpoint"])
+def test_functions_of_a_checkpoint_without_the_variables_are_refused(name: str) -> None:
+    """The same, where the frames of the call are on the stack."""
+    source = f"def {name}(run):\n    gen = (x for x in ())\n    return run()\n"
+    namespace: dict[str, Any] = {}
+    exec(compile(source, of_checkpoints._FILE, "exec"), namespace)
+    with pytest.raises(RuntimeError, match=r"internals of torch\.utils\.checkpoint in torch"):
+        namespace[name](lambda: of_checkpoints._on_the_stack(sys._getframe(1)))

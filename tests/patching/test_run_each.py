@@ -387,7 +387,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
         return score(logits)
 
     with pytest.raises(patching.SweepInterrupted):
-        patching.run_each(model, tokens, cells(), metric={"score": stops}, progress=False, checkpoint=file)
+        patching.run_each(model, tokens, cells(), metric={"score": stops}, progress=False, resume_file=file)
     assert 0 < (~patching.SweepResult.load(file).values.isnan()).all(-1).sum() < len(cells())
 
 
@@ -397,7 +397,7 @@ def test_a_file_belongs_to_its_cells(change: float, is_refused: bool, tmp_path: 
 
     def measured(factor: float) -> patching.SweepResult:
         cells = [Scale("z", 0, factor=factor, heads=[1]), AddDirection("z", 1, vector=torch.ones(8))]
-        return patching.run_each(model, tokens, cells, metric=score, progress=False, checkpoint=file)
+        return patching.run_each(model, tokens, cells, metric=score, progress=False, resume_file=file)
 
     first = measured(0.5)
     if is_refused:

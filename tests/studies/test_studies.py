@@ -255,14 +255,14 @@ def test_the_same_bytes_from_parts_and_after_an_interruption(model: HookedTransf
     whole = run(model, tmp_path / "whole")
     expected = contents(whole)
     assert (len(expected), len(whole), whole.n_pairs) == (8, len(whole.to_dataframe()), 5)
-    first = run(model, tmp_path / "parts", part=(1, 2))
+    first = run(model, tmp_path / "parts", shard=(1, 2))
     assert (first.shards, first.missing, first.n_pairs) == ([1], [0, 2], 2)
     assert not (first.path / "table.parquet").exists()
     for call in (first.scores, first.gather):
         with pytest.raises(ValueError, match=r"2 shards of .* are missing"):
             call()
     assert first.to_dataframe()["pair"].unique().tolist() == [2, 3]
-    parts = run(model, tmp_path / "parts", part=(0, 2))
+    parts = run(model, tmp_path / "parts", shard=(0, 2))
     assert contents(parts) == expected
     times = {shard: parts.file_of(shard).stat().st_mtime_ns for shard in parts.shards}
     for name in ("shard-000001.json", "table.parquet", "index.json"):
@@ -356,7 +356,7 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"metric": ["logit", "logit"]}, "different names"),
         ({"experiment": "probe"}, "experiment must be one of 'sweep'"),
         ({"options": {"site": "z"}}, "the experiment 'sweep' takes sites, layers, .*; got 'site'"),
-        ({"options": {"checkpoint": "a"}}, r"got 'checkpoint' \(the study gives it itself\)"),
+        ({"options": {"resume_file": "a"}}, r"got 'resume_file' \(the study gives it itself\)"),
         ({"experiment": "steer", "options": {}}, "the experiment 'steer' needs 'vectors' and 'coefficients'"),
         ({"options": {"source": "mean"}}, "mean of the pairs that run together"),
         ({"experiment": "ablate", "options": {"method": "resample"}}, "needs source_prompts"),
@@ -365,7 +365,7 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"options": {"positions": [99]}}, "99"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"n_workers": 0}, "n_workers must be at least 1"),
-        ({"part": "2/2"}, "part must be"),
+        ({"shard": "2/2"}, "shard must be"),
         ({"max_pairs": 0}, "max_pairs must be at least 1"),
         ({"pairs": "/nowhere/pairs.jsonl"}, "no file of .jsonl"),
     ],

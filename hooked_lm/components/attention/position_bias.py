@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.constants import constant
@@ -86,6 +86,12 @@ class FirstSharedBias(SharedBias):
 
     def __init__(self, of_stack: RelativeBias) -> None:
         self.of_stack = of_stack
+
+    @classmethod
+    def give(cls, of_stack: RelativeBias | None, blocks: nn.ModuleList) -> None:
+        """Gives the bias of a stack, if there is one, to the first of its blocks."""
+        if of_stack is not None:
+            blocks[0].attn.position_bias = cls(of_stack)  # type: ignore[union-attr]
 
     def alone(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head #query_pos #key_pos"]:
         """The bias of the stack."""

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
 from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.blocks.attention_in_part import AttentionInPart
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import MoE
@@ -51,7 +51,7 @@ class Block(nn.Module, ABC):
         return out if self.cfg.residual_scale == 1.0 else out * self.cfg.residual_scale
 
 
-class AttentionPart(Block):
+class AttentionPart(AttentionInPart, Block):
     """The half of a block with attention."""
 
     @dataclass(frozen=True)
@@ -66,11 +66,6 @@ class AttentionPart(Block):
     cfg: Config
     settings = RunSettings()
     call_context = staticmethod(block_context)
-
-    @property
-    def normalization_type(self) -> str | None:
-        """The kind of its first norm, as in a flat config: "LN", "LNPre", "RMS", "RMSPre"; None for others."""
-        return getattr(self.ln1, "normalization_type", None)
 
     def make_attention(self) -> None:
         self.ln1 = build_norm(self.cfg.ln1)
@@ -96,28 +91,9 @@ class AttentionPart(Block):
     def attn_out(self, resid: Stream, context: Context | None, shared: Stream | None = None) -> Stream:
         """The output of attention to the stream; `shared` is the normalised stream, if it is already computed."""
         context = context or Context(resid.shape[1], resid.device)
-        return context.of_rows(partial(self._attended, context), self._attn_from, resid, shared)
-
-    def _attended(self, context: Context, resid: Stream, shared: Stream | None) -> Stream:
-        query, key, value = self.attn_inputs(resid, shared, context)
-        keys = context.kv_rows(key)
-        values = keys if value is key else context.kv_rows(value)  # latent attention tests whether they are the same
-        return self.attn_to_stream(self.attn(query, keys, values, context, self.layer))
-
-    def _attn_from(self, site: str, value: Tensor) -> Stream:
-        """The output of attention to the stream, from its value at a site: its own, or `attn.hook_z`."""
-        if site == self.hook_attn_out.name:
-            return self.hook_attn_out(value)
-        return self.attn_to_stream(self.attn.output(self.attn.hook_z(value)))
-
-    def make_keys(self, resid: Stream, context: Context, shared: Stream | None = None) -> None:
-        """Computes the keys and values of some tokens, and nothing else."""
-        query, key, value = self.attn_inputs(self.attn_stream(resid) if shared is None else resid, shared, context)
-        self.attn(query[:, :0], key, value, context, self.layer)
-
-    def attn_stream(self, resid: Stream) -> Stream:
-        """The stream that attention reads, from what enters the layer."""
-        return self.hook_resid_pre(resid)
+        if context.is_partial:
+            return self.attn_out_in_part(context, resid, shared)  # type: ignore[arg-type]
+        return self.attn_to_stream(self.attn(*self.attn_inputs(resid, shared, context), context, self.layer))
 
     def attn_to_stream(self, out: Stream) -> Stream:
         """The output of attention to the stream, for this output of its module."""

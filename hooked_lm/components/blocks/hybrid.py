@@ -8,6 +8,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mixer_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
+from hooked_lm.components.partial_context import PartialContext
 from hooked_lm.hooks import HookPoint, is_listening
 
 
@@ -62,7 +63,7 @@ class HybridBlock(AttentionPart, MixerPart, MLPPart):
         out = context.scan(self.layer, self.mixer, shared.to(self.mixer_dtype(resid)))
         return self.hook_mixer_out(times(out, self.cfg.mixer_scale))
 
-    def make_keys(self, resid: Stream, context: Context) -> None:  # type: ignore[override]
+    def make_keys(self, resid: Stream, context: PartialContext) -> None:  # type: ignore[override]
         """Computes the state after some tokens, and their keys and values."""
         resid = self.hook_resid_pre(resid)
         shared = self.ln1(resid)

@@ -60,7 +60,9 @@ class MixerPart(Block):
     def mixer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The output of the mixer to the stream. Its input is cast to the dtype of its weights."""
         context = context or Context(resid.shape[1], resid.device)
-        return context.of_rows(partial(self._mixed, context), self._mixer_from, resid)
+        if context.is_partial:
+            return context.of_rows(partial(self._mixed, context), self._mixer_from, resid)  # type: ignore[attr-defined]
+        return self._mixed(context, resid)
 
     def _mixed(self, context: Context, resid: Stream) -> Stream:
         normalized = self.mixer_norm(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
