@@ -114,10 +114,7 @@ class _Wired:
         if isinstance(step, InStream):
             return self._normalized(step)
         if isinstance(step, Sublayer):
-            part, at = self.block.get_submodule(step.part), within(self.at, step.part)
-            read = partial(self._normalized, step)
-            out = with_identity(part, at, read) if _has_identity(part) else output_from_sites(part, at)  # type: ignore[arg-type]
-            return norm_unhooked(norm_of(self.block, step.post), out) * step.scale
+            return norm_output(self.block, step.post, self.at, partial(self._output, step)) * step.scale
         total = self._value(step.stream)
         if step.weighed is not None:
             method, part_name = step.weighed
@@ -126,6 +123,16 @@ class _Wired:
         for term in step.terms:
             total = total + step.weights[1] * self._value(term)
         return total * getattr(self.block, step.times) if step.times else total
+
+    def _output(self, step: Sublayer) -> Tensor:
+        """The output of a sublayer's module, from its sites."""
+        part: Any = self.block.get_submodule(step.part)
+        at = within(self.at, step.part)
+        return (
+            with_identity(part, at, partial(self._normalized, step))
+            if _has_identity(part)
+            else output_from_sites(part, at)
+        )
 
     def _made_and_seen(self, step: Step, made: str) -> tuple[Tensor, Tensor]:
         return self._made(step), self.at(made)
@@ -171,6 +178,7 @@ class _Wired:
             inputs = [read if shift is None else lambda: read() + shift(), *(inputs[1:] or [read])]
         for name, pair in identities(module, within(self.at, step.part), *inputs):
             yield f"{step.part}: {name}", pair
+        yield from norm_identity(self.block, step.post, self.at, partial(self._output, step))
 
     def _of_copies(self, step: Sublayer) -> Iterator[Identity]:
         """The points on demand between the stream and the norm, where they are recorded."""
