@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components import blocks
+from hooked_lm.components import blocks, verification
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.wiring import InStream, Sublayer, Sum, Wiring
+from hooked_lm.components.verification import weights_after_norms
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.verification import verify
 from tests.components.wired import Mark, Recorded, added_up, corrupted, problems, recorded
 from tests.core import marks
@@ -51,6 +53,26 @@ def test_it_predicts_the_values_at_the_sites(case: Case) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", params(LINES))
+def test_each_site_of_a_block_is_in_an_identity(case: Case) -> None:
+    """Also those of what it computes besides its wiring; those inside its parts are the parts' own."""
+    for of in recorded(model_of(case)):
+        seen: set[str] = set()
+
+        def at(site: str, of: Recorded = of, seen: set[str] = seen) -> torch.Tensor:
+            seen.add(site)
+            return of.at(site)
+
+        for name, pair in verification.identities(of.block, at, *of.given):
+            assert verify.error_of(pair) < 1e-4, f"{of.name}: {name}"
+        points = [
+            name for name, point in of.block.named_modules() if isinstance(point, HookPoint) and not point.on_demand
+        ]
+        parts = {name for name, module in of.block.named_children() if verification.is_known(module)}
+        assert {name for name in points if name.split(".")[0] not in parts} <= seen, of.name
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", params(LINES))
 def test_a_wrong_wiring_is_noticed(case: Case) -> None:
     """Each field of each step, in one block of each class."""
     for of in {type(of.block): of for of in recorded(model_of(case))}.values():
@@ -61,7 +83,7 @@ def test_a_wrong_wiring_is_noticed(case: Case) -> None:
 def is_noticed(of: Recorded, wrong: Wiring) -> bool:
     try:
         return any(problems(of, wrong))
-    except TypeError:  # a part lacks an input
+    except (TypeError, RecursionError):  # a part lacks an input, or a value is made of itself
         return True
 
 
@@ -99,6 +121,57 @@ def test_a_run_adds_up_what_the_wiring_says(case: Case) -> None:
                 continue
             expected = {part for value in (step.stream, *step.terms) for part in parts_of(name, wiring, value, of_site)}
             assert added_up(node, nodes) == expected, f"{name}: {step}"
+
+
+NAMED = {
+    "minimax-one-to-one-weighted": "1.7 * resid_pre + 0.8 * attn_out == resid_mid",
+    "granitemoe-grouped": "attn(ln1(resid_pre)) * 0.7 == attn_out",
+    "doge-grouped": "weighted(mlp, resid_mid) + mlp_out == resid_post",
+    "gemma2-grouped": "ln2_post(mlp(ln2(resid_mid))) == mlp_out",
+    "gemma4_text-everything": "(resid_mid + mlp_out + per_layer_out) * scale == resid_post",
+    "bloom-normed-residuals": "ln1(resid_pre) + attn_out == resid_mid",
+    "mobilebert-masked-narrow": "ffn.0.ln(ffn.0.resid_post) == ffn.0.normalized_resid_post",
+    "longcat_flash-three-identities": "mlp(ln2(resid_mid)) + shortcut_out == mlp_out",
+    "t5gemma-narrow-decoder": "decoder: ln2_post(cross_attn(ln2(resid_mid), source)) == cross_attn_out",
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", params(case for case in CASES if str(case) in NAMED))
+def test_identities_are_named_by_the_formulas_of_their_steps(case: Case) -> None:
+    with unchecked():
+        report = model_of(case).verify()
+    assert report.ok, str(report)
+    assert report[NAMED[str(case)]].ok
+
+
+QKV, GATED = {"W_Q", "W_K", "W_V"}, {"W_in", "W_gate"}
+LATENT, ROUTED = {"W_DQ", "W_DKV", "W_KR"}, {"W_router", *GATED}
+AFTER_NORMS = {
+    "gpt2-tied": {"blocks.0": {"ln1": QKV, "ln2": {"W_in"}}},
+    "gptj-half-rotary": {"blocks.0": {"ln1": {*QKV, "W_in"}}},  # one norm for attention and MLP
+    "bloom-normed-residuals": {"blocks.0": {}},  # the outputs of norms are the stream
+    "bert-masked": {"blocks.0": {}},
+    "longcat_flash-no-identities-biased-tied": {"blocks.0": {"ln1": LATENT, "ln2": ROUTED}},
+    "longcat_flash-three-identities": {
+        "blocks.0": {"ln1": LATENT, "ln2": set()},
+        "blocks.1": {"ln1": LATENT, "ln2": GATED},
+    },
+    "gemma3n_text-everything": {"blocks.0": {"ln1": set(), "ln2": GATED}},  # what ln1 gives is added, too
+    "zamba-two-applications": {"blocks.1": {"ln3": {"W_x", "W_gate"}}},  # the other norms belong to several blocks
+    "pegasus_x-staggered": {
+        "encoder.0": {"ln1": set(), "ln1_global": set(), "ln2": {"W_in"}},
+        "decoder.0": {"ln1": QKV, "ln2": {"W_Q"}, "ln3": {"W_in"}},
+    },
+}
+
+
+@pytest.mark.parametrize("case", params(case for case in CASES if str(case) in AFTER_NORMS))
+def test_the_weights_after_the_norms_of_a_block(case: Case) -> None:
+    model = model_of(case)
+    for name, expected in AFTER_NORMS[str(case)].items():
+        found = weights_after_norms(model.get_submodule(name))
+        assert {norm: {weight for _, weight, _ in weights} for norm, weights in found} == expected
 
 
 def values_of(step: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,16 +13,8 @@ from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.blocks.wiring import InStream, Step, Sublayer, Sum, Wiring
-from hooked_lm.components.norms.norm import norm_unhooked
-from hooked_lm.components.verification.moe import with_identity
-from hooked_lm.components.verification.registry import (
-    Identity,
-    LazyTensor,
-    is_known,
-    norm_identity,
-    output_from_sites,
-    within,
-)
+from hooked_lm.components.verification.blocks import wired_identities
+from hooked_lm.components.verification.registry import Identity, LazyTensor
 from hooked_lm.models.verification import verify
 from tests.unchecked import unchecked
 
@@ -66,95 +57,11 @@ def recorded(model: Any) -> list[Recorded]:
     return found
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """The values of a block as its wiring makes them of those before."""
-
-    of: Recorded
-    wiring: Wiring
-
-    def value(self, name: str) -> Tensor:
-        """The value at a site, or what the step of this word gives."""
-        if self.has_site(name):
-            return self.of.at(name)
-        step = self.wiring.place(name)
-        if step is None:
-            raise KeyError(f"{name!r} is no site, and no step gives it")
-        return self.made(step)
-
-    def has_site(self, name: str) -> bool:
-        return f"{self.of.name}.{name}" in self.of.sites
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """The value after a norm of the block, without its sites; one that is missing is none."""
-        norm = dict(self.of.block.named_modules()).get(name) if name else None
-        return x if norm is None else norm_unhooked(norm, x)
-
-    def read(self, step: Sublayer) -> Tensor:
-        """The input of a sublayer."""
-        return self.norm(step.norm, self.value(step.reads))
-
-    def made(self, step: Step) -> Tensor:
-        """What a step makes."""
-        if isinstance(step, InStream):
-            return self.norm(step.norm, self.value(step.of))
-        if isinstance(step, Sublayer):
-            part, at = self.of.block.get_submodule(step.part), within(self.of.at, step.part)
-            of_input = getattr(getattr(part, "cfg", None), "n_identity", 0)  # experts that give their input back
-            out = with_identity(part, at, partial(self.read, step)) if of_input else output_from_sites(part, at)
-            return self.norm(step.post, out) * step.scale
-        stream, terms = self.value(step.stream), sum(map(self.value, step.terms))
-        if step.weighed is not None:
-            method, part = step.weighed
-            stream = getattr(self.of.block, method)(part, stream)
-        total = step.weights[0] * stream + step.weights[1] * terms
-        return total * getattr(self.of.block, step.times) if step.times else total
-
-    def identities(self) -> Iterator[Identity]:
-        """Each value as computed and as recorded, and the identities of the sites of norms and sublayers."""
-        for step in self.wiring.steps:
-            target = step.writes if isinstance(step, Sublayer) else step.gives
-            has_formula = not isinstance(step, Sublayer) or is_known(self.of.block.get_submodule(step.part))
-            if self.has_site(target) and has_formula:
-                yield f"{target} is made", partial(self._made_and_seen, step, target)
-            uses = [other for other in self.wiring.steps if step_norm(other) == step_norm(step)]
-            if uses and step is uses[-1] and step_norm(step):  # the sites of a norm are of its last use
-                yield from self._of_norm(step_norm(step), step.of if isinstance(step, InStream) else step.reads)  # type: ignore[union-attr]
-            if isinstance(step, Sublayer):
-                yield from self._of_part(step)
-                for point in step.at:
-                    yield f"{point} is a copy of {step.reads}", partial(self._copies, point, step.reads)
-
-    def _made_and_seen(self, step: Step, target: str) -> tuple[Tensor, Tensor]:
-        return self.made(step), self.of.at(target)
-
-    def _copies(self, point: str, reads: str) -> tuple[Tensor, Tensor]:
-        copies, stream = self.of.at(point), self.value(reads)
-        return copies, stream if copies.ndim == stream.ndim else stream[:, :, None].expand_as(copies)
-
-    def _of_norm(self, name: str, x: str) -> Iterator[Identity]:
-        """That of a norm, which may belong to a part of the block."""
-        owner, _, leaf = name.rpartition(".")
-        at = within(self.of.at, owner) if owner else self.of.at
-        yield from norm_identity(self.of.block.get_submodule(owner), leaf, at, partial(self.value, x))
-
-    def _of_part(self, step: Sublayer) -> Iterator[Identity]:
-        """The identities of a sublayer's own sites, for what it reads."""
-        block, module = self.of.block, self.of.block.get_submodule(step.part)
-        if not is_known(module):
-            return
-        read = partial(self.read, step)
-        has_source = isinstance(block, (CrossPart, MergedBlock))
-        shift = None if has_source or not self.of.given else self.of.given[0]
-        inputs: list[Any] = [read]
-        if step.part == "attn":
-            inputs = [read if shift is None else lambda: read() + shift(), read]
-        elif step.beside == ("source",):
-            inputs.append(self.of.given[0])
-        else:
-            inputs += [partial(self.value, name) for name in step.beside]
-        for name, pair in verification.identities(module, within(self.of.at, step.part), *inputs):
-            yield f"{step.part}: {name}", pair
+def identities(of: Recorded, wiring: Wiring) -> Iterator[Identity]:
+    """What a wiring says of the values of the run."""
+    has_source = isinstance(of.block, (CrossPart, MergedBlock))
+    given = {"source" if has_source else "shift": of.given[0]} if of.given else {}
+    return wired_identities(of.block, of.at, wiring, **given)
 
 
 def step_norm(step: Step) -> str:
@@ -230,7 +137,7 @@ def problems(of: Recorded, wiring: Wiring) -> Iterator[str]:
         if missing:
             yield f"{missing} are no modules of the block"
             return
-    for name, pair in Predictions(of, wiring).identities():
+    for name, pair in identities(of, wiring):
         if not verify.error_of(pair) < 1e-4:
             yield f"{name}: off by {verify.error_of(pair):.1e}"
 

@@ -624,7 +624,7 @@ def test_identities(model: HookedEncoderDecoder):
     assert report.ok, str(report)
     names = [check.name for check in report.checks]
     for part in (
-        "cross attention: q k^T",
+        "cross_attn: q k^T",
         "resid_mid + cross_attn_out == resid_mid_cross",
         "encoder_final_ln(resid_post)",
     ):
@@ -642,14 +642,14 @@ def read_another_source(model: Any) -> str:
     attn = model.decoder[0].cross_attn
     made = attn.keys_values
     attn.keys_values = lambda source: made(type(source)(source.resid * 0.5, source.real))
-    return "decoder: cross attention: input of cross attention -> k"
+    return "decoder: cross_attn: input of cross attention -> k"
 
 
 def scale_twice(model: Any) -> str:
     attn = model.decoder[2].cross_attn
     mix = attn.mix
     attn.mix = lambda q, k, v, *context_and_layer: mix(q * 2, k, v, *context_and_layer)
-    return "decoder: cross attention: q k^T * scale, capped == attn_scores"
+    return "decoder: cross_attn: q k^T * scale, capped == attn_scores"
 
 
 def skip_the_final_norm(model: Any) -> str:

@@ -167,8 +167,8 @@ def test_identities(model: HookedTransformer) -> None:
     report = model.verify(ids())
     assert report.ok, str(report)
     recurrences = {
-        "the recurrence of conv, dt, B, C == y",
-        "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z",
+        "mixer: the recurrence of conv, dt, B, C == y",
+        "mixer: the gated delta rule of conv_q, conv_k, conv_v, g, beta == z",
     }
     assert len(recurrences & {check.name for check in report.checks}) == 1
 
@@ -176,17 +176,21 @@ def test_identities(model: HookedTransformer) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "broken"),
     [
-        ("pure", "blocks.0.mixer.hook_dt", "the recurrence of conv, dt, B, C == y"),
-        ("pure", "blocks.1.mixer.norm.hook_normalized", "mixer.norm: normalized * scale == stream"),
-        ("pure", "blocks.1.mixer.hook_conv", "act(conv(x)) == conv"),
-        ("hybrid", "blocks.0.mixer.hook_a", "r -> a"),
-        ("hybrid", "blocks.0.mixer.hook_y", "y -> mixer_out, normed and scaled"),
-        ("delta rule", "blocks.0.mixer.hook_k", "act(conv(k)) == conv_k"),
-        ("delta rule", "blocks.0.mixer.hook_g", "stream -> g"),
-        ("delta rule", "blocks.0.mixer.hook_beta", "stream -> beta"),
-        ("delta rule", "blocks.0.mixer.hook_conv_v", "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z"),
-        ("delta rule", "blocks.2.mixer.hook_gate", "y -> mixer_out, normed and scaled"),
-        ("delta rule", "blocks.1.attn.hook_gate", "pattern @ v == z, gated"),
+        ("pure", "blocks.0.mixer.hook_dt", "mixer: the recurrence of conv, dt, B, C == y"),
+        ("pure", "blocks.1.mixer.norm.hook_normalized", "mixer: norm: normalized * scale == stream"),
+        ("pure", "blocks.1.mixer.hook_conv", "mixer: act(conv(x)) == conv"),
+        ("hybrid", "blocks.0.mixer.hook_a", "mixer: r -> a"),
+        ("hybrid", "blocks.0.mixer.hook_y", "mixer(ln1(resid_pre)) == mixer_out"),
+        ("delta rule", "blocks.0.mixer.hook_k", "mixer: act(conv(k)) == conv_k"),
+        ("delta rule", "blocks.0.mixer.hook_g", "mixer: stream -> g"),
+        ("delta rule", "blocks.0.mixer.hook_beta", "mixer: stream -> beta"),
+        (
+            "delta rule",
+            "blocks.0.mixer.hook_conv_v",
+            "mixer: the gated delta rule of conv_q, conv_k, conv_v, g, beta == z",
+        ),
+        ("delta rule", "blocks.2.mixer.hook_gate", "mixer(ln1(resid_pre)) == mixer_out"),
+        ("delta rule", "blocks.1.attn.hook_gate", "attn: pattern @ v == z, gated"),
     ],
 )
 def test_a_site_that_lies_is_noticed(kind: str, name: str, broken: str) -> None:

@@ -101,7 +101,7 @@ def test_a_rewritten_model_is_built_again_from_its_config(kind: str, norm: str) 
 def test_identities(kind: str) -> None:
     report = built(kind, dtype=torch.float32).verify(random_tokens())
     assert report.ok, str(report)
-    assert report["router(router_logits) == expert_weights"].errors == (0.0,)
+    assert report["mlp: router(router_logits) == expert_weights"].errors == (0.0,)
 
 
 def test_a_wrong_site_of_an_expert_is_noticed() -> None:
@@ -113,7 +113,7 @@ def test_a_wrong_site_of_an_expert_is_noticed() -> None:
     busy = model.run_with_cache(random_tokens())[1]["expert_indices", 1][0, 0, 0].item()
     model.blocks[1].mlp.experts[busy].hook_pre.add_hook(shifted)
     failed = model.verify(random_tokens()).failed
-    assert failed == ["experts: ln2.normalized * w + b -> pre"]
+    assert failed == ["mlp: experts: ln2.normalized * w + b -> pre"]
 
 
 def test_flat_names() -> None:

@@ -145,6 +145,14 @@ COMPONENTS = mutants({
          'return self.hook_attn_out(self.scaled(norm_of(self, "ln1_post")(out)))',
          'return self.scaled(norm_of(self, "ln1_post")(self.hook_attn_out(out)))'),
     ],
+    "components/verification/blocks.py": [
+        ("norms in the stream are folded", "components/test_wiring.py::weights_after_the_norms",
+         "if any(isinstance(step, InStream) for step in wiring.steps):", "if False:"),
+        ("identity experts count as weights", "components/test_wiring.py::weights_after_the_norms",
+         "return [] if any(map(_has_identity, parts)) else", "return"),
+        ("what a sublayer writes is not compared", "models/verification/test_verify.py::broken_model",
+         "if self._is_site(made) and self._has_formula(step):", "if self._is_site(made) and isinstance(step, Sum):"),
+    ],
     "components/blocks/parallel.py": [
         ("the MLP of a parallel block reads the output of attention", "families/test_decoders.py::gptj",
          "return self.hook_resid_post(resid + attn_out + self.apply_mlp(shared))",

@@ -259,3 +259,14 @@ def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:
 def _(attn: CrossAttention) -> list[InputWeight]:
     """The weight that the input is multiplied by."""
     return [(attn, "W_Q", "b_Q")]
+
+
+def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+    """The identities of queries, keys and values of a run with input `get_input()`."""
+    for name in "qkv":
+
+        def projected(name: str = name) -> tuple[Tensor, Tensor]:
+            W, b = getattr(attn, f"W_{name.upper()}"), getattr(attn, f"b_{name.upper()}")
+            return add_bias(torch.einsum("bpm,nmh->bpnh", get_input(), W), b), at(f"hook_{name}")
+
+        yield f"ln1.normalized * w + b -> {name}", projected

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from hooked_lm.components.attention.merged import MergedAttention
 from hooked_lm.components.attention.steps import softmax
-from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.attention import head_identities, mixed, result_identity, score_identity, scored
+from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -42,7 +42,7 @@ def _(attn: MergedAttention) -> list[InputWeight]:
 @identities.register
 def _(block: MergedBlock, at: Sites, source: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with encoder output `source()`."""
-    yield from identities.dispatch(PreNormBlock)(block, at)
+    yield from wired_identities(block, at, block.wiring())
     assert isinstance(block.attn, MergedAttention), "the attention of a MergedBlock"
     attn, own, of_source = block.attn, within(at, "attn"), within(at, "cross_attn")
     for name, (W, b) in {"k": (attn.W_K, attn.b_K), "v": attn.value_weights}.items():

@@ -7,7 +7,6 @@ from torch import Tensor
 from hooked_lm.components.adapters import AdaptedGatedMLP
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.experts.moe import ClampedGatedMLP
-from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.verification.registry import (
     Identity,
@@ -44,18 +43,6 @@ def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 def _(mlp: MLP) -> list[InputWeight]:
     """The weights that the input is multiplied by."""
     return [(mlp, "W_in", "b_in")]
-
-
-@input_weights.register
-def _(mlp: GroupedMLP) -> list[InputWeight]:
-    """None: a norm's weights cannot be folded into `W_in`, which is not a parameter."""
-    return []
-
-
-@output_weights.register
-def _(mlp: GroupedMLP) -> list[Tensor]:
-    """Only the bias: a matrix of groups cannot be centred."""
-    return [] if mlp.b_out is None else [mlp.b_out]
 
 
 @identities.register

@@ -55,7 +55,7 @@ def _(mixer: MLSTM, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     for name in ("i", "f"):
         yield f"cap(stream -> {name}) == {name}", partial(gate, name)
     yield "the stabilised recurrence of q, k, v, i, f == z", by_steps
-    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z"), label="mixer.norm")
+    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z"))
 
 
 @output_from_sites.register

@@ -1,92 +1,64 @@
-"""Blocks with several MLPs and with a narrower stream, bottlenecks, and embeddings of three tokens."""
+"""Blocks with a narrower stream, bottlenecks, and embeddings of three tokens."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.narrow import Bottleneck, NarrowBlock, SeveralMLPsBlock
+from hooked_lm.components.blocks.wiring import NORMALIZED_POST, POST, PRE, Step, Sublayer, Wiring
 from hooked_lm.components.embeddings.trigram import TrigramEmbed
-from hooked_lm.components.verification.blocks import attn_out_identity, in_stream_identities, mlp_out_identity
+from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
     Sites,
     identities,
-    is_known,
     norm_identity,
     norm_output,
-    output_from_sites,
     output_weights,
-    sum_of,
     within,
 )
 
 
-def several_mlps(block: SeveralMLPsBlock, at: Sites, result: str) -> Iterator[Identity]:
-    """The identities of all MLPs; `result` is the site of the sum after the last."""
-    stream = "hook_normalized_resid_mid"
-    for i, ffn in enumerate(block.ffn):
-        name, sites = f"ffn.{i}", within(at, f"ffn.{i}")
-        if is_known(ffn.mlp):  # type: ignore[arg-type]
-            found = identities(ffn.mlp, within(sites, "mlp"), partial(at, stream))  # type: ignore[arg-type]
-            yield from ((f"{name}: {identity}", pair) for identity, pair in found)
-            yield f"{name}: post -> mlp_out", partial(_mlp_out, ffn, sites)
-        yield (
-            f"{name}: stream + mlp_out == resid_post",
-            sum_of(at, [stream, f"{name}.hook_mlp_out"], f"{name}.hook_resid_post"),
-        )
-        of_norm = in_stream_identities(ffn, "ln", "resid_post", sites)
-        yield from ((f"{name}: {identity}", pair) for identity, pair in of_norm)
-        stream = f"{name}.hook_normalized_resid_post"
-    yield f"stream + mlp_out == {result.removeprefix('hook_')}", sum_of(at, [stream, "hook_mlp_out"], result)
-    if is_known(block.mlp):
-        yield from identities(block.mlp, within(at, "mlp"), partial(at, stream))
-        yield from mlp_out_identity(block, at)
+def _inside(block: NarrowBlock) -> Wiring:
+    """What the block does in the narrow stream, which begins with the output of the bottleneck."""
+    names = {PRE: "bottleneck.hook_out", POST: "hook_narrow_post", NORMALIZED_POST: "hook_normalized_narrow_post"}
+    attn, *steps = (_renamed(step, names) for step in SeveralMLPsBlock.wiring(block).steps)
+    assert isinstance(attn, Sublayer), "attention is the first step"
+    reads, value = f"{_bottlenecks(block)[-1]}.hook_out", PRE
+    if block.cfg.attends_narrow:
+        value = reads
+    elif block.cfg.qk_bottleneck is None:
+        reads = PRE
+    beside = () if value == reads else (value,)
+    return Wiring((replace(attn, reads=reads, at=(), beside=beside), *steps))
 
 
-def _mlp_out(ffn: torch.nn.Module, sites: Sites) -> tuple[Tensor, Tensor]:
-    return output_from_sites(ffn.mlp, within(sites, "mlp")), sites("hook_mlp_out")  # type: ignore[arg-type]
+def _bottlenecks(block: NarrowBlock) -> list[str]:
+    """The bottlenecks that are run."""
+    return ["bottleneck"] + ["qk_bottleneck"] * (block.cfg.qk_bottleneck is not None and not block.cfg.attends_narrow)
 
 
-@identities.register
-def _(block: SeveralMLPsBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run."""
-    yield "resid_pre + attn_out == resid_mid", sum_of(at, ["hook_resid_pre", "hook_attn_out"], "hook_resid_mid")
-    yield from in_stream_identities(block, "ln1", "resid_mid", at)
-    yield from in_stream_identities(block, "ln2", "resid_post", at)
-    if is_known(block.attn):
-        yield from identities(block.attn, within(at, "attn"), partial(at, "hook_resid_pre"))
-        yield from attn_out_identity(block, at)
-    yield from several_mlps(block, at, "hook_resid_post")
+def _renamed(step: Step, names: dict[str, str]) -> Step:
+    """A step between values of other names."""
+    return replace(step, **{field: names.get(value, value) for field, value in vars(step).items()})
 
 
 @identities.register
 def _(block: NarrowBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
-    """Identities between the sites of a run."""
-    wide = partial(at, "hook_resid_pre")
-    parts = ["bottleneck"] + ["qk_bottleneck"] * (block.cfg.qk_bottleneck is not None and not block.cfg.attends_narrow)
-    for part in parts:
-        found = identities(getattr(block, part), within(at, part), wide)
-        yield from ((f"{part}: {identity}", pair) for identity, pair in found)
-    narrow = partial(at, f"{parts[-1]}.hook_out") if parts[1:] or block.cfg.attends_narrow else wide
-    if is_known(block.attn):
-        yield from identities(block.attn, within(at, "attn"), narrow, narrow if block.cfg.attends_narrow else wide)
-        yield from attn_out_identity(block, at)
-    yield (
-        "bottleneck.out + attn_out == resid_mid",
-        sum_of(at, ["bottleneck.hook_out", "hook_attn_out"], "hook_resid_mid"),
-    )
-    yield from in_stream_identities(block, "ln1", "resid_mid", at)
-    yield from several_mlps(block, at, "hook_narrow_post")
-    yield from in_stream_identities(block, "ln2", "narrow_post", at)
+    """Identities between the sites of a run: those of the wide stream's wiring, and those of the narrow stream."""
+    for part in _bottlenecks(block):
+        for name, pair in identities(block.get_submodule(part), within(at, part), partial(at, PRE)):
+            yield f"{part}: {name}", pair
+    yield from wired_identities(block, at, block.wiring(), shift)
+    yield from wired_identities(block, at, _inside(block))
     yield (
         "normalized_narrow_post W_up + b_up == narrow_out",
         lambda: (at("hook_normalized_narrow_post") @ block.W_up + block.b_up, at("hook_narrow_out")),
     )
-    yield "resid_pre + narrow_out == resid_post", sum_of(at, ["hook_resid_pre", "hook_narrow_out"], "hook_resid_post")
-    yield from in_stream_identities(block, "ln3", "resid_post", at)
 
 
 @identities.register

@@ -11,6 +11,7 @@ from hooked_lm.components.blocks.cross import PostNormCrossBlock
 from hooked_lm.components.blocks.ngram import NgramBlock
 from hooked_lm.components.context import Context
 from hooked_lm.components.verification.attention import mixed, mixing_identities, result_identity
+from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -87,8 +88,8 @@ def _(attn: MainAttention) -> list[InputWeight]:
 @identities.register
 def _(block: NgramBlock, at: Sites, source: LazyTensor | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run with encoder output `source()`."""
-    of_kind, main = identities.dispatch(PostNormCrossBlock), within(at, "attn")
-    yield from of_kind(block, at, source)
+    main = within(at, "attn")
+    yield from wired_identities(block, at, block.wiring(), source=source)
     yield "first of streams_pre == resid_pre", lambda: (at("hook_streams_pre")[:, :, 0], at("hook_resid_pre"))
     yield (
         "normalized_resid_post == first of streams_post",
@@ -99,7 +100,7 @@ def _(block: NgramBlock, at: Sites, source: LazyTensor | None = None) -> Iterato
         inside = within(at, f"predicting.{n}")
         own, attn = within(inside, "attn"), stream.attn
         assert isinstance(attn, PredictingAttention), "the attention of a predicting stream"
-        for name, pair in of_kind(stream, inside, source):
+        for name, pair in identities(stream, inside, source):
             yield f"predicting.{n}: {name}", pair
 
         def ends(n: int = n, inside: Sites = inside) -> tuple[Tensor, Tensor]:

@@ -11,11 +11,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import Block
-from hooked_lm.components.blocks.wiring import scale_of
 from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import RMSNorm, norm_of
 
 Sites = Callable[[str], Tensor]
 LazyTensor = Callable[[], Tensor]
@@ -108,14 +106,3 @@ def norm_identity(
                 at(f"{name}.hook_gate"),
             ),
         )
-
-
-def scaled_output(block: Block, part: str, post_norm: str, at: Sites) -> Tensor:
-    """What a sublayer of a block adds to the stream: its output from its sites, normalised and scaled."""
-    out = output_from_sites(getattr(block, part), within(at, part))
-    return norm_unhooked(norm_of(block, post_norm), out) * scale_of(block, part)
-
-
-def sum_of(at: Sites, parts: list[str], whole: str) -> Pair:
-    """The sum of the values at `parts`, and the value at `whole`."""
-    return lambda: (sum((at(part) for part in parts[1:]), at(parts[0])), at(whole))

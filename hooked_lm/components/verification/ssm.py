@@ -71,7 +71,7 @@ def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield from input_identities(mixer, at, get_input)
     yield "act(conv(x)) == conv", lambda: (mixer.act(mixer.conv(at("hook_x"))[0]), at("hook_conv"))
     yield "conv -> dt", lambda: (mixer.step_size(norm_output(mixer, "dt_norm", at, low)), at("hook_dt"))
-    yield from norm_identity(mixer, "dt_norm", at, low, label="mixer.dt_norm")
+    yield from norm_identity(mixer, "dt_norm", at, low)
     for name, weight in (("B", mixer.W_B), ("C", mixer.W_C)):
         yield from normed_projection(mixer, name, weight, at)
     yield "the recurrence of conv, dt, B, C == y", by_steps
@@ -85,7 +85,7 @@ def normed_projection(mixer: Mamba, name: str, weight: Tensor, at: Sites) -> Ite
 
     norm = f"{name}_norm"
     yield f"conv -> {name}", lambda: (norm_output(mixer, norm, at, projected), at(f"hook_{name}"))
-    yield from norm_identity(mixer, norm, at, projected, label=f"mixer.{norm}")
+    yield from norm_identity(mixer, norm, at, projected)
 
 
 @identities.register
@@ -107,9 +107,7 @@ def _(mixer: Mamba2, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "act(conv(stream W_B)) == B", lambda: (conv()[1], at("hook_B"))
     yield "act(conv(stream W_C)) == C", lambda: (conv()[2], at("hook_C"))
     yield "the recurrence of conv, dt, B, C == y", by_steps
-    yield from norm_identity(
-        mixer, "norm", at, lambda: mixer.norm_input(at("hook_y"), at("hook_gate")), label="mixer.norm"
-    )
+    yield from norm_identity(mixer, "norm", at, lambda: mixer.norm_input(at("hook_y"), at("hook_gate")))
 
 
 @output_from_sites.register
@@ -181,7 +179,7 @@ def _(mixer: GatedDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identi
     yield "stream -> beta", lambda: (mixer.written_share(get_input()), at("hook_beta"))
     yield "stream -> gate", lambda: (mixer.gate(get_input()), at("hook_gate"))
     yield "the gated delta rule of conv_q, conv_k, conv_v, g, beta == z", by_steps
-    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z"), label="mixer.norm")
+    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z"))
 
 
 @output_from_sites.register
@@ -217,7 +215,7 @@ def _(mixer: LightningAttention, at: Sites, get_input: LazyTensor) -> Iterator[I
         yield f"act(stream W) == {name}", partial(projected, name)
     yield "stream -> gate", lambda: (get_input() @ mixer.W_gate, at("hook_gate"))
     yield "the recurrence of q, k, v == z", by_steps
-    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z").flatten(2), label="mixer.norm")
+    yield from norm_identity(mixer, "norm", at, lambda: at("hook_z").flatten(2))
 
 
 @output_from_sites.register

@@ -7,22 +7,20 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.altup import AltUpBlock, Laurel
 from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock, written
+from hooked_lm.components.blocks.wiring import MID, Sublayer, Sum, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.hyper_connection import HyperConnection, mixed, weighted_sum
-from hooked_lm.components.norms.norm import norm_of, norm_unhooked
-from hooked_lm.components.verification.blocks import attn_identities, mlp_identities
+from hooked_lm.components.verification.blocks import weights_of, wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
     LazyTensor,
     Sites,
-    common_input_weights,
     identities,
     input_weights,
     norm_identity,
     norm_output,
     output_from_sites,
     output_weights,
-    sum_of,
     weights_after_norms,
     within,
 )
@@ -35,8 +33,8 @@ def _(laurel: Laurel, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     def projected() -> Tensor:
         return at("hook_pre") @ laurel.W_out
 
-    yield "x W_in == laurel.pre", lambda: (get_input() @ laurel.W_in, at("hook_pre"))
-    yield from norm_identity(laurel, "norm", at, projected, label="laurel.norm")
+    yield "x W_in == pre", lambda: (get_input() @ laurel.W_in, at("hook_pre"))
+    yield from norm_identity(laurel, "norm", at, projected)
 
 
 @output_from_sites.register
@@ -93,25 +91,17 @@ def _around_identities(block: AltUpBlock, at: Sites, active: int) -> Iterator[Id
     )
 
 
-def _per_layer_identities(block: AltUpBlock, at: Sites) -> Iterator[Identity]:
-    """Identities of the per-layer embedding."""
+ACTIVE, NORMALIZED, OF_GATE = "active of predicted", "ln1(active of predicted)", "gate's input"  # values without a site
 
-    def out() -> tuple[Tensor, Tensor]:
-        written = output_from_sites(block.per_layer, within(at, "per_layer"))
-        return norm_unhooked(norm_of(block, "per_layer_post"), written), at("hook_per_layer_out")
 
-    def added() -> tuple[Tensor, Tensor]:
-        others = at("hook_corrected")[:, :, 1:] + at("hook_per_layer_out")[:, :, None]
-        return torch.cat([at("hook_corrected")[:, :, :1], others], 2), at("hook_streams_post")
-
-    yield from identities(
-        block.per_layer,
-        within(at, "per_layer"),
-        lambda: block.gate_input(at("hook_corrected")),
-        lambda: at("hook_per_layer_in"),
-    )
-    yield "per_layer.post -> per_layer_out, normed", out
-    yield "corrected + per_layer_out (not in the first stream) == streams_post", added
+def _layer(block: AltUpBlock) -> Wiring:
+    """What the layer does with the prediction of the active stream."""
+    attn, mlp, half = attn_step(block, ACTIVE), mlp_step(block), 0.5**0.5
+    laurel = Sublayer("laurel", ACTIVE, "branch", "ln1")
+    laurel_out = Sum("hook_laurel_out", NORMALIZED, (laurel.writes,))
+    mid = Sum(MID, ACTIVE, (attn.writes, laurel_out.gives), weights=(half, half))
+    gate = Sublayer("per_layer", OF_GATE, "hook_per_layer_out", post="per_layer_post", beside=("hook_per_layer_in",))
+    return Wiring((attn, laurel, laurel_out, mid, mlp, added("hook_activated", mlp), gate))
 
 
 @identities.register
@@ -122,29 +112,24 @@ def _(block: AltUpBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator
     def prediction() -> Tensor:
         return at("hook_predicted")[:, :, active]
 
-    def get_input() -> Tensor:
-        return norm_output(block, "ln1", at, prediction)
+    def after() -> tuple[Tensor, Tensor]:
+        others = at("hook_corrected")[:, :, 1:] + at("hook_per_layer_out")[:, :, None]
+        return torch.cat([at("hook_corrected")[:, :, :1], others], 2), at("hook_streams_post")
 
-    def mid() -> tuple[Tensor, Tensor]:
-        return (prediction() + at("hook_attn_out") + at("hook_laurel_out")) / 2**0.5, at("hook_resid_mid")
-
-    def laurel_out() -> tuple[Tensor, Tensor]:
-        return get_input() + output_from_sites(block.laurel, within(at, "laurel")), at("hook_laurel_out")
-
+    made = {
+        ACTIVE: prediction,
+        NORMALIZED: lambda: norm_output(block, "ln1", at, prediction),
+        OF_GATE: lambda: block.gate_input(at("hook_corrected")),
+    }
     yield from _around_identities(block, at, active)
-    yield from attn_identities(block, lambda name: prediction() if name == "hook_resid_pre" else at(name), shift)
-    yield from identities(block.laurel, within(at, "laurel"), get_input)
-    yield "ln1(active of predicted) + laurel == laurel_out", laurel_out
-    yield "(active of predicted + attn_out + laurel_out) / sqrt(2) == resid_mid", mid
-    yield from mlp_identities(block, at, "hook_resid_mid")
-    yield "resid_mid + mlp_out == activated", sum_of(at, ["hook_resid_mid", "hook_mlp_out"], "hook_activated")
-    yield from _per_layer_identities(block, at)
+    yield from wired_identities(block, lambda name: made[name]() if name in made else at(name), _layer(block), shift)
+    yield "corrected + per_layer_out (not in the first stream) == streams_post", after
 
 
 @weights_after_norms.register
 def _(block: AltUpBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the stream and weights, with the weights after it; the output of `ln1` is itself in the stream."""
-    return [("ln1", []), ("ln2", common_input_weights(block.mlp))]
+    return weights_of(block, _layer(block))
 
 
 def _connection_identities(block: HyperBlock, part: str, streams: str, at: Sites) -> Iterator[Identity]:
@@ -174,6 +159,11 @@ def _written_identity(block: HyperBlock, part: str, out: str, before: str, after
     return f"{before}{'' if connection.cfg.mix is None else ', mixed,'} + write * {out} == {after}", pair
 
 
+def _sublayers(block: HyperBlock) -> Wiring:
+    """What the sublayers do with the sums of streams that they read."""
+    return Wiring((attn_step(block, "attn_hc.hook_out"), mlp_step(block, "mlp_hc.hook_out")))
+
+
 @identities.register
 def _(block: HyperBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run."""
@@ -188,13 +178,10 @@ def _(block: HyperBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator
             "streams_pre are copies",
             lambda: (at("hook_streams_pre")[:, :, :1].expand_as(at("hook_streams_pre")), at("hook_streams_pre")),
         )
-    yield from _connection_identities(block, "attn_hc", "streams_pre", at)
-    read = {"hook_resid_pre": "attn_hc.hook_out"}
-    yield from attn_identities(block, lambda name: at(read.get(name, name)), shift)
-    yield _written_identity(block, "attn_hc", "attn_out", "streams_pre", "streams_mid", at)
-    yield from _connection_identities(block, "mlp_hc", "streams_mid", at)
-    yield from mlp_identities(block, at, "mlp_hc.hook_out")
-    yield _written_identity(block, "mlp_hc", "mlp_out", "streams_mid", "streams_post", at)
+    yield from wired_identities(block, at, _sublayers(block), shift)
+    for part, out, before, after in (("attn_hc", "attn_out", "pre", "mid"), ("mlp_hc", "mlp_out", "mid", "post")):
+        yield from _connection_identities(block, part, f"streams_{before}", at)
+        yield _written_identity(block, part, out, f"streams_{before}", f"streams_{after}", at)
     if isinstance(block, HashHyperBlock):
         yield (
             "experts of per_layer_in == expert_indices",
@@ -205,4 +192,4 @@ def _(block: HyperBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator
 @weights_after_norms.register
 def _(block: HyperBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm between the streams and weights, with the weights after it."""
-    return [("ln1", common_input_weights(block.attn)), ("ln2", common_input_weights(block.mlp))]
+    return weights_of(block, _sublayers(block))

@@ -99,7 +99,7 @@ def test_identities_hold_in_low_precision():
     model = make("plain").to(torch.bfloat16)
     report = model.verify()
     assert report.ok, str(report)
-    assert report["ln1.normalized * w + b -> q"].largest > 1e-5
+    assert report["attn: ln1.normalized * w + b -> q"].largest > 1e-5
 
 
 def test_tokens_of_the_callers_choice():
@@ -169,14 +169,14 @@ DAMAGES = [
     ("parallel", shifts("blocks.0", "hook_mlp_out"), "resid_pre + attn_out + mlp_out == resid_post"),
     ("attention only", shifts("blocks.0", "hook_attn_out"), "resid_pre + attn_out == resid_post"),
     ("plain", copies_are_not_normalised, "output == output with sites on demand"),
-    ("plain", shifts("blocks.0.attn", "hook_pattern"), "pattern @ v == z"),
-    ("plain", shifts("blocks.0.attn", "hook_z"), "z @ W_O == result"),
-    ("plain", shifts("blocks.0.attn", "hook_result"), "sum of results + b_O, normed and scaled == attn_out"),
-    ("plain", shifts("blocks.0.ln1", "hook_normalized"), "ln1.normalized * w + b -> q"),
-    ("plain", shifts("blocks.0.ln2", "hook_normalized"), "ln2.normalized * w + b -> pre"),
+    ("plain", shifts("blocks.0.attn", "hook_pattern"), "attn: pattern @ v == z"),
+    ("plain", shifts("blocks.0.attn", "hook_z"), "attn: z @ W_O == result"),
+    ("plain", shifts("blocks.0.attn", "hook_result"), "attn(ln1(resid_pre)) == attn_out"),
+    ("plain", shifts("blocks.0.ln1", "hook_normalized"), "attn: ln1.normalized * w + b -> q"),
+    ("plain", shifts("blocks.0.ln2", "hook_normalized"), "mlp: ln2.normalized * w + b -> pre"),
     ("plain", shifts("blocks.0.ln1", "hook_scale"), "ln1: normalized * scale == stream - mean"),
-    ("plain", shifts("blocks.1.mlp", "hook_post"), "post -> mlp_out, normed and scaled"),
-    ("gated grouped rotary RMS", shifts("blocks.1.mlp", "hook_pre_linear"), "act(pre) * pre_linear == post"),
+    ("plain", shifts("blocks.1.mlp", "hook_post"), "mlp(ln2(resid_mid)) == mlp_out"),
+    ("gated grouped rotary RMS", shifts("blocks.1.mlp", "hook_pre_linear"), "mlp: act(pre) * pre_linear == post"),
     ("plain", shifts("ln_final", "hook_normalized"), "unembed(ln_final(resid_post)) == logits"),
     ("plain", fires_twice, "sites that do not fire once"),
     ("plain", never_fires, "sites that do not fire once"),

@@ -1,4 +1,4 @@
-"""Attention within blocks, and the stream of global tokens."""
+"""Attention with global tokens: a stream of their own, every token of a window, or the sums of blocks of tokens."""
 
 from collections.abc import Iterator
 
@@ -7,11 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hooked_lm.components.attention.block_local import BlockLocalAttention
+from hooked_lm.components.attention.global_tokens import WindowAttention, every_third
 from hooked_lm.components.attention.multihead import Attention, project
 from hooked_lm.components.attention.steps import softmax
-from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.attention.transient_global import TransientGlobalAttention
 from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
+from hooked_lm.components.blocks.wiring import Sum, Wiring
 from hooked_lm.components.norms.norm import norm_unhooked
+from hooked_lm.components.verification.attention import mixing_identities
+from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -21,9 +25,9 @@ from hooked_lm.components.verification.registry import (
     add_bias,
     common_input_weights,
     identities,
+    input_weights,
     norm_identity,
     norm_output,
-    sum_of,
     weights_after_norms,
     within,
 )
@@ -76,14 +80,13 @@ def _mixed(at: Sites, kinds: tuple[str, str], z: str) -> Pair:
 @identities.register
 def _(block: GlobalStreamBlock, at: Sites, shift: LazyTensor | None = None) -> Iterator[Identity]:
     """Those of a pre-norm block, and the same of the stream of global tokens."""
-    yield from identities.dispatch(PreNormBlock)(block, at, shift)
-    stream = [f"hook_global_{name}" for name in ("resid_pre", "attn_out", "resid_mid", "mlp_out", "resid_post")]
-    for start, name in ((0, "attn_out"), (2, "mlp_out")):
-        label = f"global tokens: stream + {name} == stream after it"
-        yield label, sum_of(at, stream[start : start + 2], stream[start + 2])
+    yield from wired_identities(block, at, block.wiring(), shift)
+    before, mid, after = (f"hook_global_resid_{place}" for place in ("pre", "mid", "post"))
+    sums = Sum(mid, before, ("hook_global_attn_out",)), Sum(after, mid, ("hook_global_mlp_out",))
+    yield from wired_identities(block, at, Wiring(sums))
 
     def resid() -> Tensor:
-        return at("hook_global_resid_pre")
+        return at(before)
 
     yield from norm_identity(block, "ln1_global", at, resid)
     attn = block.attn
@@ -96,7 +99,7 @@ def _(block: GlobalStreamBlock, at: Sites, shift: LazyTensor | None = None) -> I
 
     def attn_out() -> tuple[Tensor, Tensor]:
         z = within(at, "attn")("hook_z_global")
-        return block.scaled(add_bias(torch.einsum("bpnh,nhm->bpm", z, attn.W_O), attn.b_O)), at(stream[1])
+        return block.scaled(add_bias(torch.einsum("bpnh,nhm->bpm", z, attn.W_O), attn.b_O)), at("hook_global_attn_out")
 
     def neurons() -> tuple[Tensor, Tensor]:
         x = norm_unhooked(block.ln2, at("hook_global_resid_mid"))
@@ -104,7 +107,7 @@ def _(block: GlobalStreamBlock, at: Sites, shift: LazyTensor | None = None) -> I
 
     def mlp_out() -> tuple[Tensor, Tensor]:
         post = at("hook_global_mlp_post")
-        return block.scaled(F.linear(post, block.mlp.W_out.T, block.mlp.b_out)), at(stream[3])
+        return block.scaled(F.linear(post, block.mlp.W_out.T, block.mlp.b_out)), at("hook_global_mlp_out")
 
     yield "z_global @ W_O == global_attn_out", attn_out
     yield "ln2(global_resid_mid) -> global_mlp_pre", neurons
@@ -122,3 +125,65 @@ def _(block: GlobalStreamBlock, at: Sites, shift: LazyTensor | None = None) -> I
 def _(block: GlobalStreamBlock) -> list[tuple[str, list[InputWeight]]]:
     """Each norm with the weights after it; those of attention follow two norms, and neither can be folded into them."""
     return [("ln1", []), ("ln1_global", []), ("ln2", common_input_weights(block.mlp))]
+
+
+@identities.register
+def _(
+    attn: WindowAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()` in which every third token is global."""
+    for name in ("q", "k", "v", "q_global", "k_global", "v_global"):
+
+        def projected(name: str = name) -> tuple[Tensor, Tensor]:
+            kind = name[0].upper() + name[1:]
+            return project(get_input(), getattr(attn, f"W_{kind}"), getattr(attn, f"b_{kind}")), at(f"hook_{name}")
+
+        yield f"ln1.normalized * w + b -> {name}", projected
+
+    def of_row(local: Tensor, of_global: Tensor, dim: int) -> Tensor:
+        shape = [-1 if axis == dim else 1 for axis in range(4)]
+        return torch.where(every_third(local.shape[dim]).to(local.device).view(shape), of_global, local)
+
+    def scores() -> tuple[Tensor, Tensor]:
+        found = at("hook_attn_scores")
+        kinds = [torch.einsum("bqnh,bknh->bnqk", at(f"hook_q{x}"), at(f"hook_k{x}")) for x in ("", "_global")]
+        return (of_row(kinds[0], kinds[1], 2) * attn.scale)[found.isfinite()], found[found.isfinite()]
+
+    def mixed() -> tuple[Tensor, Tensor]:
+        kinds = [torch.einsum("bnqk,bknh->bqnh", at("hook_pattern"), at(f"hook_v{x}")) for x in ("", "_global")]
+        return of_row(kinds[0], kinds[1], 1), at("hook_z")
+
+    yield "q k^T * scale, of global tokens q_global k_global^T * scale == attn_scores", scores
+    yield "pattern @ v, of global tokens pattern @ v_global == z", mixed
+    rest = ("softmax(attn_scores) == pattern", "z @ W_O == result")
+    yield from ((name, pair) for name, pair in mixing_identities(attn, at) if name in rest)
+
+
+@identities.register
+def _(
+    attn: TransientGlobalAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Those of attention, and those of the blocks of a text without padding."""
+    yield from identities.dispatch(Attention)(attn, at, get_input, value_input)
+
+    def summed() -> tuple[Tensor, Tensor]:
+        x, shown = get_input(), at("hook_block_sum")
+        size, n_blocks = attn.cfg.block_size, shown.shape[1]
+        sums = [x[:, i * size : (i + 1) * size if i < n_blocks - 1 else None].sum(1) for i in range(n_blocks)]
+        return torch.stack(sums, 1) if sums else shown, shown
+
+    yield "sum of the inputs of a block == block_sum", summed
+    yield from norm_identity(attn, "global_norm", at, lambda: at("hook_block_sum"))
+    for name, W, b in (("k", attn.W_K, attn.b_K), ("v", attn.W_V, attn.b_V)):
+
+        def projected(name: str = name, W: Tensor = W, b: Tensor | None = b) -> tuple[Tensor, Tensor]:
+            x = norm_output(attn, "global_norm", at, lambda: at("hook_block_sum"))
+            return add_bias(torch.einsum("bgm,nmh->bgnh", x, W), b), at(f"hook_{name}_global")
+
+        yield f"global_norm -> {name}_global", projected
+
+
+@input_weights.register
+def _(attn: TransientGlobalAttention) -> list[InputWeight]:
+    """None: a norm cannot be folded, since sums of its outputs are normalised too."""
+    return []
