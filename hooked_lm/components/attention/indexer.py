@@ -36,6 +36,8 @@ class Indexer(nn.Module):
     ones or padding.
     """
 
+    axes = {"W_Q": "head [d_query] d_head", "W_K": "[d_model] d_head", "W_weights": "[d_model] head"}
+
     @dataclass(frozen=True)
     class Config:
         """`d_query` is the width of the input of queries."""

@@ -46,6 +46,14 @@ class Attend(PublicAttributes):
     before `W_O`.
     """
 
+    axes = {
+        "W_Q": "head [d_model] d_head",
+        "W_K": "kv_head [d_model] d_head",
+        "W_V": "kv_head [d_model] d_head",
+        "W_O": "[head d_head] d_model",
+        "sinks": "head",
+    }
+
     class Config(ABC):
         """What all kinds of attention have. A kind declares its mechanisms as fields; others have the values here."""
 

@@ -45,6 +45,8 @@ class PosEmbed(Positions):
     The table of a checkpoint may have `offset` rows before that of position 0. They are in `before`, which nothing reads.
     """
 
+    axes = {"W_pos": "[pos] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         n_ctx: int
