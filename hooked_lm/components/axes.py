@@ -77,8 +77,8 @@ class Axes:
 
     def matrix(self, weight: Tensor) -> Tensor:
         """The weight as a matrix [out, in]."""
-        n_outputs = len(self.outputs)
-        return weight.permute(*self.outputs, *self.inputs).flatten(0, n_outputs - 1).flatten(1)
+        n_in = math.prod(weight.shape[axis] for axis in self.inputs)
+        return weight.permute(*self.outputs, *self.inputs).reshape(-1, n_in)
 
     def weight(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         """A matrix [out, in] as a weight of a shape."""
@@ -99,6 +99,14 @@ def axes_in(kind: type[nn.Module], name: str) -> Axes | None:
         return Axes.parse(texts[name])
     of_weight = texts.get(f"W{name[1:]}") if name.startswith("b") else None
     return None if of_weight is None else Axes((of := Axes.parse(of_weight)).named(of.outputs))
+
+
+def places_of(kind: type[nn.Module], axis: str) -> dict[str, int]:
+    """The weights and biases of a class of modules that have an axis, each with its number."""
+    texts = texts_of(kind)
+    biases = (f"b{weight[1:]}" for weight in texts if weight.startswith("W"))
+    stated = {name: axes.names for name in (*texts, *biases) if (axes := axes_in(kind, name)) is not None}
+    return {name: names.index(axis) for name, names in stated.items() if axis in names}
 
 
 def axes_of(module: nn.Module, name: str) -> Axes | None:

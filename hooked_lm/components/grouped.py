@@ -40,7 +40,7 @@ class GroupedMLP(MLP):
     `W_in` and `W_out` are the whole matrices, computed at each access; they cannot be changed in place.
     """
 
-    axes = dict.fromkeys(("W_in_groups", "W_out_groups"), "group [d_in] d_out; block-diagonal")
+    axes = dict.fromkeys(("W_in_groups", "W_out_groups"), "group [d_in] d_out; it is block-diagonal")
 
     @dataclass(frozen=True)
     class Config(MLP.Config):

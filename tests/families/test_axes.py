@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.axes import Axes, axes_of, weights_with_axes
-from hooked_lm.components.mlp import MLP
+from hooked_lm.components.axes import Axes, axes_of, places_of, weights_with_axes
+from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.families import supported
 from tests.core import marks
 from tests.families import CASES, VISION_CASES
@@ -110,3 +111,11 @@ def test_a_weight_and_its_matrix(text: str, shape: tuple[int, ...], matrix: str)
     assert found.shape == (fan_out, fan_in)
     assert torch.equal(found, torch.einsum(matrix, weight).reshape(fan_out, fan_in))
     assert torch.equal(axes.weight(found.contiguous(), weight.shape), weight)
+
+
+def test_the_weights_that_have_an_axis() -> None:
+    assert places_of(GatedMLP, "d_mlp") == {"W_in": 1, "W_gate": 1, "W_out": 0, "b_in": 0, "b_gate": 0}
+    assert places_of(GatedAttention, "head").keys() == {"W_Q", "b_Q", "W_O", "W_gate", "b_gate", "sinks"}
+    assert places_of(GatedAttention, "kv_head") == dict.fromkeys(("W_K", "W_V", "b_K", "b_V"), 0)
+    assert places_of(GatedAttention, "d_model") == {"W_Q": 1, "W_K": 1, "W_V": 1, "W_gate": 1, "W_O": 2, "b_O": 0}
+    assert places_of(nn.Linear, "d_model") == {}

@@ -20,10 +20,10 @@ class MambaHeads(Mamba):
     """
 
     axes = {
-        "W_dt_down": "ssm_head [d_channel] dt_rank; block-diagonal",
-        "W_dt_up": "ssm_head [dt_rank] d_channel; block-diagonal",
-        "W_B": "ssm_head [d_channel] d_state; block-diagonal",
-        "W_C": "ssm_head [d_channel] d_state; block-diagonal",
+        "W_dt_down": "ssm_head [d_channel] dt_rank; it is block-diagonal",
+        "W_dt_up": "ssm_head [dt_rank] d_channel; it is block-diagonal",
+        "W_B": "ssm_head [d_channel] d_state; it is block-diagonal",
+        "W_C": "ssm_head [d_channel] d_state; it is block-diagonal",
     }
 
     @dataclass(frozen=True)

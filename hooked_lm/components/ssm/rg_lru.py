@@ -34,7 +34,7 @@ class RGLRU(Mixer):
     fp32, as the recurrence is.
     """
 
-    axes = dict.fromkeys(("W_r", "W_i"), "channel_group [d_in] d_out; block-diagonal")
+    axes = dict.fromkeys(("W_r", "W_i"), "channel_group [d_in] d_out; it is block-diagonal")
 
     @dataclass(frozen=True)
     class Config:
