@@ -89,6 +89,8 @@ class SinusoidalEmbed(Positions):
     et al. 2017, arXiv:1706.03762).
     """
 
+    axes: dict[str, str] = {}  # it has no weights
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -7,19 +7,15 @@ from torch import Tensor
 from hooked_lm.components.adapters import AdaptedGatedMLP
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.experts.moe import ClampedGatedMLP
-from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     add_bias,
     identities,
-    input_weights,
     norm_output,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -38,24 +34,6 @@ def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
                 at("hook_post"),
             ),
         )
-
-
-@input_weights.register
-def _(mlp: MLP) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mlp, "W_in", "b_in")]
-
-
-@input_weights.register
-def _(mlp: GroupedMLP) -> list[InputWeight]:
-    """None: a norm's weights cannot be folded into `W_in`, which is not a parameter."""
-    return []
-
-
-@output_weights.register
-def _(mlp: GroupedMLP) -> list[Tensor]:
-    """Only the bias: a matrix of groups cannot be centred."""
-    return [] if mlp.b_out is None else [mlp.b_out]
 
 
 @identities.register
@@ -101,20 +79,6 @@ def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
     return add_bias(at("hook_post") @ mlp.W_out, mlp.b_out)
 
 
-@input_weights.register
-def _(mlp: GatedMLP) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mlp, "W_in", "b_in"), (mlp, "W_gate", "b_gate")]
-
-
-@output_weights.register(MLP)
-@output_weights.register(GatedMLP)
-@output_weights.register(ClampedGatedMLP)
-def _(mlp: MLP | GatedMLP | ClampedGatedMLP) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mlp.W_out] if mlp.b_out is None else [mlp.W_out, mlp.b_out]
-
-
 @identities.register
 def _(mlp: ClampedGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
@@ -128,9 +92,3 @@ def _(mlp: ClampedGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identi
         "act(pre) * pre_linear == post",
         lambda: (mlp.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
     )
-
-
-@input_weights.register
-def _(mlp: ClampedGatedMLP) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(mlp, "W_gate_in", "b_gate_in")]

@@ -13,13 +13,11 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.verification.attention import mixed, mixing_identities, result_identity
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Pair,
     Sites,
     add_bias,
     identities,
-    input_weights,
     within,
 )
 
@@ -76,12 +74,6 @@ def _(
     yield "q k * scale + bucket_bias[0] == attn_scores_own", own_scores
     yield "softmax of scores and attn_scores_own == patterns", patterns
     yield result_identity(attn, at)
-
-
-@input_weights.register
-def _(attn: MainAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(attn, f"W_{x}", f"b_{x}") for x in ("Q", "K", "V", "rel")]
 
 
 @identities.register

@@ -31,7 +31,6 @@ from hooked_lm.components.verification.registry import (
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
     within,
 )
 
@@ -108,12 +107,6 @@ def _(
     )
     yield "size of (pattern_1 - lam pattern_2) v == z_norm.scale", scales
     yield "(pattern_1 - lam pattern_2) v, normalised, through W_O_pair == sum of the pair's results", results
-
-
-@output_weights.register
-def _(attn: DifferentialAttention) -> list[Tensor]:
-    """The weights that write the output."""
-    return [attn.W_O_pair] if attn.b_O is None else [attn.W_O_pair, attn.b_O]
 
 
 @identities.register
@@ -235,12 +228,6 @@ def _(
     yield from mixing_identities(attn, at)
 
 
-@input_weights.register
-def _(attn: DisentangledAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(attn, f"W_{x}", f"b_{x}") for x in "QKV"]
-
-
 @identities.register
 def _(
     attn: GroupedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
@@ -248,18 +235,6 @@ def _(
     """Identities between the sites of a run with input `get_input()`, by the whole matrices."""
     yield from projection_identities(attn, at, get_input)
     yield from mixing_identities(attn, at, lambda: at("hook_q"), lambda: at("hook_k"))
-
-
-@input_weights.register
-def _(attn: GroupedAttention) -> list[InputWeight]:
-    """None: a norm's weights cannot be folded into whole matrices, which are not parameters."""
-    return []
-
-
-@output_weights.register
-def _(attn: GroupedAttention) -> list[Tensor]:
-    """Only the bias: a matrix of groups cannot be centred."""
-    return [] if attn.b_O is None else [attn.b_O]
 
 
 @identities.register
@@ -283,13 +258,6 @@ def _(attn: MixedAttention, at: Sites) -> Tensor:
 def _(attn: MixedAttention) -> list[InputWeight]:
     """None: the input is convolved too, and is zero outside of the text, where the output of a norm would not be."""
     return []
-
-
-@output_weights.register
-def _(attn: MixedAttention) -> list[Tensor]:
-    """The weights that write the output."""
-    weights: list[Tensor] = [attn.W_O, attn.conv.W_O]
-    return weights if attn.b_O is None else [*weights, attn.b_O]
 
 
 @identities.register

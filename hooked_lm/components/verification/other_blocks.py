@@ -29,12 +29,10 @@ from hooked_lm.components.verification.registry import (
     Sites,
     common_input_weights,
     identities,
-    input_weights,
     is_known,
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
     scaled_output,
     sum_of,
     weights_after_norms,
@@ -201,18 +199,6 @@ def _(gate: PerLayerGate, at: Sites, get_input: LazyTensor, embedded: LazyTensor
 def _(gate: PerLayerGate, at: Sites) -> Tensor:
     """The output, from the input of `W_out`."""
     return at("hook_post") @ gate.W_out
-
-
-@input_weights.register
-def _(gate: PerLayerGate) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(gate, "W_gate", "")]
-
-
-@output_weights.register
-def _(gate: PerLayerGate) -> list[Tensor]:
-    """The weight that writes the output."""
-    return [gate.W_out]
 
 
 @identities.register
