@@ -19,6 +19,8 @@ class Adapter(nn.Module):
 class HeadAdapter(Adapter):
     """`x W_down W_up`; `W_down` is [d_model, rank], `W_up` [head, rank, d_head]."""
 
+    axes = {"W_down": "[d_model] rank", "W_up": "head [rank] d_head"}
+
     def __init__(self, cfg: WideAttention.Config, rank: int) -> None:
         super().__init__()
         self.W_down = nn.Parameter(torch.empty(rank, cfg.d_model).T)
@@ -59,6 +61,8 @@ class AdaptedAttention(WideAttention):
 
 class MLPAdapter(Adapter):
     """`x W_down W_gate` and `x W_down W_in`; `W_down` is [d_model, rank], the others [rank, d_mlp]."""
+
+    axes = {"W_down": "[d_model] rank", "W_gate": "[rank] d_mlp", "W_in": "[rank] d_mlp"}
 
     def __init__(self, cfg: GatedMLP.Config, rank: int) -> None:
         super().__init__()

@@ -19,6 +19,8 @@ Stream = Float[Tensor, "batch pos d_model"]
 class FourierMixer(nn.Module):
     """The real part of the discrete Fourier transform of a text, over positions and features."""
 
+    axes: dict[str, str] = {}  # it has no weights
+
     b_out: None = None
 
     @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class GroupedMLP(MLP):
     `W_in` and `W_out` are the whole matrices, computed at each access; they cannot be changed in place.
     """
 
+    axes = dict.fromkeys(("W_in_groups", "W_out_groups"), "group [d_in] d_out; it is block-diagonal")
+
     @dataclass(frozen=True)
     class Config(MLP.Config):
         n_groups_in: int = 1

@@ -28,6 +28,8 @@ class MLMHead(nn.Module):
     `unread_bias` is the length of `b_unread`, a bias that the checkpoint has and the model does not use.
     """
 
+    axes = {"W": "[d_model] d_out", "b_unread": "unread"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -64,6 +66,8 @@ class MLMHead(nn.Module):
 class TwoLayerMLMHead(MLMHead):
     """An `MLMHead` after another one, `inner`, of width `d_inner` and without a norm."""
 
+    axes = {"W": "[d_inner] d_out"}
+
     @dataclass(frozen=True)
     class Config(MLMHead.Config):
         d_inner: int = field(kw_only=True)
@@ -89,6 +93,8 @@ class Pooler(nn.Module):
     With `pools_last` `act(x W + b)` is computed for each token, before the first is taken or the mean. With `unread` the
     checkpoint has another pooler, `W_unread` and `b_unread`, which the model does not use.
     """
+
+    axes = dict.fromkeys(("W", "W_unread"), "[d_model] d_out")
 
     @dataclass(frozen=True)
     class Config:
@@ -194,6 +200,8 @@ class LastToken(nn.Module):
 class NSPHead(nn.Module):
     """`pooled W + b`: whether the second text follows the first (class 0) or not; `W` is [d_model, class]."""
 
+    axes = {"W": "[d_model] class"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -215,6 +223,8 @@ class NSPHead(nn.Module):
 
 class Classifier(nn.Module):
     """`pooled W + b`: a score for each class of texts; `W` is [d_model, class]."""
+
+    axes = {"W": "[d_model] class"}
 
     @dataclass(frozen=True)
     class Config:
@@ -240,6 +250,8 @@ class TokenClassifier(nn.Module):
 
     With `single` the output is one score per token, [batch, pos].
     """
+
+    axes = {"W": "[d_model] class"}
 
     @dataclass(frozen=True)
     class Config:
@@ -282,6 +294,8 @@ class ContactHead(nn.Module):
     subtracted); then `sigmoid(patterns W + b)` with `W` [map, 1], where a map is the pattern of one head. The first and last
     positions, which are special tokens, are cut off, and end tokens are masked.
     """
+
+    axes = {"W": "[map] 1"}
 
     @dataclass(frozen=True)
     class Config:

@@ -25,6 +25,8 @@ class StreamGate(nn.Module):
     `W` is [stream, d_model, weight]. Computed in at least fp32, in which its weights stay.
     """
 
+    axes = {"W": "[stream d_model] weight"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

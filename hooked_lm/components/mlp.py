@@ -37,6 +37,8 @@ class MLP(nn.Module):
     `act_fn` names a function, or is the config of a module with weights of its own.
     """
 
+    axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -84,6 +86,8 @@ class GatedMLP(nn.Module):
     `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
     `mid_norm` the product is normalised before `W_out`: `hook_mid` is before that norm, `hook_post` after it.
     """
+
+    axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
 
     @dataclass(frozen=True)
     class Config:

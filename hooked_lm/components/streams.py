@@ -47,6 +47,8 @@ def _projections(n_streams: int, d_model: int) -> nn.ParameterList:
 class SplitStreams(nn.Module):
     """The streams of an embedding x: x itself, and `x W` for each other stream, scaled to the root mean square of x."""
 
+    axes = {"W": "[d_model] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -69,6 +71,8 @@ class MergedRMSNorm(RMSNorm):
 
     `hook_in` is that mean. `unhooked` is the norm alone.
     """
+
+    axes = {"W": "[d_model] d_model"}
 
     @dataclass(frozen=True)
     class Config(RMSNorm.Config):

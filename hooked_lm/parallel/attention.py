@@ -12,6 +12,7 @@ from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Stream, Values
 from hooked_lm.components.attention.position_bias import PositionBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.axes import places_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
@@ -21,8 +22,7 @@ from hooked_lm.parallel.norms import split_norm
 from hooked_lm.parallel.points import replicate_point, split_point
 from hooked_lm.parallel.ranks import Ranks
 
-HEADS = ("W_Q", "b_Q", "W_O", "sinks", "W_gate", "b_gate")
-KV_HEADS = ("W_K", "b_K", "W_V", "b_V")
+HEADS, KV_HEADS = places_of(GatedAttention, "head"), places_of(GatedAttention, "kv_head")  # weights -> axis
 KV_PARTS = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm")
 NORMS = ("q_norm", "k_norm", "v_norm", "z_norm")
 HEAD_AXIS = 2  # of queries, keys, values and inputs per head
@@ -138,9 +138,9 @@ def split_attention(module: nn.Module, ranks: Ranks) -> None:
     """Splits attention, in place, by heads."""
     attn = split_class(module, CLASSES[type(module)], ranks)
     attn.splits_kv = attn.cfg.n_kv % ranks.size == 0
-    for name in (*HEADS, *KV_HEADS) if attn.splits_kv else HEADS:
+    for name, axis in (HEADS | KV_HEADS if attn.splits_kv else HEADS).items():
         if attn._parameters.get(name) is not None:
-            attn.take_part(name, 0)
+            attn.take_part(name, axis)
     for name, part in attn.named_children():
         is_replicated = isinstance(part, RelativeBias) or (name in KV_PARTS and not attn.splits_kv)
         for point in part.modules():

@@ -6,20 +6,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, ScaledAct, activation_name
+from hooked_lm.components.axes import places_of
 from hooked_lm.components.mlp import MLP, GatedMLP, Stream, hooked_input, multiply_into
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.parallel.guard import SplitModule, computing, split_class
 from hooked_lm.parallel.points import split_point
 from hooked_lm.parallel.ranks import Ranks
 
-AXES = {"W_in": 1, "W_gate": 1, "b_in": 0, "b_gate": 0, "W_out": 0}
+NEURON_AXES = places_of(GatedMLP, "d_mlp")
 OVER_ALL_NEURONS = ("solu",)  # activation functions that need all neurons of a token
 
 
 class NeuronSplit(SplitModule):
     """An MLP of which each rank has some of the neurons."""
 
-    guarded = tuple(AXES)
+    guarded = tuple(NEURON_AXES)
 
     def summed(self, partial: Stream, bias: Tensor | None) -> Stream:
         """The output of all ranks' neurons."""
@@ -70,7 +71,7 @@ def obstacles(mlp: MLP | GatedMLP, ranks: Ranks) -> Iterator[str]:
 def split_mlp(module: nn.Module, ranks: Ranks) -> None:
     """Splits an MLP, in place, by neurons."""
     mlp = split_class(module, CLASSES[type(module)], ranks)
-    for name, axis in AXES.items():
+    for name, axis in NEURON_AXES.items():
         if mlp._parameters.get(name) is not None:
             mlp.take_part(name, axis)
     for name, part in mlp.named_children():

@@ -18,7 +18,7 @@ LEFT_OUT = {
     "HookedAudioEncoder": "there are no models of sound here",
     "pretrained.weight_conversions.hubert": "there are no models of sound here",
     "benchmarks": "measures its own parts against each other",
-    "conversion_utils": "machinery of its bridge",
+    "conversion_utils": "machinery of its bridge, but for the base class of conversions, which points take",
     "factories.architecture_adapter_factory": "machinery of its bridge",
     "lit": "a plugin of another tool",
     "model_bridge": "its bridge; the names that clients use of it are tested in a file of their own",
@@ -101,7 +101,7 @@ def test_the_lists_are_true() -> None:
     for name in LEFT_OUT:
         path = ORIGINAL.joinpath(*name.split("."))
         assert path.is_dir() or path.with_suffix(".py").is_file(), name
-        if name != "model_bridge":
+        if name not in ("model_bridge", "conversion_utils"):  # of which there are parts
             with pytest.raises(ModuleNotFoundError):
                 importlib.import_module(f"transformer_lens.{name}")
 

@@ -77,7 +77,7 @@ def test_a_stream_that_goes_on_differently_is_refused(model: HookedTransformer, 
     other = [*texts[:1250], *texts[:50]]
     with pytest.raises(ValueError, match=r"shard 3 in .* was computed from other documents"):
         harvest(model, Stream(other), SITE, tmp_path, **settings)
-    harvest(model, Stream(other), SITE, tmp_path, **settings, part="0/2")  # not one of its shards
+    harvest(model, Stream(other), SITE, tmp_path, **settings, shard="0/2")  # not one of its shards
 
 
 def test_modes_of_torch_belong_to_a_harvest(model: HookedTransformer, tmp_path: Path) -> None:
@@ -106,32 +106,32 @@ def doubled(value: Tensor, hook: HookPoint) -> Tensor:
     return 2 * value
 
 
-def harvested(model: HookedTransformer, folder: Path, n_workers: int, engine: str) -> Any:
-    return harvest(model, corpus(3), SITE, folder, n_workers=n_workers, engine=engine, progress=False)
+def harvested(model: HookedTransformer, folder: Path, n_workers: int, executor: str) -> Any:
+    return harvest(model, corpus(3), SITE, folder, n_workers=n_workers, executor=executor, progress=False)
 
 
-def studied(model: HookedTransformer, folder: Path, n_workers: int, engine: str) -> Any:
-    return study_pairs(model, [PAIR], "sweep", folder, n_workers=n_workers, engine=engine, progress=False)
+def studied(model: HookedTransformer, folder: Path, n_workers: int, executor: str) -> Any:
+    return study_pairs(model, [PAIR], "sweep", folder, n_workers=n_workers, executor=executor, progress=False)
 
 
 @pytest.mark.parametrize("run", [harvested, studied])
-@pytest.mark.parametrize(("n_workers", "engine"), [(2, "processes"), (1, "ray")])
+@pytest.mark.parametrize(("n_workers", "executor"), [(2, "processes"), (1, "ray")])
 def test_workers_do_not_run_without_what_is_open_here(
-    run: Callable[..., Any], n_workers: int, engine: str, model: HookedTransformer, tmp_path: Path
+    run: Callable[..., Any], n_workers: int, executor: str, model: HookedTransformer, tmp_path: Path
 ) -> None:
     """Workers have neither the hooks of a block nor autocast, so that they would compute something else."""
     with (
         model.hooks([(SITE, doubled)]),
         pytest.raises(ValueError, match=f"without the hooks at '{SITE}', which is open"),
     ):
-        run(model, tmp_path, n_workers, engine)
+        run(model, tmp_path, n_workers, executor)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="without autocast on cpu"):
-        run(model, tmp_path, n_workers, engine)
+        run(model, tmp_path, n_workers, executor)
     ablation = ZeroAblate(SITE)
     model.add_hook(SITE, ablation)
     try:
         with ablation.disabled(), pytest.raises(ValueError, match=f"a hook at '{SITE}' is disabled"):
-            run(model, tmp_path, n_workers, engine)
+            run(model, tmp_path, n_workers, executor)
     finally:
         model.reset_hooks()
     assert not list(tmp_path.iterdir()), "nothing was written"

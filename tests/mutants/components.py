@@ -4,6 +4,17 @@ from tests.mutants.mutant import mutants
 
 # fmt: off
 COMPONENTS = mutants({
+    "components/axes.py": [
+        ("heads of all groups count as inputs of each", "components/test_axes.py::groups_have_outputs",
+         "fan_in // getattr(module.cfg, self.groups), fan_out", "fan_in, fan_out"),
+        ("a bias has the axes that its weight sums over", "components/test_axes.py::weights_that_have_an_axis",
+         "named(of.outputs))", "named(of.inputs))"),
+        ("a weight with more axes than are stated passes", "components/test_axes.py::another_number_of_axes",
+         "weight.ndim != len(axes.names)", "weight.ndim < len(axes.names)"),
+        ("a norm is folded into what reads another vector",
+         "components/attention/test_cross_attention.py::weights_after_each_norm",
+         "self.named(self.inputs) == STREAM", "bool(self.inputs)"),
+    ],
     "components/attention/multihead.py": [
         ("scores are divided by the wrong power of d_head", "families/test_decoders.py::llama",
          "cfg.d_head**-0.5 if cfg.scale is None", "cfg.d_head**-1 if cfg.scale is None"),

@@ -78,7 +78,7 @@ def test_samples_of_noise_are_no_prompts(model: HookedTransformer) -> None:
 
 
 def test_an_interrupted_sweep_resumes_with_the_groups_of_the_call(model: HookedTransformer, tmp_path) -> None:
-    common = {"metric": METRIC, "layers": [0], "checkpoint": tmp_path / "sweep"}
+    common = {"metric": METRIC, "layers": [0], "resume_file": tmp_path / "sweep"}
     first = patching.sweep(model, tokens(), tokens(1), **common)
     again = patching.sweep(model, tokens(), tokens(1), groups=LABELS, **common)
     assert first.groups is None

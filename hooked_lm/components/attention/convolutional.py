@@ -29,6 +29,8 @@ class ConvolutionalAttention(Attention):
     `hook_q_proj` and `hook_k_proj` are q and k, before the convolutions; `hook_q`, `hook_k` and `hook_v` are what attention uses.
     """
 
+    axes = dict.fromkeys(("W_V_current", "W_V_delayed"), "[d_model] half; it is half of W_V")
+
     key_value_parts = (*Attention.key_value_parts, "hook_q_proj", "hook_k_proj")
     mixes_inputs = True
 
@@ -153,6 +155,8 @@ class HeadConvolution(nn.Module):
     `W_head` is [head, tap, d_head, d_head], `b_head` [head, d_head]. Before the first token the inputs of the first are zero, and
     those of the second therefore its bias.
     """
+
+    axes = {"W_head": "head [tap d_in] d_head; it is a convolution"}
 
     def __init__(self, n_heads: int, cfg: ConvolutionalAttention.Config) -> None:
         super().__init__()

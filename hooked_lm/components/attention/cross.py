@@ -19,6 +19,8 @@ class CrossAttention(Attend):
     None. `hook_k` and `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
     """
 
+    axes = dict.fromkeys(("W_K", "W_V"), "kv_head [d_source] d_head")
+
     @dataclass(frozen=True)
     class Config(Attend.Config):
         d_model: int

@@ -91,6 +91,8 @@ class DifferentialAttention(Attention):
     So `hook_result` is what each head adds to the stream, and their sum is the output.
     """
 
+    axes = {"W_O_pair": "[pair d_pair] d_model"}
+
     mixes_heads = True
 
     @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class RelativeEmbed(nn.Module):
     rows, in buckets that widen geometrically up to `max_distance`.
     """
 
+    axes = {"W_rel": "[distance] d_position"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -91,6 +93,8 @@ class DisentangledAttention(Attend):
     query (by `W_pos_Q`) with k. With `shared` these are `W_K` and `W_Q`. Without `key_bias` neither kind of key has a bias.
     The sites `hook_c2p` and `hook_p2c` are the terms of the scores, times `scale`.
     """
+
+    axes = dict.fromkeys(("W_pos_Q", "W_pos_K"), "head [d_position] d_head")
 
     @dataclass(frozen=True)
     class Config(Attend.Config):

@@ -25,6 +25,8 @@ class OutputGate(SelfAttention):
     `hook_z` after the gate: what `W_O` reads.
     """
 
+    axes = {"W_gate": "head [d_model] d_gate"}
+
     @dataclass(frozen=True)
     class Options:
         gate_act_fn: str = "sigmoid"
@@ -115,6 +117,8 @@ class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
 
     `W_UQ` and `W_gate` are [head, 2 d_q_latent, ...]; the indexer reads `norm(c)`.
     """
+
+    axes = {"W_UQ": "head [d_q_latents] d_head", "W_gate": "head [d_q_latents] d_value"}
 
     @dataclass(frozen=True)
     class Config(GatedSparseLatentAttention.Config):

@@ -98,6 +98,12 @@ class WindowAttention(Attention):
     elsewhere. The sites `hook_q_global`, `hook_k_global` and `hook_v_global` are reached only in a run with global tokens.
     """
 
+    axes = {
+        "W_Q_global": "head [d_model] d_head",
+        "W_K_global": "kv_head [d_model] d_head",
+        "W_V_global": "kv_head [d_model] d_head",
+    }
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         """Only `window`, `scale` and biases may differ from the defaults, beside the sizes."""

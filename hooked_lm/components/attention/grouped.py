@@ -23,6 +23,10 @@ class GroupedAttention(SelfAttention):
     stream, and they are zero elsewhere. They are computed at each access and cannot be changed in place.
     """
 
+    axes = dict.fromkeys(
+        ("W_Q_groups", "W_K_groups", "W_V_groups", "W_O_groups"), "group [d_in] d_out; it is block-diagonal"
+    )
+
     @dataclass(frozen=True)
     class Config(SelfAttention.Config):
         d_model: int

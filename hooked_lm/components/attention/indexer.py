@@ -36,6 +36,12 @@ class Indexer(nn.Module):
     ones or padding.
     """
 
+    axes = {
+        "W_Q": "head [d_query] d_head",
+        "W_K": "[d_model] d_head",
+        "W_weights": "[d_model] head; it decides, as a router does",
+    }
+
     @dataclass(frozen=True)
     class Config:
         """`d_query` is the width of the input of queries."""

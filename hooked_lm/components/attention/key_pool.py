@@ -22,6 +22,8 @@ Blocks = Float[Tensor, "batch block d_head"]
 class PoolInputs(nn.Module):
     """What a token adds to pooled keys, `x W_K` and the gate `x W_gate`. Weights are [series, d_model, d_head]."""
 
+    axes = dict.fromkeys(("W_K", "W_gate"), "series [d_model] d_head")
+
     def __init__(self, cfg: "KeyPool.Config", axis: str) -> None:
         super().__init__()
         self.W_K, self.W_gate = (projection(cfg.n_series, cfg.d_model, cfg.d_head) for _ in range(2))
@@ -45,6 +47,8 @@ class KeyPool(nn.Module):
     `hook_pooled_k` is before the norm. The sites hold all blocks, also those of past tokens; an edit is of a whole block, and
     sweeps run it as whole forward passes.
     """
+
+    axes = {"b_gate": "rate series d_head"}
 
     @dataclass(frozen=True)
     class Config:

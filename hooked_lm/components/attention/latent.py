@@ -50,6 +50,16 @@ class LatentAttention(SelfAttention):
     and `hook_kv_latent` are before the norms.
     """
 
+    axes = {
+        "W_DQ": "[d_model] d_q_latent",
+        "W_UQ": "head [d_q_latent] d_head",
+        "W_DKV": "[d_model] d_kv_latent",
+        "W_KR": "[d_model] d_shared",
+        "W_UK": "head [d_kv_latent] d_nope",
+        "W_UV": "head [d_kv_latent] d_value",
+        "W_O": "[head d_value] d_model",
+    }
+
     key_value_parts: tuple[str, ...] = (
         "hook_k",
         "hook_v",

@@ -29,6 +29,14 @@ class SpanConv(nn.Module):
     text, and at padding, the stream and the values are zero.
     """
 
+    axes = {
+        "W_depth": "[offset] channel; it is a convolution",
+        "W_K": "head [channel] d_head",
+        "W_V": "head [d_model] d_head",
+        "W_kernel": "[head d_head] kernel_head offset",
+        "W_O": "[head d_head] d_model",
+    }
+
     settings = RunSettings()
 
     def __init__(self, cfg: "MixedAttention.Config") -> None:

@@ -46,6 +46,9 @@ class Attend(PublicAttributes):
     before `W_O`.
     """
 
+    axes = {"W_Q": "head [d_model] d_head", "W_O": "[head d_head] d_model", "sinks": "head"}
+    axes |= dict.fromkeys(("W_K", "W_V"), "kv_head [d_model] d_head")
+
     class Config(ABC):
         """What all kinds of attention have. A kind declares its mechanisms as fields; others have the values here."""
 

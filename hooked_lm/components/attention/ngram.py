@@ -43,6 +43,8 @@ class MainAttention(SelfAttention):
     `RelativeBias`. The keys and values are kept for the predicting streams of the layer.
     """
 
+    axes = {"W_rel": "head [d_model] bucket"}
+
     @dataclass(frozen=True)
     class Config(Attend.Config):
         d_model: int

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NAMES = ("W_Q", "W_K", "W_V", "W_UQ", "W_UK", "W_UV", "W_gate", "W_rel")
+from hooked_lm.components.axes import axes_of
 
 
 def projection(n_heads: int, d_model: int, d_head: int) -> nn.Parameter:
@@ -30,11 +30,13 @@ def add_projections(attn: nn.Module, cfg: Any, d_source: int, values: bool = Tru
 
 
 def make_contiguous(attn: nn.Module, keep: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Copies weights that are not one matrix in memory, such as slices of a fused weight, which every run would have to copy.
+    """Copies projections that are not one matrix in memory, such as slices of a fused weight, which every run would have to copy.
 
     `keep` says where a copy is, None: in memory.
     """
     for name, weight in attn.named_parameters(recurse=False):
-        if name in NAMES and weight.stride(0) != weight.shape[2] * weight.stride(2):
+        axes = axes_of(attn, name)
+        is_projection = axes is not None and len(axes.names) == 3 and axes.inputs == (1,)
+        if is_projection and weight.stride(0) != weight.shape[2] * weight.stride(2):
             matrix = weight.data.transpose(1, 2).contiguous()
             weight.data = (matrix if keep is None else keep(matrix)).transpose(1, 2)

@@ -24,6 +24,8 @@ class RelativeBias(nn.Module):
     of distance 0. `hook_bias` is the bias of every layer that shares it.
     """
 
+    axes = {"W_rel": "[bucket] head; its rows are looked up"}
+
     @dataclass(frozen=True)
     class Config:
         n_heads: int

@@ -30,6 +30,8 @@ class RoutedAttention(Attention):
     Only the chosen heads are computed, each expert's on all its tokens together, unless something listens to values of all heads.
     """
 
+    axes = {"W_router": "[d_model] expert"}
+
     mixes_heads = True
 
     @dataclass(frozen=True)

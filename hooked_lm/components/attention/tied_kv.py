@@ -31,6 +31,13 @@ class TiedKVAttention(SelfAttention):
     [head, d_head, d_o_latent], `W_UO` [group, d_o_latent, d_model]. `W_O` is their product.
     """
 
+    axes = {
+        "W_DQ": "[d_model] d_q_latent",
+        "W_UQ": "head [d_q_latent] d_head",
+        "W_DO": "[head/n_groups d_head] d_o_latent; each group of heads has outputs of its own",
+        "W_UO": "[group d_o_latent] d_model; it is multiplied by groups",
+    }
+
     key_value_parts: tuple[str, ...] = ("hook_k", "k_norm", "hook_rot_k", "hook_v", "W_K")
 
     @dataclass(frozen=True)

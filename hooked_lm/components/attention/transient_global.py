@@ -40,6 +40,8 @@ class TransientGlobalBias(RelativeBias):
     `hook_bias` is the one, `hook_bias_global` the other.
     """
 
+    axes = {"W_rel_global": "[bucket] head; its rows are looked up"}
+
     @dataclass(frozen=True)
     class Config(RelativeBias.Config):
         block_size: int = 16

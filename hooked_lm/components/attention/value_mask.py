@@ -27,6 +27,8 @@ class ValueMaskedAttention(Attention):
     `hook_key_bias` is the bias of every key, past ones too. Sweeps run its edits as whole forward passes.
     """
 
+    axes = {"W_dt": "[kv_head d_head] kv_head; it is multiplied in fp32"}
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         keep: int = 2048

@@ -9,6 +9,8 @@ from hooked_lm.components.attention.projection import projection
 class ValueSourceAttention(Attention):
     """Attention with values from another vector, of width `d_value_source`: `W_V` is [kv_head, d_value_source, d_head]."""
 
+    axes = {"W_V": "kv_head [d_value_source] d_head"}
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         d_value_source: int = field(kw_only=True)

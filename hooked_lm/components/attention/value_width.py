@@ -16,6 +16,8 @@ class ValueWidthAttention(Attention):
     `hook_v` is after the scale, and `W_O` is [head, d_value, d_model].
     """
 
+    axes = {"W_V": "kv_head [d_model] d_value", "W_O": "[head d_value] d_model"}
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         d_value: int = field(kw_only=True)

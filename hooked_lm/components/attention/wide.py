@@ -11,6 +11,8 @@ from hooked_lm.components.attention.multihead import Attention
 class WideAttention(Attention):
     """Attention whose input has `d_model` features and whose output `d_out`: `W_O` is [head, d_head, d_out]."""
 
+    axes = {"W_O": "[head d_head] d_out"}
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         d_out: int = field(kw_only=True)

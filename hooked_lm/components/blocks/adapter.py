@@ -91,6 +91,8 @@ class AdapterPostNormBlock(PostNormBlock):
 class Weights(nn.Module):
     """The weights of an MLP that is not run."""
 
+    axes = MLP.axes
+
     def __init__(self, cfg: MLP.Config) -> None:
         super().__init__()
         self.W_in = nn.Parameter(torch.empty(cfg.d_model, cfg.d_mlp))

@@ -29,6 +29,12 @@ class AltUp(nn.Module):
     `w` is the weight of the norm.
     """
 
+    axes = {
+        "W_router": "[d_model] gate",
+        "W_predict": "[gate] stream source_stream; it makes coefficients of streams",
+        "W_correct": "[gate] stream; it makes coefficients of streams",
+    }
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -65,6 +71,8 @@ class AltUp(nn.Module):
 
 class Laurel(nn.Module):
     """`x + norm(x W_in W_out)`; `hook_pre` is `x W_in`, of a low rank."""
+
+    axes = {"W_in": "[d_model] rank", "W_out": "[rank] d_model"}
 
     @dataclass(frozen=True)
     class Config:

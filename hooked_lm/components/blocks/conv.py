@@ -24,6 +24,8 @@ class ConvPostNormBlock(PostNormBlock):
     before `ln3`, `hook_normalized_resid_post` the stream after it.
     """
 
+    axes = {"W_conv": "[offset d_in] d_out; it is a convolution"}
+
     @dataclass(frozen=True)
     class Config(PostNormBlock.Config):
         ln3: NormConfig = field(kw_only=True)

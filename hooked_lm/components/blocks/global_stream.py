@@ -29,6 +29,8 @@ class GlobalStreamBlock(PreNormBlock):
     neurons `hook_global_mlp_pre` and `hook_global_mlp_post`.
     """
 
+    axes = {"W_global": "[token] d_model; its rows are looked up"}
+
     @dataclass(frozen=True)
     class Config(PreNormBlock.Config):
         ln1_global: NormConfig | None = None

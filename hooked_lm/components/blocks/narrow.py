@@ -95,6 +95,8 @@ class SeveralMLPsBlock(PostNormBlock):
 class Bottleneck(nn.Module):
     """`ln(x W + b)`, with `W` [d_model, d_narrow]; `hook_out` is the result."""
 
+    axes = {"W": "[d_model] d_narrow"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -137,6 +139,8 @@ class NarrowBlock(SeveralMLPsBlock):
     attention, `hook_narrow_post` that after all MLPs, `hook_normalized_narrow_post` the same after `ln2`. `hook_narrow_out` is
     what the block adds to the wide stream. `W_up` is [d_narrow, d_model].
     """
+
+    axes = {"W_up": "[d_narrow] d_model"}
 
     @dataclass(frozen=True)
     class Config(SeveralMLPsBlock.Config):

@@ -29,6 +29,8 @@ class NgramEmbed(nn.Module):
     the last), plus the vector of the next position. `hook_out` is that sum, of all predicting streams.
     """
 
+    axes = {"W_ngram": "[stream] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

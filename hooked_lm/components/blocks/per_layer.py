@@ -30,6 +30,8 @@ class PerLayerEmbed(nn.Module):
     [d_model, layer, d_per_layer].
     """
 
+    axes = {"W_E": "[d_vocab] layer d_per_layer", "W_proj": "[d_model] layer d_per_layer"}
+
     @dataclass(frozen=True)
     class Config:
         d_vocab: int
@@ -77,6 +79,8 @@ class PerLayerEmbed(nn.Module):
 
 class PerLayerGate(nn.Module):
     """`(act(x W_gate) * e) W_out`, where e is the per-layer embedding."""
+
+    axes = {"W_gate": "[d_model] d_per_layer", "W_out": "[d_per_layer] d_model"}
 
     @dataclass(frozen=True)
     class Config:

@@ -49,6 +49,8 @@ class SharedBlock(MixerPart):
     are the outputs of attention and of the MLP, `hook_shared_out` is what is added to the input of the mixer.
     """
 
+    axes = {"W_shared": "[d_transformed] d_model"}
+
     @dataclass(frozen=True)
     class Config(MixerPart.Config):
         attn: WideAttention.Config = field(kw_only=True)

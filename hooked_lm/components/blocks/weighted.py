@@ -60,6 +60,8 @@ class RouterStateBlock(WeightedResidualBlock):
     The stream may have a higher precision than the weights: the outputs of its norms are cast.
     """
 
+    axes = dict.fromkeys(("b_attn", "b_mlp"), "d_model")
+
     @dataclass(frozen=True)
     class Config(WeightedResidualBlock.Config):
         mlp: RouterStateMoE.Config = field(kw_only=True)

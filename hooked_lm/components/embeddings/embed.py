@@ -17,6 +17,8 @@ Logits = Float[Tensor, "batch pos d_vocab"]
 class Embed(nn.Module):
     """The rows of `W_E` [d_vocab, d_model] of the tokens, times `scale`; with a `norm`, normalised."""
 
+    axes = {"W_E": "[d_vocab] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_vocab: int
@@ -59,6 +61,8 @@ def soft_capped(logits: Float[Tensor, "*batch d_vocab"], cap: float | None) -> F
 
 class Unembed(nn.Module):
     """`x W_U + b_U` with `W_U` [d_model, d_vocab], times `scale`. The model applies the soft cap."""
+
+    axes = {"W_U": "[d_model] d_vocab"}
 
     @dataclass(frozen=True)
     class Config:

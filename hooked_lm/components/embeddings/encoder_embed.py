@@ -23,6 +23,8 @@ Ids = Int[Tensor, "batch pos"]
 class TokenTypeEmbed(nn.Module):
     """A learned vector for each token type (in BERT, the first or second text). `W_token_type` is [type, d_embed]."""
 
+    axes = {"W_token_type": "[type] d_embed"}
+
     @dataclass(frozen=True)
     class Config:
         n_types: int
@@ -137,6 +139,8 @@ class ProjectedEncoderEmbed(EncoderEmbed):
     """Embeddings narrower than the stream, projected by `W_proj` [d_embed, d_model] after the norm (Lan et al. 2019,
     arXiv:1909.11942)."""
 
+    axes = {"W_proj": "[d_embed] d_stream"}
+
     @dataclass(frozen=True)
     class Config(EncoderEmbed.Config):
         d_stream: int = field(kw_only=True)
@@ -186,6 +190,8 @@ class MaskScaledEncoderEmbed(EncoderEmbed):
 class ConcatenatedEncoderEmbed(EncoderEmbed):
     """Embeddings of tokens and of further ids side by side, `hook_concat`, mapped to the width of the sum by `W_map` [d_concat,
     d_embed] (RoCBert, Su et al. 2022, ACL). `spare` are embeddings that the checkpoint has and the model does not use."""
+
+    axes = {"W_map": "[d_concat] d_embed"}
 
     @dataclass(frozen=True)
     class Config(EncoderEmbed.Config):

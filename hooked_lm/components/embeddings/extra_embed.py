@@ -45,6 +45,8 @@ def sizes(ids: ExtraIds) -> tuple[int, ...]:
 class ExtraEmbed(nn.Module):
     """A learned vector for each id. `W_extra` is [id, d_embed]."""
 
+    axes = {"W_extra": "[id] d_embed"}
+
     @dataclass(frozen=True)
     class Config(ExtraIds):
         def build(self) -> "ExtraEmbed":
@@ -62,6 +64,8 @@ class ExtraEmbed(nn.Module):
 class BoxEmbed(nn.Module):
     """The place and size of a token on its page (Xu et al. 2019, arXiv:1912.13318): the sum of learned vectors for the left,
     upper, right and lower edge, the height and the width. `W_x`, `W_y`, `W_h` and `W_w` are [place, d_embed]."""
+
+    axes = dict.fromkeys(("W_x", "W_y", "W_h", "W_w"), "[place] d_embed")
 
     @dataclass(frozen=True)
     class Config(ExtraIds):
@@ -83,6 +87,8 @@ class BoxEmbed(nn.Module):
 class TableEmbed(nn.Module):
     """Types of several kinds, such as the cell of a token in a table (Herzig et al. 2020, arXiv:2004.02349): the sum of a learned
     vector for each. `W_kinds` is a list of [id, d_embed]."""
+
+    axes = {"W_kinds": "[id] d_embed"}
 
     @dataclass(frozen=True)
     class Config(ExtraIds):

@@ -14,6 +14,8 @@ class FactoredEmbed(Embed):
     """An embedding narrower than the stream, `W_E` [d_vocab, d_embed], and `W_proj` [d_embed, d_model] into the stream
     (Lan et al. 2019, arXiv:1909.11942)."""
 
+    axes = {"W_E": "[d_vocab] d_embed", "W_proj": "[d_embed] d_model"}
+
     @dataclass(frozen=True)
     class Config(Embed.Config):
         d_embed: int = field(kw_only=True)
@@ -59,6 +61,8 @@ class TiedVocab(Unembed):
 class FactoredUnembed(Unembed):
     """An unembedding from a narrower space: `(x W_proj) W_vocab + b_U` with `W_proj` [d_model, d_embed] and `W_vocab`
     [d_embed, d_vocab]. `W_U` is their product, computed at each access."""
+
+    axes = {"W_proj": "[d_model] d_embed", "W_vocab": "[d_embed] d_vocab"}
 
     @dataclass(frozen=True)
     class Config(Unembed.Config):

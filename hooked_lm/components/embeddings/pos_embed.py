@@ -45,6 +45,8 @@ class PosEmbed(Positions):
     The table of a checkpoint may have `offset` rows before that of position 0. They are in `before`, which nothing reads.
     """
 
+    axes = {"W_pos": "[pos] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         n_ctx: int
@@ -86,6 +88,8 @@ class SinusoidalEmbed(Positions):
     The pairs' wavelengths are a geometric sequence: pair i turns `10000 ** (-2i / d_model)` radians a position (Vaswani
     et al. 2017, arXiv:1706.03762).
     """
+
+    axes: dict[str, str] = {}  # it has no weights
 
     @dataclass(frozen=True)
     class Config:

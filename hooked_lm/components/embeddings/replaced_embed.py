@@ -13,6 +13,8 @@ class ReplacedEmbed(Embed):
     """An embedding whose row of the token `replaced` is `w_replaced` [d_model], which is not scaled; a tied unembedding
     still has the row of `W_E`."""
 
+    axes = {"w_replaced": "d_model"}
+
     @dataclass(frozen=True)
     class Config(Embed.Config):
         replaced: int = field(kw_only=True)

@@ -21,6 +21,8 @@ class TrigramEmbed(Embed):
     `trigram` it is [1, d_embed, d_model]. `hook_narrow_embed` is e.
     """
 
+    axes = {"W_E": "[d_vocab] d_embed", "W_proj": "[offset d_embed] d_model"}
+
     @dataclass(frozen=True)
     class Config(Embed.Config):
         d_embed: int = field(kw_only=True)
@@ -78,6 +80,8 @@ class SplitUnembed(Unembed):
 
     If tied, `W_vocab` is the transpose of the embedding's `W_E`, narrower than the stream. `W_U` is computed at each access.
     """
+
+    axes = {"W_vocab": "[d_embed] d_vocab", "W_rest": "[d_rest] d_vocab"}
 
     @dataclass(frozen=True)
     class Config(Unembed.Config):

@@ -32,6 +32,8 @@ class ClampedGatedMLP(nn.Module):
     arXiv:2508.10925).
     """
 
+    axes = {"W_gate_in": "[d_model] d_gate_in", "W_out": "[d_mlp] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -119,6 +121,13 @@ class MoE(nn.Module):
     The sites of an expert are on demand and hold only its tokens; `hook_routed_positions` has their [row, position], and
     edits of it have no effect.
     """
+
+    axes = {
+        "W_router": "[d_model] choice",
+        "b_choice": "choice",
+        "W_shared_gate": "[d_model] 1; it decides, as a router does",
+        "b_out": "d_model",
+    }
 
     @dataclass(frozen=True)
     class Config:

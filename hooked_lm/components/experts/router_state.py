@@ -29,6 +29,13 @@ class RouterStateMoE(MoE):
     Sites: `hook_prev_state` and `hook_router_state`; edits of the state reach the routers of later layers.
     """
 
+    axes = {
+        "W_down": "[d_model] d_router; it is part of the router",
+        "W_1": "[d_router] d_router; it is part of the router",
+        "W_2": "[d_router] d_router; it is part of the router",
+        "W_router": "[d_router] choice",
+    }
+
     @dataclass(frozen=True)
     class Config(MoE.Config):
         """Without `reads_previous` the state is that of this layer alone: in the first layer."""

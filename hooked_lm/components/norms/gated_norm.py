@@ -17,6 +17,8 @@ class LowRankGatedNorm(RMSNorm):
     Such a norm is not folded into the weights after it.
     """
 
+    axes = {"W_down": "[width] d_gate; it is part of a norm", "W_up": "[d_gate] width; it is part of a norm"}
+
     @dataclass(frozen=True)
     class Config(RMSNorm.Config):
         d_gate: int = field(kw_only=True)

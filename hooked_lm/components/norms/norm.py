@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.norms.public_attributes import PublicAttributes
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -30,11 +31,10 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
     return (length.square() / x.shape[-1] + eps).sqrt()
 
 
-class Norm(nn.Module, ABC):
+class Norm(PublicAttributes, nn.Module, ABC):
     """A norm with the divisor and the normalised value at hook points."""
 
     settings = RunSettings()
-    kind = ""  # "LN" or "RMS"
 
     @dataclass(frozen=True)
     class Config(ABC):
@@ -53,21 +53,6 @@ class Norm(nn.Module, ABC):
     @abstractmethod
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The output for `x` by one fused kernel, without the hook points."""
-
-    @property
-    def eps(self) -> float:
-        """The number that is added to the mean square."""
-        return self.cfg.eps
-
-    @property
-    def length(self) -> int:
-        """The width of the vectors that it normalises."""
-        return self.cfg.d_model
-
-    @property
-    def normalization_type(self) -> str:
-        """Its public name: "LN" or "RMS", "LNPre" or "RMSPre" without a weight."""
-        return self.kind if self.cfg.weight else self.kind + "Pre"
 
 
 class RMSNorm(Norm):

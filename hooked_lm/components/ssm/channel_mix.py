@@ -29,6 +29,8 @@ class ChannelMix(CachedMixer):
     Sites: `hook_prev`, the input of the previous token; `hook_pre`, `hook_post` and `hook_gate`, before the sigmoid.
     """
 
+    axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_gate", "W_out": "[d_mlp] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -20,6 +20,8 @@ class CausalConvolution(nn.Module):
     tokens before it.
     """
 
+    axes = {"W_conv": "[tap] channel; it is a convolution"}
+
     @dataclass(frozen=True)
     class Config:
         n_channels: int

@@ -36,6 +36,15 @@ class GatedDeltaNet(CachedMixer):
     gate. `hook_g`, `hook_beta`, `hook_state` and `hook_z` are in at least fp32, as the recurrence is.
     """
 
+    axes = {
+        "W_Q": "[d_model] d_shared",
+        "W_K": "[d_model] d_shared",
+        "W_V": "[d_model] d_inner",
+        "W_gate": "[d_model] d_inner",
+        "W_g": "[d_model] ssm_head",
+        "W_beta": "[d_model] ssm_head",
+    }
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

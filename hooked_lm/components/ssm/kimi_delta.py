@@ -25,6 +25,14 @@ class KimiDeltaAttention(GatedDeltaNet):
     both `W_g` and `W_gate` are products of `W_g_down` [d_model, rank] and `W_g_up` [rank, ...]. `hook_g` has an axis `d_state`.
     """
 
+    axes = {
+        "W_g": "[d_model] d_decay",
+        "W_g_down": "[d_model] rank",
+        "W_g_up": "[rank] d_decay",
+        "W_gate_down": "[d_model] rank",
+        "W_gate_up": "[rank] d_inner",
+    }
+
     @dataclass(frozen=True)
     class Config(GatedDeltaNet.Config):
         gate_act_fn: str = "sigmoid"

@@ -31,6 +31,8 @@ class LightningAttention(CachedMixer):
     before the norm. `hook_state` and `hook_z` are in at least fp32, as the recurrence is.
     """
 
+    axes = dict.fromkeys(("W_Q", "W_K", "W_V", "W_gate"), "[d_model] d_inner")
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

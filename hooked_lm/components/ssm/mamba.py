@@ -39,6 +39,13 @@ class Mamba(Mixer):
     `hook_state` and `hook_y` are in at least fp32, as the recurrence is.
     """
 
+    axes = {
+        "W_dt_down": "[d_inner] dt_rank",
+        "W_dt_up": "[dt_rank] d_inner",
+        "W_B": "[d_inner] d_state",
+        "W_C": "[d_inner] d_state",
+    }
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

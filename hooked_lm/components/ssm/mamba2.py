@@ -36,6 +36,8 @@ class Mamba2(Mixer):
     `hook_y` are in at least fp32, as the recurrence is.
     """
 
+    axes = {"W_B": "[d_model] d_shared", "W_C": "[d_model] d_shared", "W_dt": "[d_model] ssm_head"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -19,6 +19,13 @@ class MambaHeads(Mamba):
     axis of heads.
     """
 
+    axes = {
+        "W_dt_down": "ssm_head [d_channel] dt_rank; it is block-diagonal",
+        "W_dt_up": "ssm_head [dt_rank] d_channel; it is block-diagonal",
+        "W_B": "ssm_head [d_channel] d_state; it is block-diagonal",
+        "W_C": "ssm_head [d_channel] d_state; it is block-diagonal",
+    }
+
     @dataclass(frozen=True)
     class Config(Mamba.Config):
         n_heads: int = 1

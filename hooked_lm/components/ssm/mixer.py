@@ -42,6 +42,8 @@ def carried(
 class CachedMixer(nn.Module, ABC):
     """A mixer of tokens that starts from the state after the past tokens, and keeps the state after the last one."""
 
+    axes = {"W_out": "[d_inner] d_model"}
+
     hook_in: HookPoint
     hook_out: HookPoint
 
@@ -68,6 +70,8 @@ class Mixer(CachedMixer):
 
     `output` gates the result of the recurrence and projects it into the stream by `W_out` [d_inner, d_model].
     """
+
+    axes = dict.fromkeys(("W_x", "W_gate"), "[d_model] d_inner")
 
     W_x: Tensor
     W_gate: Tensor

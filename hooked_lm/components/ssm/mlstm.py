@@ -45,6 +45,15 @@ class MLSTM(CachedMixer):
     are in at least fp32.
     """
 
+    axes = {
+        "W_Q": "[d_model] d_qk",
+        "W_K": "[d_model] d_qk",
+        "W_V": "[d_model] d_inner",
+        "W_gate": "[d_model] d_inner",
+        "W_i": "[d_model] ssm_head",
+        "W_f": "[d_model] ssm_head",
+    }
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -34,6 +34,8 @@ class RGLRU(Mixer):
     fp32, as the recurrence is.
     """
 
+    axes = dict.fromkeys(("W_r", "W_i"), "channel_group [d_in] d_out; it is block-diagonal")
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -30,6 +30,8 @@ class ShortConv(Mixer):
     output of the convolution, in at least fp32.
     """
 
+    axes = {"W_B": "[d_model] d_inner"}
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -35,6 +35,8 @@ class WKV(CachedMixer):
     least fp32.
     """
 
+    axes = dict.fromkeys(("W_K", "W_V", "W_R"), "[d_model] d_inner")
+
     @dataclass(frozen=True)
     class Config:
         d_model: int

@@ -33,7 +33,6 @@ from hooked_lm.components.verification.registry import (
     input_weights,
     norm_output,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -115,12 +114,6 @@ def _(attn: Attend, at: Sites) -> Tensor:
     return add_bias(at("hook_result").sum(2), attn.b_O)
 
 
-@output_weights.register
-def _(attn: Attend) -> list[Tensor]:
-    """The weights that write the output."""
-    return [attn.W_O] if attn.b_O is None else [attn.W_O, attn.b_O]
-
-
 def mixed(
     pattern: Float[Tensor, "batch head query_pos key_pos"], v: Float[Tensor, "batch key_pos kv_head d_value"]
 ) -> Float[Tensor, "batch query_pos head d_value"]:
@@ -200,10 +193,8 @@ def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
 
 @input_weights.register
 def _(attn: Attention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    projections = ["Q", "K"] if attn.cfg.values_from_keys else ["Q", "K", "V"]
-    projections += ["gate"] * isinstance(attn, OutputGate) + ["router"] * isinstance(attn, RoutedAttention)
-    return [] if attn.cfg.clip is not None else [(attn, f"W_{x}", f"b_{x}") for x in projections]
+    """The weights that the input is multiplied by; none if their products are clipped."""
+    return [] if attn.cfg.clip is not None else input_weights.dispatch(object)(attn)
 
 
 @identities.register
@@ -221,12 +212,6 @@ def _(
 
     yield "rotary(q) keeps lengths", same_lengths(attn.cfg.rotary, q, lambda: at("hook_rot_q"))
     yield from mixing_identities(attn, at)
-
-
-@input_weights.register
-def _(attn: SharedKVAttention) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(attn, "W_Q", "b_Q")]
 
 
 @identities.register
@@ -253,12 +238,6 @@ def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:
         return made[found.isfinite()], found[found.isfinite()]
 
     return scores
-
-
-@input_weights.register
-def _(attn: CrossAttention) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(attn, "W_Q", "b_Q")]
 
 
 def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:

@@ -15,16 +15,13 @@ from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.verification.attention import mixed, same_lengths
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Pair,
     Sites,
     identities,
-    input_weights,
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
     within,
 )
 
@@ -183,29 +180,3 @@ def _indexer_identities(
 def _(attn: TiedKVAttention, at: Sites) -> Tensor:
     """The output, from that of each head."""
     return at("hook_result").sum(2)
-
-
-@input_weights.register
-def _(attn: TiedKVAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(attn, "W_DQ", "b_DQ"), (attn, "W_K", "b_K")]
-
-
-@input_weights.register
-def _(attn: CompressedAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    found = [
-        *input_weights.dispatch(TiedKVAttention)(attn),
-        (attn.to_pool, "W_K", "b_K"),
-        (attn.to_pool, "W_gate", "b_gate"),
-    ]
-    if attn.cfg.indexer is None:
-        return found
-    of_index = attn.indexer.to_pool
-    return [*found, (attn.indexer, "W_weights", "b_weights"), (of_index, "W_K", "b_K"), (of_index, "W_gate", "b_gate")]
-
-
-@output_weights.register
-def _(attn: TiedKVAttention) -> list[Tensor]:
-    """The weight that writes the output."""
-    return [attn.W_UO]

@@ -23,7 +23,6 @@ from hooked_lm.components.verification.registry import (
     identities,
     input_weights,
     output_from_sites,
-    output_weights,
     within,
 )
 
@@ -91,13 +90,6 @@ def _(attn: MixedAttention, at: Sites) -> Tensor:
 def _(attn: MixedAttention) -> list[InputWeight]:
     """None: the input is convolved too, and is zero outside of the text, where the output of a norm would not be."""
     return []
-
-
-@output_weights.register
-def _(attn: MixedAttention) -> list[Tensor]:
-    """The weights that write the output."""
-    weights: list[Tensor] = [attn.W_O, attn.conv.W_O]
-    return weights if attn.b_O is None else [*weights, attn.b_O]
 
 
 @identities.register

@@ -14,7 +14,6 @@ from hooked_lm.components.verification.registry import (
     LazyTensor,
     Sites,
     identities,
-    output_weights,
 )
 
 
@@ -48,9 +47,3 @@ def _(
     )
     yield "size of (pattern_1 - lam pattern_2) v == z_norm.scale", scales
     yield "(pattern_1 - lam pattern_2) v, normalised, through W_O_pair == sum of the pair's results", results
-
-
-@output_weights.register
-def _(attn: DifferentialAttention) -> list[Tensor]:
-    """The weights that write the output."""
-    return [attn.W_O_pair] if attn.b_O is None else [attn.W_O_pair, attn.b_O]

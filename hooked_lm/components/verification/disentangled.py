@@ -6,11 +6,9 @@ from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.verification.attention import mixing_identities, products, projection_identities
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     identities,
-    input_weights,
 )
 
 
@@ -23,9 +21,3 @@ def _(
     terms = ["hook_c2p"] * attn.cfg.c2p + ["hook_p2c"] * attn.cfg.p2c
     yield "q k^T * scale + c2p + p2c == attn_scores, where a key is real", products(attn.scale, at, terms)
     yield from mixing_identities(attn, at)
-
-
-@input_weights.register
-def _(attn: DisentangledAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(attn, f"W_{x}", f"b_{x}") for x in "QKV"]

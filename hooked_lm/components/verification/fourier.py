@@ -8,13 +8,10 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.fourier import FourierMixer
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     identities,
-    input_weights,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -33,15 +30,3 @@ def _(mixer: FourierMixer, at: Sites, get_input: LazyTensor) -> Iterator[Identit
 def _(mixer: FourierMixer, at: Sites) -> Tensor:
     """The output."""
     return at("hook_out")
-
-
-@input_weights.register
-def _(mixer: FourierMixer) -> list[InputWeight]:
-    """There are no weights."""
-    return []
-
-
-@output_weights.register
-def _(mixer: FourierMixer) -> list[Tensor]:
-    """There are no weights."""
-    return []

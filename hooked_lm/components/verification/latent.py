@@ -13,13 +13,11 @@ from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, S
 from hooked_lm.components.verification.attention import gate_identity, mixing_identities, same_lengths
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Pair,
     Sites,
     add_bias,
     identities,
-    input_weights,
     norm_identity,
     norm_output,
     within,
@@ -94,15 +92,6 @@ def _gates_input(attn: LatentAttention) -> bool:
     return isinstance(attn, OutputGate) and not isinstance(attn, QueryGatedSparseLatentAttention)
 
 
-@input_weights.register
-def _(attn: LatentAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    names = ["DKV", "KR"] + ([] if attn.cfg.d_q_latent is None else ["DQ"])
-    down: list[InputWeight] = [(attn, f"W_{x}", f"b_{x}") for x in names]
-    down += [(attn, "W_gate", "b_gate")] if _gates_input(attn) else []
-    return [*down, (attn, "W_Q", "b_Q")] if attn.cfg.d_q_latent is None else down
-
-
 @identities.register
 def _(
     attn: SparseLatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
@@ -174,10 +163,3 @@ def index_rotary(indexer: Indexer, name: str, of_index: Sites, before: LazyTenso
             f"features of index_{name} without rotary == those of index_rot_{name}",
             lambda: (before()[..., others], of_index(after)[..., others]),
         )
-
-
-@input_weights.register
-def _(attn: SparseLatentAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    indexer: list[InputWeight] = [(attn.indexer, f"W_{x}", f"b_{x}") for x in ("K", "weights")]
-    return [*input_weights.dispatch(LatentAttention)(attn), *indexer]

@@ -10,15 +10,12 @@ from hooked_lm.components.experts.moe import ClampedGatedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     add_bias,
     identities,
-    input_weights,
     norm_output,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -37,12 +34,6 @@ def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
                 at("hook_post"),
             ),
         )
-
-
-@input_weights.register
-def _(mlp: MLP) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mlp, "W_in", "b_in")]
 
 
 @identities.register
@@ -88,20 +79,6 @@ def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
     return add_bias(at("hook_post") @ mlp.W_out, mlp.b_out)
 
 
-@input_weights.register
-def _(mlp: GatedMLP) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mlp, "W_in", "b_in"), (mlp, "W_gate", "b_gate")]
-
-
-@output_weights.register(MLP)
-@output_weights.register(GatedMLP)
-@output_weights.register(ClampedGatedMLP)
-def _(mlp: MLP | GatedMLP | ClampedGatedMLP) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mlp.W_out] if mlp.b_out is None else [mlp.W_out, mlp.b_out]
-
-
 @identities.register
 def _(mlp: ClampedGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
@@ -115,9 +92,3 @@ def _(mlp: ClampedGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identi
         "act(pre) * pre_linear == post",
         lambda: (mlp.product(at("hook_pre"), at("hook_pre_linear")), at("hook_post")),
     )
-
-
-@input_weights.register
-def _(mlp: ClampedGatedMLP) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(mlp, "W_gate_in", "b_gate_in")]

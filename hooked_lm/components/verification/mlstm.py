@@ -10,14 +10,11 @@ from torch import Tensor
 from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     identities,
-    input_weights,
     norm_identity,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -62,15 +59,3 @@ def _(mixer: MLSTM, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 def _(mixer: MLSTM, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
     return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
-
-
-@input_weights.register
-def _(mixer: MLSTM) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, f"W_{name}", f"b_{name}") for name in mixer.cfg.widths]
-
-
-@output_weights.register
-def _(mixer: MLSTM) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]

@@ -116,23 +116,6 @@ def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
     return out
 
 
-@input_weights.register
-def _(moe: MoE) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
-    own = [(moe, "W_router", "b_router")]
-    own += [(moe, "W_shared_gate", "b_shared_gate")] if moe.cfg.shared_gate else []
-    return own + [weight for part in parts for weight in input_weights(part)]
-
-
-@output_weights.register
-def _(moe: MoE) -> list[Tensor]:
-    """The weights that write the output."""
-    parts: list[Any] = [*moe.experts, *([] if moe.shared is None else [moe.shared])]
-    own = [] if moe.b_out is None else [moe.b_out]
-    return own + [weight for part in parts for weight in output_weights(part)]
-
-
 def _together(pairs: list[Pair]) -> Pair:
     """The pairs of all experts as one pair."""
 
@@ -201,9 +184,3 @@ def _(moe: RouterStateMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identit
     for name, pair in identities_of_parts(moe, at, get_input, get_input, get_input):
         if not name.endswith("-> router_logits"):
             yield name, pair
-
-
-@input_weights.register
-def _(moe: RouterStateMoE) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(moe, "W_down", "b_down"), *(weight for expert in moe.experts for weight in input_weights(expert))]

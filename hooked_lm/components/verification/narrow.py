@@ -18,7 +18,6 @@ from hooked_lm.components.verification.registry import (
     identities,
     norm_identity,
     norm_output,
-    output_weights,
     within,
 )
 
@@ -85,9 +84,3 @@ def _(embed: TrigramEmbed, at: Sites, out: LazyTensor) -> Iterator[Identity]:
         return torch.einsum("tbpe,tem->bpm", torch.stack(terms), embed.W_proj) + embed.b_proj, out()
 
     yield "narrow_embed of next, own and previous token, W_proj + b_proj == embed", neighbours
-
-
-@output_weights.register
-def _(embed: TrigramEmbed) -> list[Tensor]:
-    """The weights and biases whose last axis is that of the stream; none if a norm follows."""
-    return [embed.W_proj, embed.b_proj] if embed.cfg.norm is None else []

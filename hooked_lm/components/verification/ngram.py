@@ -14,13 +14,11 @@ from hooked_lm.components.verification.attention import mixed, mixing_identities
 from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Pair,
     Sites,
     add_bias,
     identities,
-    input_weights,
     within,
 )
 
@@ -77,12 +75,6 @@ def _(
     yield "q k * scale + bucket_bias[0] == attn_scores_own", own_scores
     yield "softmax of scores and attn_scores_own == patterns", patterns
     yield result_identity(attn, at)
-
-
-@input_weights.register
-def _(attn: MainAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(attn, f"W_{x}", f"b_{x}") for x in ("Q", "K", "V", "rel")]
 
 
 @identities.register

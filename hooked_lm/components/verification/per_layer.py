@@ -10,15 +10,12 @@ from hooked_lm.components.blocks.shared import RepeatedEmbed
 from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     identities,
-    input_weights,
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -59,15 +56,3 @@ def _(gate: PerLayerGate, at: Sites, get_input: LazyTensor, embedded: LazyTensor
 def _(gate: PerLayerGate, at: Sites) -> Tensor:
     """The output, from the input of `W_out`."""
     return at("hook_post") @ gate.W_out
-
-
-@input_weights.register
-def _(gate: PerLayerGate) -> list[InputWeight]:
-    """The weight that the input is multiplied by."""
-    return [(gate, "W_gate", "")]
-
-
-@output_weights.register
-def _(gate: PerLayerGate) -> list[Tensor]:
-    """The weight that writes the output."""
-    return [gate.W_out]

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hooked_lm.components.axes import Axes, axes_of
 from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
@@ -36,14 +37,29 @@ def output_from_sites(module: nn.Module, at: Sites) -> Tensor:
 
 @singledispatch
 def input_weights(module: nn.Module) -> list[InputWeight]:
-    """The weights [..., in, out] that the input of a component is multiplied by; empty if a norm cannot be folded into them."""
-    raise TypeError(f"no input weights are registered for {type(module).__name__}")
+    """The weights [..., in, out] that the input of a component is multiplied by; empty if a norm cannot be folded into them.
+
+    They follow from `axes`. What uses its input in another way too is registered.
+    """
+    return [(part, name, f"b{name[1:]}") for part, name, axes in _axes_within(module) if axes.reads_stream]
 
 
 @singledispatch
 def output_weights(module: nn.Module) -> list[Tensor]:
-    """The weights and biases [..., d_model] that write the output of a component."""
-    raise TypeError(f"no output weights are registered for {type(module).__name__}")
+    """The weights and biases [..., d_model] that write the output of a component; none if something is between.
+
+    They follow from `axes`. A component that uses what they write in another way is registered.
+    """
+    return [getattr(part, name) for part, name, axes in _axes_within(module) if axes.writes_stream]
+
+
+def _axes_within(module: nn.Module) -> Iterator[tuple[nn.Module, str, Axes]]:
+    if not hasattr(type(module), "axes"):
+        raise TypeError(f"{type(module).__name__} states no axes of its weights, see hooked_lm.components.axes")
+    for part in module.modules():
+        for name in part._parameters:  # a module that is split over processes refuses to give them
+            if getattr(part, name) is not None and (axes := axes_of(part, name)) is not None:
+                yield part, name, axes
 
 
 @singledispatch

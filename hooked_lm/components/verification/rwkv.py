@@ -77,12 +77,6 @@ def _(mixer: WKV | ChannelMix) -> list[InputWeight]:
 
 
 @output_weights.register
-def _(mixer: WKV) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out]
-
-
-@output_weights.register
 def _(mixer: ChannelMix) -> list[Tensor]:
     """None: the gate is between the weights and the output."""
     return []

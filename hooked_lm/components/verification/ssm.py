@@ -10,7 +10,7 @@ from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.ssm.decayed_sum import decayed_updates, read_by_queries
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
 from hooked_lm.components.ssm.delta_rule import delta_states
-from hooked_lm.components.ssm.lightning import PARTS, LightningAttention
+from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
@@ -19,16 +19,13 @@ from hooked_lm.components.ssm.scan import step_by_step
 from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Sites,
     add_bias,
     identities,
-    input_weights,
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
 )
 
 
@@ -42,18 +39,6 @@ def input_identities(mixer: Mixer, at: Sites, get_input: LazyTensor) -> Iterator
 def _(mixer: Mixer, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
     return mixer.output(at("hook_y"), at("hook_gate"))
-
-
-@input_weights.register
-def _(mixer: Mixer) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, "W_x", "b_x"), (mixer, "W_gate", "b_gate")]
-
-
-@output_weights.register
-def _(mixer: Mixer) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
 
 
 @identities.register
@@ -117,12 +102,6 @@ def _(mixer: Mamba2, at: Sites) -> Tensor:
     return mixer.to_stream(norm_output(mixer, "norm", at, lambda: mixer.norm_input(at("hook_y"), gate)), gate)
 
 
-@input_weights.register
-def _(mixer: Mamba2) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, f"W_{name}", f"b_{name}") for name in ("gate", "x", "B", "C", "dt")]
-
-
 @identities.register
 def _(mixer: RGLRU, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
@@ -149,12 +128,6 @@ def _(mixer: ShortConv, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
         "the windows of B * x, read by the taps == y",
         lambda: (mixer.read(mixer.states(at("hook_B") * at("hook_x"))[0]), at("hook_y")),
     )
-
-
-@input_weights.register
-def _(mixer: ShortConv) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, f"W_{name}", f"b_{name}") for name in ("x", "gate", "B")]
 
 
 @identities.register
@@ -188,18 +161,6 @@ def _(mixer: GatedDeltaNet, at: Sites) -> Tensor:
     return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
 
 
-@input_weights.register
-def _(mixer: GatedDeltaNet) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, f"W_{name}", f"b_{name}") for name in mixer.cfg.widths]
-
-
-@output_weights.register
-def _(mixer: GatedDeltaNet) -> list[Tensor]:
-    """The weights that write the output."""
-    return [mixer.W_out] if mixer.b_out is None else [mixer.W_out, mixer.b_out]
-
-
 @identities.register
 def _(mixer: LightningAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
@@ -222,15 +183,3 @@ def _(mixer: LightningAttention, at: Sites, get_input: LazyTensor) -> Iterator[I
 def _(mixer: LightningAttention, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
     return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
-
-
-@input_weights.register
-def _(mixer: LightningAttention) -> list[InputWeight]:
-    """The weights that the input is multiplied by."""
-    return [(mixer, f"W_{name}", f"b_{name}") for name in PARTS]
-
-
-@output_weights.register
-def _(mixer: LightningAttention) -> list[Tensor]:
-    """The weight that writes the output."""
-    return [mixer.W_out]

@@ -20,7 +20,6 @@ from hooked_lm.components.verification.registry import (
     norm_identity,
     norm_output,
     output_from_sites,
-    output_weights,
     weights_after_norms,
     within,
 )
@@ -47,12 +46,6 @@ def _(laurel: Laurel, at: Sites) -> Tensor:
 def _(laurel: Laurel) -> list[InputWeight]:
     """None that a norm could be folded into, as the input is itself part of the output."""
     return []
-
-
-@output_weights.register
-def _(laurel: Laurel) -> list[Tensor]:
-    """The weight that writes the output of the branch."""
-    return [laurel.W_out]
 
 
 def _around_identities(block: AltUpBlock, at: Sites, active: int) -> Iterator[Identity]:

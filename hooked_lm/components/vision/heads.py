@@ -43,6 +43,8 @@ class ProbePooler(nn.Module):
     `attn` reads all positions for this one query: `attn.hook_q` is [batch, 1, head, d_head].
     """
 
+    axes = {"W_probe": "d_model"}
+
     @dataclass(frozen=True)
     class Config:
         attn: CrossAttention.Config
@@ -99,6 +101,8 @@ class ClassAndMean(nn.Module):
 
 class Projection(nn.Module):
     """`x W + b` with `W` [d_model, d_out], in which images and texts are compared (Radford et al. 2021, arXiv:2103.00020)."""
+
+    axes = {"W": "[d_model] d_out"}
 
     @dataclass(frozen=True)
     class Config:

@@ -22,6 +22,8 @@ class PatchMerger(nn.Module):
     [image, patch, d_vision] and `hook_merged` squares [image, token, d_merged], both row by row (Qwen2-VL, arXiv:2409.12191).
     """
 
+    axes = {"W_in": "[d_merged] d_mlp", "W_out": "[d_mlp] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_vision: int
@@ -71,6 +73,8 @@ class LinearMerger(nn.Module):
     `hook_in` and `hook_merged` are as in `PatchMerger` ("pixel shuffle" in Idefics3, Laurençon et al. 2024, arXiv:2408.12637).
     """
 
+    axes = {"W": "[d_merged] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_vision: int
@@ -98,6 +102,8 @@ class MergingProjector(nn.Module):
     """`act(y W_in + b_in) W_out + b_out` with `y = x W_merge`, where `x` are the patches of a square side by side, normalised one
     by one (Mistral Small 3.1, Mistral AI 2025). `hook_merged` are the squares, `hook_mlp_in` is `y`.
     """
+
+    axes = {"W_merge": "[d_merged] d_vision", "W_in": "[d_vision] d_hidden", "W_out": "[d_hidden] d_model"}
 
     @dataclass(frozen=True)
     class Config:

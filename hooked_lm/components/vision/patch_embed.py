@@ -24,6 +24,13 @@ class PatchEmbed(nn.Module):
     that training hides, which the model does not use.
     """
 
+    axes = {
+        "W_E": "[d_patch] d_model",
+        "W_cls": "[class_token] d_model",
+        "W_reg": "[register] d_model",
+        "W_mask": "d_model",
+    }
+
     @dataclass(frozen=True)
     class Config:
         d_model: int
@@ -97,6 +104,8 @@ class ImagePosEmbed(nn.Module):
     where the grid is coarser; if it is None they are refused. Registers, between class tokens and patches, have none.
     With `align_corners` the cells in the corners of any grid have the vectors of those in the corners of this one.
     """
+
+    axes = {"W_pos": "[pos] d_model"}
 
     @dataclass(frozen=True)
     class Config:
@@ -182,6 +191,8 @@ class BucketPosEmbed(nn.Module):
     A patch has the vector of the cell that its upper left corner lies in, by 32-bit fractions of the height and width of what is
     not hidden, as transformers computes them (Idefics2, Laurençon et al. 2024, arXiv:2405.02246). Hidden patches have the first.
     """
+
+    axes = {"W_pos": "[pos] d_model"}
 
     @dataclass(frozen=True)
     class Config:

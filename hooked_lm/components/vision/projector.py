@@ -24,6 +24,8 @@ class MLPProjector(nn.Module):
     `hook_in` [image, patch, d_vision] is what it reads of the tower: without class tokens, unless it `keeps_class_tokens`.
     """
 
+    axes = {"W_in": "[d_vision] d_hidden", "W_out": "[d_hidden] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_vision: int
@@ -60,6 +62,8 @@ class MLPProjector(nn.Module):
 class LinearProjector(nn.Module):
     """`x W + b` for each patch; `hook_in` [image, patch, d_vision] is what it reads of the tower, without class tokens."""
 
+    axes = {"W": "[d_vision] d_model"}
+
     @dataclass(frozen=True)
     class Config:
         d_vision: int
@@ -87,6 +91,8 @@ class PoolingProjector(nn.Module):
     `hook_in` [image, patch, d_vision] is what it reads of the tower, with `rows` x `columns` patches; `hook_pooled` [image,
     token, d_vision] are the means. Patches at the right and below that fill no square are not read.
     """
+
+    axes = {"W": "[d_vision] d_model"}
 
     @dataclass(frozen=True)
     class Config:

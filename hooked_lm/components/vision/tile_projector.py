@@ -27,6 +27,8 @@ class TileProjector(MLPProjector):
     end of a row has column -1, and tokens of the tile that shows all of the image have -1 for both.
     """
 
+    axes = {"image_newline": "d_model"}
+
     @dataclass(frozen=True)
     class Config(MLPProjector.Config):
         """A picture of more patches than `max_tiles` tiles have is shrunk to about so many, bilinearly."""

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.axes import weights_with_axes
+
 # Weight matrices, lists of them, and vectors that stand in for embeddings; other parameters have values from the start.
-SUMMED_OVER_HEADS = ("W_O", "W_O_pair", "W_UO")  # or over groups of heads: their inputs are all heads together
 DRAWN = re.compile(r"(.*\.)?(W|W\.\d+|W_.*|image_newline|w_replaced)")
 
 
@@ -26,11 +27,12 @@ def init_weights(model: nn.Module, cfg: Any) -> None:
     if fill is None:
         raise ValueError(f"unknown init_mode '{cfg.init_mode}'; known are {', '.join(_FILLS)}")
     generator = None if cfg.seed is None else torch.Generator().manual_seed(cfg.seed)
+    fans = Fans(model)
     for name, weight in drawn_weights(model):
         device = weight.device if generator is None else torch.device("cpu")
         with torch.no_grad():  # drawn contiguously, so that the numbers do not depend on the memory layout
             drawn = torch.empty(weight.shape, dtype=weight.dtype, device=device)
-            fill(name, drawn, cfg.initializer_range, generator)
+            fill(name, drawn, cfg.initializer_range, generator, fans)
             weight.copy_(drawn)
 
 
@@ -63,33 +65,40 @@ def check_filled(model: nn.Module, names: tuple[str, ...]) -> tuple[str, ...]:
     return left
 
 
-def _fan_in(name: str, weight: Tensor) -> int:
-    """The number of inputs of one output: those of all heads together, where they are summed, else the second last axis."""
-    if weight.ndim == 1:  # one row of an embedding
-        return 1
-    return weight.shape[0] * weight.shape[1] if name.endswith(SUMMED_OVER_HEADS) else weight.shape[-2]
+class Fans:
+    """The numbers of inputs of an output, and of outputs of an input, of the weights of a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.axes = {name: (module, axes) for name, module, axes in weights_with_axes(model)}
+
+    def of(self, name: str, weight: Tensor) -> tuple[int, int]:
+        """Those of a weight, by its name; ValueError if its component does not state its axes."""
+        if name not in self.axes:
+            raise ValueError(
+                f"'{name}' {[*weight.shape]} is drawn by its number of inputs, which its module does not state: give the class "
+                "an attribute such as axes = {'W_in': '[d_model] d_mlp'}, see hooked_lm.components.axes; or set "
+                "init_mode='gpt2'"
+            )
+        module, axes = self.axes[name]
+        return axes.fans(weight, module)
 
 
-def _fan_out(name: str, weight: Tensor) -> int:
-    return weight.shape[-1] * (weight.shape[0] if weight.ndim == 3 and not name.endswith(SUMMED_OVER_HEADS) else 1)
-
-
-def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
+def _gpt2(name: str, weight: Tensor, scale: float, generator: torch.Generator | None, fans: Fans) -> None:
     weight.normal_(std=scale, generator=generator)
 
 
-def _mup(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
-    fan_in = _fan_in(name, weight)
+def _mup(name: str, weight: Tensor, scale: float, generator: torch.Generator | None, fans: Fans) -> None:
+    fan_in, _ = fans.of(name, weight)
     if name.startswith("unembed"):
         scale /= max(fan_in, 1)
-    elif "embed" not in name:
+    elif "embed" not in name and not name.endswith("W_E"):  # of embeddings
         scale /= math.sqrt(fan_in)
     weight.normal_(std=scale, generator=generator)
 
 
 def _by_width(uniform: bool, xavier: bool) -> Callable[..., None]:
-    def fill(name: str, weight: Tensor, scale: float, generator: torch.Generator | None) -> None:
-        fan_in, fan_out = _fan_in(name, weight), _fan_out(name, weight)
+    def fill(name: str, weight: Tensor, scale: float, generator: torch.Generator | None, fans: Fans) -> None:
+        fan_in, fan_out = fans.of(name, weight)
         std = scale * math.sqrt(2 / max(fan_in + fan_out if xavier else fan_in, 1))  # a vocabulary may be empty
         if uniform:
             weight.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=generator)

@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.components.axes import Axes, axes_of
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight, packed_bytes
 
 if TYPE_CHECKING:
     from torchao.core.config import AOBaseConfig
 
-# Weights that a block multiplies its input by, and how they are viewed as a matrix [out, in]. A weight that a component uses in
-# another way is dequantised there.
-PER_HEAD = ("W_Q", "W_K", "W_V", "W_gate", "W_UQ", "W_UK", "W_UV")  # [head, d_in, d_head]
-FROM_HEADS = ("W_O",)  # [head, d_head, d_model]
-MATRICES = (  # [d_in, d_out]
-    *("W_in", "W_gate", "W_gate_in", "W_out", "W_DQ", "W_DKV", "W_KR"),
-    *("W_Q", "W_K", "W_V", "W_R", "W_g", "W_x", "W_B", "W_C"),  # of mixers with a state
-)
 ROUTER = "W_router"  # which is never quantised
 INT4_GROUPS = (128, 64, 32)
 INT4_OUT = 16  # outputs that kernels pack together
@@ -77,30 +70,6 @@ class QuantizeMethods:
         return quantize(self, config)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """How a weight is viewed as a matrix [out, in], and a matrix as a weight of some shape."""
-
-    matrix: Callable[[Tensor], Tensor]
-    weight: Callable[[Tensor, torch.Size], Tensor]
-
-
-LAYOUTS = {
-    **dict.fromkeys(
-        [(name, 3) for name in PER_HEAD],
-        _Layout(
-            lambda W: W.transpose(1, 2).flatten(0, 1),
-            lambda matrix, shape: matrix.unflatten(0, (shape[0], shape[2])).transpose(1, 2),
-        ),
-    ),
-    **dict.fromkeys(
-        [(name, 3) for name in FROM_HEADS],
-        _Layout(lambda W: W.flatten(0, 1).T, lambda matrix, shape: matrix.T.unflatten(0, shape[:2])),
-    ),
-    **dict.fromkeys([(name, 2) for name in MATRICES], _Layout(lambda W: W.T, lambda matrix, shape: matrix.T)),
-}  # (name of a weight, number of its axes) -> layout
-
-
 @torch.no_grad()
 def quantize(model: nn.Module, config: "str | AOBaseConfig") -> Quantized:
     """Quantises the weights of a model in place; see `QuantizeMethods.quantize`."""
@@ -112,18 +81,18 @@ def quantize(model: nn.Module, config: "str | AOBaseConfig") -> Quantized:
         raise ValueError(f"no weight of this model can be quantised: {reasons}")
     before, names = weight_bytes(model), [*plan]
     for name in names:
-        holders, layout, one = plan.pop(name)  # popped, so that the memory of each weight is freed before the next
+        holders, axes, one = plan.pop(name)  # popped, so that the memory of each weight is freed before the next
         parameter = getattr(*holders[0])
-        packed = _packed(layout.matrix(parameter), one)
-        strided = layout.weight(torch.empty(packed.shape, dtype=packed.dtype, device="meta"), parameter.shape)
+        packed = _packed(axes.matrix(parameter), one)
+        strided = axes.weight(torch.empty(packed.shape, dtype=packed.dtype, device="meta"), parameter.shape)
         weight = nn.Parameter(QuantizedWeight(packed, strided, name), requires_grad=False)
         for module, leaf in holders:
             module._parameters[leaf] = weight
     return Quantized(tuple(names), left, before, weight_bytes(model))
 
 
-# Of one weight: the modules that hold it and its name there, its layout, and the config of torchao for it.
-Planned = tuple[list[tuple[nn.Module, str]], _Layout, "AOBaseConfig"]
+# Of one weight: the modules that hold it and its name there, its axes, and the config of torchao for it.
+Planned = tuple[list[tuple[nn.Module, str]], Axes, "AOBaseConfig"]
 
 
 def _planned(model: nn.Module, config: "str | AOBaseConfig") -> tuple[dict[str, Planned], dict[str, str]]:
@@ -137,21 +106,22 @@ def _planned(model: nn.Module, config: "str | AOBaseConfig") -> tuple[dict[str, 
             if parameter is None or not leaf.startswith("W_") or not path.startswith(in_blocks):
                 continue
             name = first_names.setdefault(id(parameter), f"{path}.{leaf}")
-            if (layout := LAYOUTS.get((leaf, parameter.ndim))) is None:
-                if leaf != ROUTER:
-                    left[name] = "it is not one of the matrices of attention, MLPs and mixers that are packed"
+            if leaf == ROUTER:
+                continue
+            if (axes := axes_of(module, leaf)) is None or axes.reason is not None:
+                left[name] = "its module states no axes of it" if axes is None else str(axes.reason)
                 continue
             getattr(module, leaf)  # a module that is split over processes refuses
             if name in plan:
                 plan[name][0].append((module, leaf))
                 continue
-            matrix = layout.matrix(parameter)
+            matrix = axes.matrix(parameter)
             chosen = _config_named(config, matrix) if isinstance(config, str) else config
             reason = chosen if isinstance(chosen, str) else _obstacle(chosen, matrix)
             if isinstance(chosen, str) or reason is not None:
                 left[name] = str(reason)
             else:
-                plan[name] = ([(module, leaf)], layout, chosen)
+                plan[name] = ([(module, leaf)], axes, chosen)
     return plan, left
 
 

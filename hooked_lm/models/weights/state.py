@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.public_attributes import order_parameters
+from hooked_lm.components.axes import axes_of
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
@@ -105,15 +106,15 @@ def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
         if isinstance(module, PosEmbed) and module.cfg.offset:
             shapes[f"{path}.before"] = tuple(module.before.shape)
         for biases in BIASES.values() if module is not model else ():
-            shapes |= {
-                f"{path}.{b}": _bias_shape(getattr(module, w), b) for b, w in biases.items() if hasattr(module, w)
-            }
+            found = {b: _bias_shape(module, w) for b, w in biases.items() if hasattr(module, w)}
+            shapes |= {f"{path}.{b}": shape for b, shape in found.items() if shape is not None}
     return shapes | ({"unembed.W_U": tuple(model.W_U.shape)} if isinstance(model.unembed, TiedUnembed) else {})
 
 
-def _bias_shape(weight: Tensor, name: str) -> tuple[int, ...]:
-    """The shape of a weight's bias: that of the weight without its input axis (for W_O, head and d_head)."""
-    return tuple(weight.shape[-1:] if name == "b_O" else weight.shape[:-2] + weight.shape[-1:])
+def _bias_shape(module: nn.Module, weight_name: str) -> tuple[int, ...] | None:
+    """The shape of a weight's bias: the axes that a product with it does not sum over; None if they are not stated."""
+    axes, shape = axes_of(module, weight_name), getattr(module, weight_name).shape
+    return None if axes is None else tuple(shape[axis] for axis in axes.outputs)
 
 
 def _match_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
@@ -144,8 +145,9 @@ def make_biases(module: Any, name: str) -> None:
     flag, group = next((flag, group) for flag, group in BIASES.items() if name in group and hasattr(module.cfg, flag))
     for bias, weight_name in group.items():
         if hasattr(module, weight_name) and getattr(module, bias, True) is None:
-            weight = getattr(module, weight_name)
-            zeros = weight.new_zeros(_bias_shape(weight, bias))
+            weight, shape = getattr(module, weight_name), _bias_shape(module, weight_name)
+            assert shape is not None, "a component states the axes of its weights"
+            zeros = weight.new_zeros(shape)
             setattr(module, bias, nn.Parameter(zeros, requires_grad=weight.requires_grad))
     order_parameters(module)
     module.cfg = replace(module.cfg, **{flag: True})

@@ -7,14 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.wiring import Sublayer, has_norms_before_parts, has_part
+from hooked_lm.components.blocks.wiring import Sublayer, has_norms_before_parts, has_part, sublayer_of, wiring_of
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.placement import together
 from hooked_lm.models.stack import Stack
-from hooked_lm.models.weights.terms import Term, product, terms_at, times
+from hooked_lm.models.weights.terms import Term, product, terms_of, times
 
 
 class NoView(AttributeError, ValueError):
@@ -245,7 +245,11 @@ class WeightViews:
             raise ValueError("an encoder-decoder has two residual streams, so its output biases have no single sum")
         n_layers = self.cfg.n_layers
         layer = n_layers if layer == n_layers and not mlp_input else checked_index(layer, n_layers, "layer")
-        of = terms_at(self, layer, mlp_input)  # type: ignore[arg-type]
+        value = None
+        if mlp_input:  # of a layer without an MLP the stream after it
+            block = self.blocks[layer]
+            value = sublayer_of(block, "mlp").reads if has_part(block, "mlp") else wiring_of(block).last
+        of = terms_of(self, layer, value)  # type: ignore[arg-type]
         parts = ("attn", "mixer", "mlp") if include_mlp_biases else ("attn", "mixer")
         biases = [_constant(self.blocks[term.layer], term) for term in of.of(*parts)]
         biases += [constant for _, constant in of.constants]

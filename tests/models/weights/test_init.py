@@ -1,11 +1,12 @@
 """Where the random numbers of new weights come from."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer
 from hooked_lm.models.weights.init import drawn_weights
@@ -57,14 +58,35 @@ def test_the_same_numbers_on_every_device(mode: str) -> None:
         assert all(map(torch.equal, found, expected))
 
 
-def test_matrices_of_groups_that_are_summed_count_the_inputs_of_all_groups() -> None:
-    model = copy.deepcopy(hooked(next(case for case in CASES if case.family == "deepseek_v4")))
+@pytest.mark.parametrize(
+    ("family", "name", "inputs"),
+    [
+        ("deepseek_v4", "attn.W_UO", lambda cfg: cfg.n_groups * cfg.d_o_latent),
+        ("deepseek_v4", "attn.W_DO", lambda cfg: cfg.n_heads // cfg.n_groups * cfg.d_head),
+        ("doge", "attn.W_dt", lambda cfg: cfg.n_kv * cfg.d_head),
+        ("convbert", "attn.conv.W_kernel", lambda cfg: cfg.n_heads * cfg.d_head),
+    ],
+)
+def test_a_weight_that_is_summed_over_heads_or_groups_counts_the_inputs_of_all(
+    family: str, name: str, inputs: Callable[[Any], int]
+) -> None:
+    model = copy.deepcopy(hooked(next(case for case in CASES if case.family == family)))
     model.cfg.init_mode, model.cfg.seed, model.cfg.initializer_range = "kaiming_normal", 0, 0.5
     model.init_weights()
-    W_UO = model.blocks[0].attn.W_UO  # [group, d_o_latent, d_model]
-    expected = 0.5 * (2 / (W_UO.shape[0] * W_UO.shape[1])) ** 0.5
-    assert W_UO.shape[0] > 1
-    assert 0.8 < W_UO.std().item() / expected < 1.2
+    weight, n_inputs = model.blocks[0].get_parameter(name), inputs(model.blocks[0].attn.cfg)
+    assert n_inputs > weight.shape[-2]
+    assert 0.8 < weight.std().item() / (0.5 * (2 / n_inputs) ** 0.5) < 1.2
+
+
+def test_a_weight_whose_module_does_not_state_its_axes() -> None:
+    model = HookedTransformer(SIZES)
+    model.blocks[0].mlp = type("Foreign", (nn.Module,), {})()
+    model.blocks[0].mlp.W_in = nn.Parameter(torch.zeros(8, 32))
+    model.init_weights()
+    assert model.blocks[0].mlp.W_in.any()
+    model.cfg.init_mode = "muP"
+    with pytest.raises(ValueError, match=r"'blocks\.0\.mlp\.W_in' \[8, 32\] is drawn by its number of inputs.*axes = "):
+        model.init_weights()
 
 
 def test_drawing_again() -> None:

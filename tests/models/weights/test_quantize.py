@@ -14,7 +14,7 @@ from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig
 from torchao.quantization.granularity import PerGroup
 
-from hooked_lm import HookedTransformer, patching, pretrained
+from hooked_lm import HookedEncoderDecoder, HookedTransformer, patching, pretrained
 from hooked_lm.models.weights import quantized_weight
 from hooked_lm.models.weights.quantize import weight_bytes
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
@@ -215,11 +215,40 @@ def test_every_matrix_of_a_block_is_quantised_or_left_with_a_reason(family: str)
     if family == "squeezebert":  # whose matrices are all of groups
         with pytest.raises(ValueError, match="no weight of this model can be quantised") as refused:
             model.quantize("int8")
-        assert all(f"{name}: it is not one of the matrices" in str(refused.value) for name in matrices)
+        assert all(f"{name}: it is block-diagonal" in str(refused.value) for name in matrices)
         return
     done = model.quantize("int8")
     assert matrices == {*done.names} | {*done.left}
     assert not {*done.names} & {*done.left}
+    assert "its module states no axes of it" not in done.left.values()
+
+
+DEQUANTISED = {"jetmoe": r"\.attn\.W_[QO]", "mimo_v2_flash": r"\.attn\.W_V"}  # of each expert, and times a factor
+
+
+@pytest.mark.parametrize("family", [pytest.param(name, marks=marks(name)) for name in FIRST if name != "squeezebert"])
+def test_what_is_packed_is_multiplied_packed(family: str, monkeypatch: pytest.MonkeyPatch):
+    model = copy.deepcopy(hooked(FIRST[family]))
+    model.quantize("int8")
+    found, plain = set(), QuantizedWeight.plain
+
+    def noted(weight: QuantizedWeight) -> Tensor:
+        found.add(weight.path)
+        return plain(weight)
+
+    monkeypatch.setattr(QuantizedWeight, "plain", noted)
+    tokens = ids(1, 9).clamp(min=3)
+    model(tokens, tokens) if isinstance(model, HookedEncoderDecoder) else model(tokens)
+    assert [name for name in found if not re.search(DEQUANTISED.get(family, "$^"), name)] == []
+    assert bool(found) == (family in DEQUANTISED)
+
+
+def test_a_weight_whose_module_does_not_state_its_axes():
+    model = toy("rotary", **WIDE)
+    model.blocks[0].mlp = type("Foreign", (nn.Module,), {})()
+    model.blocks[0].mlp.W_in = nn.Parameter(torch.zeros(64, 8))
+    done = model.quantize()
+    assert done.left == {"blocks.0.mlp.W_in": "its module states no axes of it"}
 
 
 def test_weights_that_do_not_fit_are_named():

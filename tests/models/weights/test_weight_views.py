@@ -149,6 +149,7 @@ def test_accumulated_biases_of_attention_alone() -> None:
     attention_only = silent(flat_model(attn_only=True, act_fn=None))
     _, cache = attention_only.run_with_cache(random_tokens())
     assert_close(attention_only.accumulated_bias(LAYERS), cache["resid_post", -1][0, 0])
+    assert_close(attention_only.accumulated_bias(0, mlp_input=True), cache["resid_post", 0][0, 0])
 
 
 def test_accumulated_biases_out_of_range(grouped: HookedTransformer) -> None:
