@@ -14,7 +14,8 @@ Stream = Float[Tensor, "batch pos d_model"]
 
 
 class AttentionInPart:
-    """What the half of a block with attention has besides: its keys alone, and its output from a value inside it."""
+    """What the half of a block with attention has besides what its forward runs: its keys alone, its output from a value inside
+    it, and the kind of its norm under its public name."""
 
     attn: Attend
     layer: int

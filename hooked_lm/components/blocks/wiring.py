@@ -83,11 +83,6 @@ class Wiring:
         return POST if step is None or isinstance(step, Sublayer) else step.gives
 
     @property
-    def is_sum(self) -> bool:
-        """Whether the stream after the block is that before it plus what the block writes."""
-        return self.terms_of(self.last) is not None
-
-    @property
     def sublayers(self) -> tuple[Sublayer, ...]:
         return tuple(step for step in self.steps if isinstance(step, Sublayer))
 

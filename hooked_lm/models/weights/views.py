@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.wiring import Sublayer, has_norms_before_parts, has_part, sublayer_of, wiring_of
+from hooked_lm.components.blocks.wiring import has_norms_before_parts, has_part, sublayer_of, wiring_of
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -336,7 +336,8 @@ class CrossWeightViews(WeightViews):
 def _constant(block: Any, term: Term) -> Tensor | None:
     """What the biases of a sublayer and of the norm after it add to the stream at the place of its term, None for nothing;
     ValueError if the norm divides them by the scale of a run."""
-    step = term.step or Sublayer("", "", "")
+    step = term.step
+    assert step is not None, "a sublayer writes it"
     part, norm = getattr(block, step.part), norm_of(block, step.post)
     bias = part.constant_bias() if isinstance(part, MoE) else part.b_O if step.part == "attn" else part.b_out
     shift: Tensor | None = getattr(norm, "b", None)
