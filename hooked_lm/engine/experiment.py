@@ -25,7 +25,15 @@ from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
 from hooked_lm.engine.full_forward import whole_forwards
 from hooked_lm.engine.image_cells import FIRST_STREAM, entering, is_before_blocks, is_of_images, n_positions, shapes_at
-from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
+from hooked_lm.engine.metric_trace import (
+    EVERYTHING,
+    Logits,
+    TracedAccess,
+    UntracedAccess,
+    reads_of,
+    select_logits,
+    values_of,
+)
 from hooked_lm.engine.obstacle import is_ours, obstacle
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
@@ -351,9 +359,8 @@ class Experiment:
         """The logits that metrics read: those of the base run, with the cell's at the positions that differ."""
         positions = range(base.shape[1]) if reads.positions is None else reads.positions
         slots = [slot for slot, pos in enumerate(positions) if start <= pos < stop]
-        if all_tokens and reads.tokens is not None:
-            own = own[..., list(reads.tokens)]
-        own = own[:, [positions[slot] - start for slot in slots]] if len(slots) != own.shape[1] else own
+        there = None if len(slots) == own.shape[1] else tuple(positions[slot] - start for slot in slots)
+        own = select_logits(own, TracedAccess(there, reads.tokens if all_tokens else None))
         if len(slots) == base.shape[1]:
             return own
         whole = base.clone()

@@ -54,9 +54,15 @@ class Logits:
 
 
 def select_logits(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Tensor, "..."]:
-    """The logits that are read."""
-    some = logits if reads.positions is None else logits[:, list(reads.positions)]
-    return some if reads.tokens is None else some[:, :, list(reads.tokens)]
+    """The logits that are read, by a single indexing operation."""
+    if reads == EVERYTHING:
+        return logits
+    positions, tokens = (
+        ALL if some is None else torch.tensor(some, device=logits.device) for some in (reads.positions, reads.tokens)
+    )
+    if isinstance(positions, Tensor) and isinstance(tokens, Tensor):
+        positions = positions[:, None]
+    return logits[:, positions, tokens]
 
 
 def reads_of(

@@ -14,7 +14,8 @@ from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.image_cells import is_of_images, rows_and_positions
-from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
+from hooked_lm.engine.metric_rows import MetricOfRows
+from hooked_lm.engine.metric_trace import TracedAccess
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -117,7 +118,7 @@ def causal_trace(
     base = Edit(embed, noised, tuple(noisy.any(0).nonzero().flatten().tolist()))
     cells = dict(grid.cells({site: repeated(values[site], n_samples) for site in grid.sites}))
     of_samples: dict[str, Metric] = {
-        name: OfSamples(metric, n_samples, clean.shape, clean.reads) for name, metric in metrics.items()
+        name: OfSamples(metric, n_samples, len(tokens), clean.reads) for name, metric in metrics.items()
     }
     runs = repeated_rows(tokens, n_samples)
     return Study(grid.axes, cells, [base], "causal tracing").carry_out(
@@ -217,33 +218,16 @@ def _noised(
 
 
 class OfSamples:
-    """Apply a metric of [batch] prompts to logits of [n_samples * batch] rows, one sample after the other."""
+    """A metric of [batch] prompts on logits of [n_samples * batch] rows, one sample after the other."""
 
-    def __init__(self, metric: Metric, n_samples: int, shape: torch.Size, reads: TracedAccess) -> None:
-        self.metric, self.n_samples, self.shape, self.reads = metric, n_samples, shape, reads
+    def __init__(self, metric: Metric, n_samples: int, n_prompts: int, reads: TracedAccess) -> None:
+        self.of_rows = MetricOfRows(metric, reads)
+        self.rows = torch.arange(n_samples * n_prompts).view(n_samples, n_prompts)
         self.__name__ = metric_name(metric)
 
     def __call__(self, logits: Tensor) -> Tensor:
-        try:
-            samples = logits[self._index()].unflatten(0, (self.n_samples, self.shape[0]))
-            values = [torch.as_tensor(value_of(self.metric, part, self.reads, self.shape)) for part in samples]
-        except UntracedAccess:
-            if self.reads == EVERYTHING:
-                raise
-            self.reads = EVERYTHING  # it reads other logits than in the clean run
-            return self(logits)
-        if values[0].numel() == self.shape[0]:
-            return torch.cat([value.reshape(-1) for value in values])
-        return torch.stack(values).mean()
-
-    def _index(self) -> tuple[Any, ...]:
-        """The index, in all rows, of the logits that the metric reads."""
-        positions, tokens = (
-            slice(None) if some is None else torch.tensor(some) for some in (self.reads.positions, self.reads.tokens)
-        )
-        if isinstance(positions, Tensor) and isinstance(tokens, Tensor):
-            positions = positions[:, None]
-        return slice(None), positions, tokens
+        scores = self.of_rows(logits, self.rows)
+        return scores.flatten() if scores.shape == self.rows.shape else scores.mean()
 
 
 # ---- restoration -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,8 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, logits_for
 from hooked_lm.engine.edit import Edit, by_position
-from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, value_of
+from hooked_lm.engine.metric_rows import MetricOfRows
+from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows, repeated_rows
@@ -236,42 +236,23 @@ class Part:
     """A metric of all prompts when some (or copies of them) are run: the others keep their logits of the base run."""
 
     def __init__(self, metric: Metric, logits: Tensor | Logits) -> None:
-        self.metric, self.shape = metric, logits.shape
-        self.source = Logits.of(logits) if isinstance(logits, Tensor) else logits
-        self.reads, [scores] = reads_of([metric], self.source)
+        base = Logits.of(logits) if isinstance(logits, Tensor) else logits
+        reads, [scores] = reads_of([metric], base)
         self.scores = torch.as_tensor(scores).detach().reshape(-1)
-        self.base = self.source.some(self.reads).detach()
+        self.of_rows, self.n_prompts = MetricOfRows(metric, reads, base), base.shape[0]
 
-    def on(self, rows: slice, copies: int = 1) -> Metric:
+    def on(self, some: slice, copies: int = 1) -> Metric:
         """The metric of these prompts."""
+        rows = torch.full((copies, self.n_prompts), -1)
+        rows[:, some] = torch.arange(copies * (some.stop - some.start)).view(copies, -1)
 
         def metric(logits: Tensor) -> Tensor:
-            own = logits[_index(self.reads, logits.device)].unflatten(0, (copies, rows.stop - rows.start))
-            try:
-                scores = [self._of(copy, rows) for copy in own.unbind()]
-            except UntracedAccess:
-                if self.reads == EVERYTHING:
-                    raise
-                self.reads, self.base = EVERYTHING, self.source.some(EVERYTHING).detach()
-                return metric(logits)  # the metric indexes other logits than in the base run
-            return torch.cat(scores) if len(scores[0]) > 1 or rows.stop - rows.start == 1 else torch.stack(scores).sum()
+            scores = self.of_rows(logits, rows)
+            return scores[:, some].flatten() if scores.shape == rows.shape else scores.sum()
 
-        metric.__name__ = getattr(self.metric, "name", getattr(self.metric, "__name__", type(self.metric).__name__))
+        own = self.of_rows.metric
+        metric.__name__ = getattr(own, "name", getattr(own, "__name__", type(own).__name__))
         return metric
-
-    def _of(self, own: Tensor, rows: slice) -> Tensor:
-        whole = torch.cat([self.base[: rows.start], own.to(self.base), self.base[rows.stop :]])
-        scores = torch.as_tensor(value_of(self.metric, whole, self.reads, self.shape)).reshape(-1)
-        return scores[rows] if len(scores) == self.shape[0] else scores
-
-
-def _index(reads: TracedAccess, device: torch.device) -> tuple[Any, ...]:
-    """The index of these logits."""
-    positions = None if reads.positions is None else torch.tensor(reads.positions, device=device)
-    tokens = None if reads.tokens is None else torch.tensor(reads.tokens, device=device)
-    if positions is not None and tokens is not None:
-        return slice(None), positions[:, None], tokens
-    return tuple(slice(None) if part is None else part for part in (None, positions, tokens))
 
 
 def joined(parts: Sequence[Tensor | Logits]) -> Tensor | Logits:

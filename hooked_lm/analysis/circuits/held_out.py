@@ -6,6 +6,7 @@ than on others. So a circuit keeps digests of the prompts of its search, and is 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.metric_trace import Index, TracedLogits, UntracedAccess
+from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.prompts import Prompts, chosen, rows_of, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
@@ -62,6 +63,10 @@ class RearrangedMetric:
             source[prompt] = row
         return cls(metric, tuple(source), tuple(answers))
 
+    @cached_property
+    def _of_rows(self) -> MetricOfRows:
+        return MetricOfRows(self.metric)
+
     @property
     def name(self) -> str:
         return str(getattr(self.metric, "name", getattr(self.metric, "__name__", "")))
@@ -71,24 +76,10 @@ class RearrangedMetric:
         return bool(getattr(self.metric, "rises_with_answer", False))
 
     def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " row"]:
-        source = torch.tensor(self.source, device=logits.device)
-
-        def take(index: Index) -> Tensor:
-            first, pos, token = index
-            if isinstance(first, slice):
-                return logits[:, pos, token][source][first]
-            return logits[source[first], pos, token]
-
-        shown = TracedLogits.over(torch.Size([len(source), *logits.shape[1:]]), logits, take)
-        try:
-            found: Any = self.metric(shown)
-        except (UntracedAccess, Exception):  # it does more than index, or is wrong: then it fails below, too
-            shown.is_untraced = True
-        if shown.is_untraced:
-            found = self.metric(logits[source])
-        if not isinstance(found, Tensor) or found.shape != (len(source),):
-            raise ValueError(f"the metric must give one number for each of the {len(source)} prompts")
-        return found[torch.tensor(self.kept, device=found.device)]
+        scores = self._of_rows(logits, torch.tensor([self.source]))
+        if scores.shape != (1, len(self.source)):
+            raise ValueError(f"the metric must give one number for each of the {len(self.source)} prompts")
+        return scores[0, list(self.kept)]
 
 
 def is_per_prompt(model: Decoder, metric: Metric | None, clean: Rows, max_memory: int | str) -> bool:
