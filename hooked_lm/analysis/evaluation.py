@@ -1,7 +1,7 @@
 """`evaluate`: metrics of a model on prompts."""
 
-from hooked_lm.analysis.metrics import Metric
 from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.metrics import Metric
 from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule

@@ -20,9 +20,10 @@ from torch import Tensor
 from hooked_lm import patching, viz
 from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
-from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.engine.pairs import pair_of
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_label, parse_head_label
+from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.shown import Shown, Table
@@ -175,8 +176,8 @@ def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
 
     Raises ValueError if the model does not tell clean from corrupted, or the prompts differ in length.
     """
-    clean = tokens_of(model, [pair.clean for pair in pairs], "clean prompts")
-    corrupted = tokens_of(model, [pair.corrupted for pair in pairs], "corrupted prompts")
+    runs = pair_of(model, [pair.corrupted for pair in pairs], [pair.clean for pair in pairs])
+    corrupted, clean = map(ids_of, runs)
     answers, wrong_answers = [pair.answer for pair in pairs], [pair.wrong_answer for pair in pairs]
     difference = metrics.logit_difference(answers, wrong_answers, model=model)
     clean_logits, cache = model.run_with_cache(clean, names_filter="blocks.*.attn.hook_pattern")

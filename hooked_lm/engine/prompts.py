@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.vision.dual_encoder import DualEncoder
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
@@ -99,30 +99,6 @@ def kind_of(value: object) -> str:
     if isinstance(value, Mapping):
         return f"a {type(value).__name__} of {', '.join(map(repr, list(value)[:4])) or 'nothing'}"
     return shown if len(shown := repr(value)) <= 60 else f"a {type(value).__name__}"
-
-
-def aligned(corrupted: Rows, clean: Rows, model: HookedRootModule) -> None:
-    """Raises ValueError unless both have the same number of prompts and tokens; it shows where texts first differ."""
-    if isinstance(corrupted, ImagesAndTexts) and len(ids_of(corrupted)) != len(ids_of(clean)):
-        raise ValueError(
-            f"clean and corrupted runs must have as many texts; they have {len(ids_of(clean))} and {len(ids_of(corrupted))}"
-        )
-    if corrupted.shape != clean.shape:
-        raise ValueError(
-            f"clean and corrupted prompts must have the same shape (prompts, tokens); they have {tuple(clean.shape)} and "
-            f"{tuple(corrupted.shape)}{_first_difference(corrupted, clean, model)}"
-        )
-
-
-def _first_difference(corrupted: Rows, clean: Rows, model: HookedRootModule, n_tokens: int = 6) -> str:
-    """The tokens of the first prompts from where they differ, if there is a tokenizer."""
-    both = [ids_of(rows)[0].tolist() for rows in (clean, corrupted)]
-    if getattr(model, "tokenizer", None) is None or both[0] == both[1]:
-        return ""
-    at = next((i for i, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both)))
-    words = [[model.to_single_str_token(token) for token in ids[at : at + n_tokens]] for ids in both]
-    shown = [f"{found}{' ...' * (len(ids) > at + n_tokens)}" for found, ids in zip(words, both, strict=True)]
-    return f"; from position {at} on the clean tokens are {shown[0]}, and the corrupted ones {shown[1]}"
 
 
 def chosen(which: Which, size: int, what: str) -> list[int] | None:

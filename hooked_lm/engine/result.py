@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.results import Label
 from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
@@ -28,6 +29,12 @@ def metric_name(metric: object) -> str:
     """
     name = str(getattr(metric, "name", getattr(metric, "__name__", "")))
     return name.replace("_", " ") if name.isidentifier() else ""
+
+
+def total_cost(parts: Sequence["SweepResult"]) -> dict[str, int | float]:
+    """The cost of all parts of a sweep; that of parts without one is 0."""
+    names = dict.fromkeys(name for part in parts for name in part.cost or ())
+    return {name: sum((part.cost or {}).get(name, 0) for part in parts) for name in names}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -114,6 +121,27 @@ class SweepResult(Scores):
     def unchanged(self) -> Float[Tensor, "..."]:
         """The baseline of the run that was changed: its metric without a change."""
         return self.clean if self.base == "clean" and self.clean is not None else self.corrupted
+
+    @classmethod
+    def joined(
+        cls, parts: Sequence["SweepResult"], what: str, axes: Mapping[str, Sequence[Label]] | None = None
+    ) -> "SweepResult":
+        """One result of parts with the same runs, each of other cells of one grid; `what` was changed, in words.
+
+        `axes` are those of the grid of which a part has only some labels. Cells that no part has are NaN, and costs are added.
+
+        >>> of_layers = [SweepResult(torch.full((1, 2), 3.0 + i), {"layer": [i]}, torch.zeros(2)) for i in (0, 1)]
+        >>> SweepResult.joined(of_layers, "layers", {"layer": [0, 1, 2]}).mean
+        tensor([3., 4., nan])
+        """
+        first, axes = parts[0], {**parts[0].axes, **(axes or {})}
+        values = torch.full([*map(len, axes.values()), first.values.shape[-1]], torch.nan)
+        for part in parts:
+            labels = [[list(axes[name]).index(label) for label in of] for name, of in part.axes.items()]
+            at = torch.meshgrid(*map(torch.tensor, labels), indexing="ij")
+            values[at] = torch.where(part.values.isnan(), values[at], part.values)
+        about = {**first.about, WHAT: what}
+        return replace(first, values=values, axes=axes, cost=total_cost(parts), fingerprint="", about=about)
 
     def effects(self: Own) -> Own:
         """The effect of each cell: every value minus the value of the unchanged run for the same prompt.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.extras import later
 from hooked_lm.interventions import contrast
@@ -442,6 +442,4 @@ def _joined(results: Sequence[SweepResult], groups: Sequence[Sequence[int]]) -> 
     values, baseline = (
         torch.cat([getattr(result, name) for result in results], -1)[..., order] for name in ("values", "corrupted")
     )
-    costs = [result.cost or {} for result in results]
-    cost = {name: sum(cost[name] for cost in costs) for name in costs[0]}
-    return replace(results[0], values=values, corrupted=baseline, cost=cost, fingerprint="")
+    return replace(results[0], values=values, corrupted=baseline, cost=total_cost(results), fingerprint="")

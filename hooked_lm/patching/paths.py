@@ -3,18 +3,17 @@ et al. 2023, arXiv:2304.05969)."""
 
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
-from hooked_lm.engine.prompts import Prompts, aligned, rows_of, site_of_layer, values_of
-from hooked_lm.engine.result import WHAT, SweepResult
+from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.prompts import Prompts, site_of_layer, values_of
+from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -29,6 +28,7 @@ Receiver = Sender | tuple[int, int, str]  # "L1H7<q>", or (layer, head, "q"); a 
 LABEL = re.compile(r"L(?P<layer>\d+)H(?P<head>\d+)(<(?P<input>[qkv])>)?|m(?P<mlp>\d+)")
 PlacedSenders = Sequence[tuple[Sender, tuple[int, ...]]]  # senders, each with its index in the grid
 INPUTS = ("q", "k", "v")
+JOINED = "patching paths between heads"  # what was changed
 
 
 @renamed(checkpoint="resume_file")
@@ -120,7 +120,8 @@ def head_to_head(
         raise ValueError(f"inputs must be some of {', '.join(INPUTS)}, got {list(inputs)}")
     paths = Paths(model, corrupted, clean, freeze, max_memory)
     n_layers, n_heads = _size(model)
-    all_axes: dict[str, Sequence[Label]] = {"input": list(inputs), "from_layer": [], "from_head": list(range(n_heads))}
+    grid = {"from_layer": list(range(n_layers))}
+    all_axes: dict[str, Sequence[Label]] = {"input": list(inputs), **grid, "from_head": list(range(n_heads))}
     all_axes |= {"layer": list(range(n_layers)), "head": list(range(n_heads))}
     parts: list[SweepResult] = []
     try:
@@ -131,8 +132,8 @@ def head_to_head(
                 runs = paths.tokens, metric, paths.clean
                 parts.append(study.carry_out(model, *runs, max_memory, progress, groups=groups))
     except SweepInterrupted as interrupt:
-        raise SweepInterrupted(_joined([*parts, interrupt.result], n_layers)) from None
-    return _joined(parts, n_layers)
+        raise SweepInterrupted(SweepResult.joined([*parts, interrupt.result], JOINED, grid)) from None
+    return SweepResult.joined(parts, JOINED, grid)
 
 
 class Paths:
@@ -145,8 +146,7 @@ class Paths:
         if freeze not in ("attention", "all"):
             raise ValueError(f"freeze must be 'attention' or 'all', got {freeze!r}")
         self.model, self.freeze = model, freeze
-        self.tokens, self.clean = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
-        aligned(self.tokens, self.clean, model)
+        self.tokens, self.clean = pair_of(model, corrupted, clean)
         self.n_layers, self.n_heads = _size(model)
         self.sites = {
             (name, layer): site
@@ -299,20 +299,3 @@ def _in_range(index: int, size: int, what: str) -> int:
 def _unused_metric(logits: Tensor) -> Tensor:
     """The metric of a run whose logits are not used."""
     return logits[:, -1, 0]
-
-
-def _joined(parts: Iterable[SweepResult], n_layers: int) -> SweepResult:
-    """Concatenate results of one sender layer each along "from_layer"; NaN for layers without a path."""
-    parts = list(parts)
-    first = parts[0]
-    axis = list(first.axes).index("from_layer")
-    shape = list(first.values.shape)
-    shape[axis] = n_layers
-    values = torch.full(shape, torch.nan)
-    cost: dict[str, int | float] = dict.fromkeys(first.cost or (), 0)
-    for part in parts:
-        values.select(axis, int(part.axes["from_layer"][0])).copy_(part.values.squeeze(axis))
-        cost = {name: spent + (part.cost or {})[name] for name, spent in cost.items()}
-    axes = {**first.axes, "from_layer": list(range(n_layers))}
-    about = {**first.about, WHAT: "patching paths between heads"}
-    return replace(first, values=values, axes=axes, cost=cost, fingerprint="", about=about)

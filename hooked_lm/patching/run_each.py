@@ -4,13 +4,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.engine.both_stacks import Target
+from hooked_lm.engine.pairs import both_runs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.changes import GivenHooks, changes_of, labels_of
-from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 

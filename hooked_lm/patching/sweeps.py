@@ -3,15 +3,14 @@
 import os
 from collections.abc import Sequence
 
-from hooked_lm.engine.both_stacks import Target, joined
+from hooked_lm.engine.both_stacks import Target
+from hooked_lm.engine.pairs import both_runs
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, aligned, rows_of
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
@@ -87,32 +86,3 @@ def sweep(
     )
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
     return study.carry_out(model, first, metric, other, max_memory, progress, resume_file, groups)
-
-
-def both_runs(
-    model: HookedRootModule,
-    corrupted: Prompts,
-    clean: Prompts | None,
-    direction: str,
-    decoder_input: Target = None,
-    name: str = "corrupted",
-    reads_pairs: bool = False,
-) -> tuple[HookedRootModule, Rows, Rows | None]:
-    """The model to run, what it reads in the patched run, and in the other run; raises ValueError if their shapes differ.
-
-    `name` is the name of the first prompts in errors; `reads_pairs` as for `rows_of`."""
-    if direction not in ("denoise", "noise"):
-        raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
-    first = rows_of(model, corrupted, name, reads_pairs)
-    if clean is None:
-        if direction == "noise":
-            raise ValueError("direction='noise' changes the clean run: give clean=...")
-        other = None
-    else:
-        other = rows_of(model, clean, "clean", reads_pairs)
-        aligned(first, other, model)
-    if isinstance(model, EncoderDecoder):
-        model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)
-    elif decoder_input is not None:
-        raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")
-    return (model, first, other) if direction == "denoise" or other is None else (model, other, first)

@@ -23,7 +23,8 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
-from hooked_lm.engine.prompts import aligned, rows_of
+from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.extras import later
@@ -112,8 +113,8 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
     True
     """
     difference, device = task.metric(model), next(model.parameters()).device
-    rows = {name: rows_of(model, getattr(task, name), name).to(device) for name in ("clean", "corrupted")}
-    logits = {name: model(tokens)[:, -1:] for name, tokens in rows.items()}
+    corrupted, clean = pair_of(model, task.corrupted, task.clean)
+    logits = {"clean": model(clean.to(device))[:, -1:], "corrupted": model(corrupted.to(device))[:, -1:]}
     values = {name: difference(found) for name, found in logits.items()}
     ahead = {name: float(found.mean()) for name, found in values.items()}
     if nan := [name for name, value in ahead.items() if value != value]:
@@ -252,8 +253,7 @@ def find(
     if n_edges is not None and not 1 <= n_edges <= n_all:
         raise ValueError(f"n_edges must be from 1 to {n_all:,}, the number of edges of this model; got {n_edges:,}")
     difference = task.metric(model)
-    clean, corrupted = rows_of(model, task.clean, "clean"), rows_of(model, task.corrupted, "corrupted")
-    aligned(corrupted, clean, model)
+    corrupted, clean = pair_of(model, task.corrupted, task.clean)
     if n_edges is None and threshold is None:
         if method == "acdc":
             raise ValueError("method 'acdc' needs threshold: what an edge must change at least, in nats, such as 0.05")

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.analysis.answers import whole_numbers
+from hooked_lm.engine.answers import whole_numbers
+from hooked_lm.engine.pairs import aligned
 from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
 from hooked_lm.harvest.documents import loaded
@@ -125,8 +127,7 @@ def _pair(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair:
     if empty := [names[name] for name, value in given.items() if value is None]:
         raise ValueError(f"it has no {empty[0]!r}")
     clean, corrupted = (_prompt(model, given[name], names[name]) for name in ("clean", "corrupted"))
-    if len(clean) != len(corrupted):
-        raise ValueError(f"clean has {len(clean)} tokens, corrupted {len(corrupted)}: both must have the same number")
+    aligned(torch.tensor([corrupted]), torch.tensor([clean]), model)
     answer, wrong = (
         _answer(model, given[name], names[name]) if name in given else () for name in ("answer", "wrong_answer")
     )

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import direct_logit_attribution, evaluate, logit_lens, metrics
-from hooked_lm.analysis.answers import answer_rows, whole_numbers
 from hooked_lm.analysis.metrics import (
     accuracy,
     kl_divergence,
@@ -20,6 +19,7 @@ from hooked_lm.analysis.metrics import (
     probability,
     rank,
 )
+from hooked_lm.engine.answers import answer_rows, whole_numbers
 from tests.close import assert_apart, assert_close
 
 BATCH, POS, VOCAB = 3, 5, 11

@@ -20,9 +20,10 @@ from hooked_lm.analysis.alignment.interchange import (
     check_run,
     hook_of,
 )
-from hooked_lm.analysis.answers import Answers
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
+from hooked_lm.engine.answers import Answers
 from hooked_lm.engine.both_stacks import stack_of
+from hooked_lm.engine.pairs import pair_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
 from hooked_lm.engine.undisturbed import undisturbed
@@ -183,13 +184,8 @@ def _pairs(
 ) -> Pairs:
     """The checked pairs; the source runs are computed here."""
     device = next(model.parameters()).device
-    base_tokens, source_tokens = (
-        rows_of(model, given, name).to(device) for given, name in ((corrupted, "corrupted"), (clean, "clean"))
-    )
-    if len(base_tokens) != len(source_tokens):
-        raise ValueError(
-            f"each corrupted prompt needs a clean one; there are {len(base_tokens)} and {len(source_tokens)}"
-        )
+    runs = pair_of(model, corrupted, clean, same_length=False)
+    base_tokens, source_tokens = (rows.to(device) for rows in runs)
     check_run(model, location, base_tokens, source_tokens)
     question = Question.of(model, base_tokens, answers, answer_positions, candidates)
     vectors = [

@@ -10,8 +10,9 @@ from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.prompts import Prompts, aligned, rows_of, values_of
-from hooked_lm.engine.result import WHAT, SweepResult
+from hooked_lm.engine.pairs import both_runs
+from hooked_lm.engine.prompts import Prompts, values_of
+from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
@@ -22,6 +23,7 @@ from hooked_lm.results.groups import Groups
 
 Edges = Sequence[tuple[str, str]]
 SOURCES = ("clean", "mean", "zero")
+JOINED = "patching edges"  # what was changed
 
 
 @undisturbed
@@ -84,8 +86,8 @@ def patch_edges(
                 study = Study(axes, cells, title=f"edges into layer {layer}", changes=changes)
                 parts.append(study.carry_out(model, first, metric, other, max_memory, progress, groups=groups))
     except SweepInterrupted as interrupt:
-        raise SweepInterrupted(_joined([*parts, interrupt.result])) from None
-    found, prompts = _joined(parts), first if other is None or direction == "noise" else other
+        raise SweepInterrupted(SweepResult.joined([*parts, interrupt.result], JOINED)) from None
+    found, prompts = SweepResult.joined(parts, JOINED), first if other is None or direction == "noise" else other
     return replace(found, about={**found.about, PROMPTS: identities(model, prompts)})
 
 
@@ -112,17 +114,11 @@ def runs_of(
     model: Decoder, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
 ) -> tuple[Rows, Rows | None]:
     """What the model reads in the base run and in the other run; raises ValueError for arguments that do not go together."""
-    if direction not in ("denoise", "noise"):
-        raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
     if source not in SOURCES:
         raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}")
-    if clean is None:
-        if source != "zero" or direction == "noise":
-            raise ValueError(f"source={source!r} with direction={direction!r} needs the other run: give clean=...")
-        return rows_of(model, corrupted, "corrupted"), None
-    runs = rows_of(model, corrupted, "corrupted"), rows_of(model, clean, "clean")
-    aligned(*runs, model)
-    return runs if direction == "denoise" else (runs[1], runs[0])
+    if clean is None and source != "zero":
+        raise ValueError(f"source={source!r} needs the other run: give clean=...")
+    return both_runs(model, corrupted, clean, direction)[1:]
 
 
 def chosen_edges(graph: Graph, edges: Edges) -> Tensor:
@@ -196,13 +192,3 @@ class _Edges:
 def _stream(reader: Node) -> str:
     """The site of the stream that a reader reads, which is its own but for the copies of heads."""
     return reader.site if reader.head is None else f"blocks.{reader.layer}.hook_resid_pre"
-
-
-def _joined(parts: Sequence[SweepResult]) -> SweepResult:
-    """One result from several with different cells."""
-    first, values = parts[0], parts[0].values.clone()
-    cost: dict[str, int | float] = dict(first.cost or {})
-    for part in parts[1:]:
-        values = torch.where(values.isnan(), part.values, values)
-        cost = {name: spent + (part.cost or {})[name] for name, spent in cost.items()}
-    return replace(first, values=values, cost=cost, fingerprint="", about={**first.about, WHAT: "patching edges"})

@@ -20,6 +20,7 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.image_cells import has_one_image_each
 from hooked_lm.engine.metric_trace import Logits, reads_of
+from hooked_lm.engine.pairs import both_runs
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer, some_rows
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
@@ -29,7 +30,6 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
-from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.results import Label
 from hooked_lm.results.gap import one_warning
 from hooked_lm.results.groups import Groups, checked_groups

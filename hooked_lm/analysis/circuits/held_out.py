@@ -20,6 +20,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_rows import MetricOfRows
+from hooked_lm.engine.pairs import pair_of
 from hooked_lm.engine.prompts import Prompts, chosen, rows_of, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
@@ -139,7 +140,7 @@ class Pairs:
 
     def some(self, model: Decoder, rows: Sequence[int]) -> "Pairs":
         """Some of the pairs, with the metric of these."""
-        corrupted, clean = rows_of(model, self.corrupted, "corrupted"), rows_of(model, self.clean, "clean")
+        corrupted, clean = pair_of(model, self.corrupted, self.clean)
         metric = None if self.metric is None else RearrangedMetric.of_rows(self.metric, rows, len(clean))
         return Pairs(some_rows(model, corrupted, rows), some_rows(model, clean, rows), metric)
 

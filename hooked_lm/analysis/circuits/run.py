@@ -28,8 +28,9 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
+from hooked_lm.engine.pairs import pair_of
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.engine.prompts import Prompts, aligned, rows_of
+from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -110,8 +111,7 @@ class Runner:
         check_unhooked(model, self.graph)
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
-        own, other = rows_of(model, clean, "clean").to(device), rows_of(model, corrupted, "corrupted").to(device)
-        aligned(other, own, model)
+        other, own = (rows.to(device) for rows in pair_of(model, corrupted, clean))
         self.prompts = identities(model, own)
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
         written, _, other_end, _ = _run_whole(model, other, self.writers)

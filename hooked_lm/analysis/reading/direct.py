@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.engine.answers import Answers, answers_of_prompts
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual

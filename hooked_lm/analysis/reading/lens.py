@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.analysis.answers import Answers, answers_of_prompts
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
+from hooked_lm.engine.answers import Answers, answers_of_prompts
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
 from hooked_lm.extras import later
