@@ -58,7 +58,8 @@ def select_logits(logits: Float[Tensor, "..."], reads: TracedAccess) -> Float[Te
     if reads == EVERYTHING:
         return logits
     positions, tokens = (
-        ALL if some is None else torch.tensor(some, device=logits.device) for some in (reads.positions, reads.tokens)
+        ALL if some is None else torch.tensor(some, dtype=torch.long, device=logits.device)
+        for some in (reads.positions, reads.tokens)
     )
     if isinstance(positions, Tensor) and isinstance(tokens, Tensor):
         positions = positions[:, None]

@@ -1,26 +1,204 @@
 """Pairs of clean and corrupted prompts: given as one value, and resolved to what a model reads in both runs."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import Tensor
+
+from hooked_lm.engine import metrics
+from hooked_lm.engine.answers import NEST, Answers
 from hooked_lm.engine.both_stacks import Target, joined
 from hooked_lm.engine.prompts import Prompts, rows_of
+from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.methods import TextMethods
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, ids_of
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of
+from hooked_lm.results import stored
+from hooked_lm.shown import Shown, in_short
+
+FORMAT = "hooked_lm.Pairs"
+MOST_LETTERS = 60  # of a prompt in a line
+Own = TypeVar("Own", bound="Pairs")
+M = TypeVar("M")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Pairs(Shown):
+    """Clean and corrupted prompts, pair by pair, with the right and the wrong next tokens.
+
+    Functions of `corrupted` and `clean` prompts take it in place of both: `sweep(model, pairs)` is that of these prompts with
+    the logit difference of these answers as `metric`. A metric that is given is used instead. In functions that need no metric,
+    as those of circuits, pairs without answers have their default.
+
+    Args:
+        clean, corrupted: texts or ids [batch, pos]; one text or [pos] is one pair. `VisionInputs` for a model that reads images.
+        answers, wrong_answers: as for `metrics.logit_difference`: a string or an id for all pairs; a list or a tensor [batch],
+            with one for each pair; nested for several of each pair.
+
+    `len` is the number of pairs; `pairs[:8]` and `pairs[[0, 2]]` are some of them. Raises ValueError for other numbers of prompts
+    or answers than pairs, and for wrong answers alone.
+
+    >>> from hooked_lm import HookedTransformer, Pairs, patching
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> pairs = Pairs(
+    ...     clean=["When Mary and John left, John", "When Tom and Alice left, Alice"],
+    ...     corrupted=["When Mary and John left, Mary", "When Tom and Alice left, Tom"],
+    ...     answers=[" Mary", " Tom"],
+    ...     wrong_answers=[" John", " Alice"],
+    ... )
+    >>> pairs[1:]
+    Pairs(1 pair: clean 'When Tom and Alice left, Alice', corrupted 'When Tom and Alice left, Tom', answer ' Tom', not ' Alice')
+    >>> result = patching.sweep(model, pairs, sites="z", positions=None, heads="each")
+    >>> list(result.axes), result.n_prompts
+    (['layer', 'head'], 2)
+    """
+
+    clean: Prompts
+    corrupted: Prompts
+    answers: Answers | None = None
+    wrong_answers: Answers | None = None
+
+    def __post_init__(self) -> None:
+        n, n_corrupted = (_n_prompts(getattr(self, name), name) for name in ("clean", "corrupted"))
+        if n != n_corrupted or not n:
+            raise ValueError(f"pairs have as many clean as corrupted prompts, at least one; got {n} and {n_corrupted}")
+        if self.answers is None and self.wrong_answers is not None:
+            raise ValueError("wrong_answers are given without answers: give both, or neither")
+        for name in ("answers", "wrong_answers"):
+            if (given := _n_answers(getattr(self, name))) not in (None, n):
+                raise ValueError(f"{name} are given for {given} pairs, and there are {n}: {NEST}")
+
+    def __len__(self) -> int:
+        return _n_prompts(self.clean, "clean")
+
+    def __getitem__(self: Own, which: slice | Sequence[int]) -> Own:
+        if isinstance(which, int):
+            raise TypeError(f"some pairs are pairs[{which}:{which + 1}] or pairs[[{which}]], got pairs[{which}]")
+        places = list(range(len(self))[which]) if isinstance(which, slice) else [range(len(self))[i] for i in which]
+        return replace(
+            self,
+            clean=_some_prompts(self.clean, places),
+            corrupted=_some_prompts(self.corrupted, places),
+            answers=_some_answers(self.answers, places),
+            wrong_answers=_some_answers(self.wrong_answers, places),
+        )
+
+    def metric(self, model: HookedRootModule | TextMethods, positions: metrics.Positions = -1) -> metrics.Metric:
+        """The logit difference of right and wrong answers; raises ValueError without both, or for answers of several tokens."""
+        if self.answers is None or self.wrong_answers is None:
+            missing = "answers and wrong_answers" if self.answers is None else "wrong_answers"
+            raise ValueError(
+                f"the logit difference needs answers and wrong answers: give Pairs their {missing}, or give a metric=, such as "
+                "metrics.log_probability(answers, model=model)"
+            )
+        of_text = model if isinstance(model, TextMethods) else None  # ids need none
+        return metrics.logit_difference(self.answers, self.wrong_answers, positions, model=of_text)
+
+    def __repr__(self) -> str:
+        n, names = len(self), {"clean": "clean", "corrupted": "corrupted", "answers": "answer", "wrong_answers": "not"}
+        given = {word: getattr(self, name) for name, word in names.items() if getattr(self, name) is not None}
+        first = {word: of[0] if isinstance(of, (list, tuple)) else of for word, of in given.items()}
+        shown = ", ".join(f"{word} {_brief(of)}" for word, of in first.items())
+        return f"{type(self).__name__}({'1 pair' if n == 1 else f'{n} pairs, the first'}: {shown})"
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one safetensors file, atomically. Raises TypeError for prompts with images."""
+        given = {of.name: getattr(self, of.name) for of in fields(self)}
+        if any(isinstance(value, VisionInputs) for value in given.values()):
+            raise TypeError("pairs with images are not saved: save their texts, and the images as files of their own")
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        stored.write(path, FORMAT, tensors, {name: value for name, value in given.items() if name not in tensors})
+
+    @classmethod
+    @stored.names_the_file
+    def load(cls, path: str | Path) -> "Pairs":
+        """Read what `save` wrote. Raises ValueError for any other file."""
+        tensors, others = stored.read(path, FORMAT)
+        return cls(**others, **tensors)
+
+
+def _n_prompts(prompts: Prompts, name: str) -> int:
+    if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs)):
+        raise TypeError(f"{name} must be texts, ids or VisionInputs, got a {type(prompts).__name__}")
+    return 1 if isinstance(prompts, str) or (isinstance(prompts, Tensor) and prompts.ndim < 2) else len(prompts)
+
+
+def _n_answers(answers: Answers | None) -> int | None:
+    """The number of pairs that answers are given for; None: any."""
+    if not isinstance(answers, (list, tuple, Tensor)) or (isinstance(answers, Tensor) and not answers.ndim):
+        return None
+    return None if len(answers) == 1 else len(answers)
+
+
+def _some_prompts(prompts: Prompts, places: list[int]) -> Prompts:
+    if isinstance(prompts, VisionInputs):
+        raise TypeError("prompts with images are divided by their model: model.rows(pairs.clean, [0, 1])")
+    if isinstance(prompts, Tensor):
+        return (prompts if prompts.ndim > 1 else prompts[None])[places]
+    return [([prompts] if isinstance(prompts, str) else prompts)[place] for place in places]
+
+
+def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
+    if _n_answers(answers) is None:
+        return answers
+    assert isinstance(answers, (list, tuple, Tensor)), "one for each pair"
+    return answers[places] if isinstance(answers, Tensor) else [answers[place] for place in places]
+
+
+def _brief(given: object) -> str:
+    """A prompt or an answer in a line: the beginning of a text."""
+    return f"{given[:MOST_LETTERS]!r}{'…' * (len(given) > MOST_LETTERS)}" if isinstance(given, str) else in_short(given)
+
+
+# ---- as arguments ----------------------------------------------------------------------------------------------------
+
+
+def prompts_and_metric(
+    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metrics | None
+) -> tuple[Prompts, Prompts | None, Metrics]:
+    """The corrupted prompts, the clean ones and the metric of a function that takes `Pairs` in place of the first two.
+
+    Raises TypeError for Pairs beside other prompts, and without a metric.
+    """
+    corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+    if metric is None:
+        raise TypeError("metric is missing: give metric=..., or Pairs with answers and wrong_answers")
+    return corrupted, clean, metric
+
+
+def unpaired(
+    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: M | None
+) -> tuple[Prompts, Prompts | None, M | metrics.Metric | None]:
+    """As `prompts_and_metric`, for a function that needs no metric."""
+    if isinstance(clean, Pairs):
+        raise TypeError("Pairs have both prompts: give them in place of corrupted and clean, as sweep(model, pairs)")
+    if not isinstance(corrupted, Pairs):
+        return corrupted, clean, metric
+    if clean is not None:
+        raise TypeError(f"clean={in_short(clean)} is given beside Pairs, which have the clean prompts: leave one out")
+    pairs = corrupted
+    of_answers = pairs.metric(model) if metric is None and pairs.answers is not None else None
+    return pairs.corrupted, pairs.clean, metric if of_answers is None else of_answers
 
 
 def pair_of(
     model: HookedRootModule,
     corrupted: Prompts,
-    clean: Prompts,
+    clean: Prompts | None,
     name: str = "corrupted",
     reads_pairs: bool = False,
     same_length: bool = True,
 ) -> tuple[Rows, Rows]:
     """What the model reads of corrupted and of clean prompts, pair by pair.
 
-    Raises as `rows_of`, and ValueError for another number of prompts or, with `same_length`, of tokens. `name` is that of the
-    corrupted prompts in errors; `reads_pairs` as for `rows_of`.
+    Raises as `rows_of`, TypeError without clean prompts, and ValueError for another number of prompts or, with `same_length`, of
+    tokens. `name` is that of the corrupted prompts in errors; `reads_pairs` as for `rows_of`.
     """
+    if clean is None:
+        raise TypeError("the clean prompts are missing: give clean=..., or Pairs in place of both")
     rows = rows_of(model, corrupted, name, reads_pairs), rows_of(model, clean, "clean", reads_pairs)
     aligned(*rows, model, same_length)
     return rows
