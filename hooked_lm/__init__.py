@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hooked_lm.components.kv_cache import HookedTransformerKeyValueCache as HookedTransformerKeyValueCache
+    from hooked_lm.engine.pairs import Pairs as Pairs
     from hooked_lm.factored_matrix import FactoredMatrix as FactoredMatrix
     from hooked_lm.hooks import HookedRootModule as HookedRootModule
     from hooked_lm.hooks import HookPoint as HookPoint
@@ -53,6 +54,7 @@ _HOMES = {
     "HookedVisionConfig": "hooked_lm.models.config.flat_vision",
     "HookedVisionEncoder": "hooked_lm.pretrained",
     "HookedVisionLanguage": "hooked_lm.pretrained",
+    "Pairs": "hooked_lm.engine.pairs",
     "VisionInputs": "hooked_lm.models.vision.inputs",
     "load": "hooked_lm.saved",
     "wrap": "hooked_lm.hooks",

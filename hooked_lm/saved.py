@@ -25,6 +25,7 @@ LOADERS = {
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
     "Measures": "hooked_lm.results.measures:Measures.load",
+    "Pairs": "hooked_lm.engine.pairs:Pairs.load",
     "Patchscope": "hooked_lm.analysis.reading.patchscopes:Patchscope.load",
     "Probes": "hooked_lm.analysis.probe_results:Probes.load",
     "RegressionProbes": "hooked_lm.analysis.probe_results:RegressionProbes.load",

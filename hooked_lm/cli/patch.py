@@ -190,7 +190,7 @@ def _sweep(
     baselines = check_answers(loaded, task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SwapWarning)  # `check_answers` says it
-        result = patching.sweep(loaded, corrupted, clean, metric=task.metric(loaded), **options)
+        result = patching.sweep(loaded, task, **options)
     shares = sweep.Shares(result)
     if normalized and shares.gap != shares.gap:
         raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")

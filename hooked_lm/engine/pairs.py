@@ -21,6 +21,7 @@ from hooked_lm.shown import Shown, in_short
 
 FORMAT = "hooked_lm.Pairs"
 MOST_LETTERS = 60  # of a prompt in a line
+NO_METRIC = "metric is missing: give metric=..., or Pairs with answers and wrong_answers"
 Own = TypeVar("Own", bound="Pairs")
 M = TypeVar("M")
 
@@ -156,32 +157,39 @@ def _brief(given: object) -> str:
 # ---- as arguments ----------------------------------------------------------------------------------------------------
 
 
-def prompts_and_metric(
-    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metrics | None
-) -> tuple[Prompts, Prompts | None, Metrics]:
-    """The corrupted prompts, the clean ones and the metric of a function that takes `Pairs` in place of the first two.
+def prompts_of(corrupted: Prompts | Pairs, clean: Prompts | None) -> tuple[Prompts, Prompts | None]:
+    """The corrupted and the clean prompts of a function that takes `Pairs` in place of both.
 
-    Raises TypeError for Pairs beside other prompts, and without a metric.
+    Raises TypeError for Pairs beside other prompts.
     """
-    corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
-    if metric is None:
-        raise TypeError("metric is missing: give metric=..., or Pairs with answers and wrong_answers")
-    return corrupted, clean, metric
+    if isinstance(clean, Pairs):
+        raise TypeError("Pairs have both prompts: give them in place of corrupted and clean, as sweep(model, pairs)")
+    if isinstance(corrupted, Pairs) and clean is not None:
+        raise TypeError(
+            f"clean={in_short(clean)} is given beside Pairs, which have the clean prompts: leave one out, and name the arguments "
+            "that follow"
+        )
+    return (corrupted.corrupted, corrupted.clean) if isinstance(corrupted, Pairs) else (corrupted, clean)
 
 
 def unpaired(
     model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: M | None
 ) -> tuple[Prompts, Prompts | None, M | metrics.Metric | None]:
-    """As `prompts_and_metric`, for a function that needs no metric."""
-    if isinstance(clean, Pairs):
-        raise TypeError("Pairs have both prompts: give them in place of corrupted and clean, as sweep(model, pairs)")
-    if not isinstance(corrupted, Pairs):
-        return corrupted, clean, metric
-    if clean is not None:
-        raise TypeError(f"clean={in_short(clean)} is given beside Pairs, which have the clean prompts: leave one out")
-    pairs = corrupted
-    of_answers = pairs.metric(model) if metric is None and pairs.answers is not None else None
-    return pairs.corrupted, pairs.clean, metric if of_answers is None else of_answers
+    """The prompts and the metric: the one that is given, or else that of Pairs with answers. Raises as `prompts_of`."""
+    both, pairs = prompts_of(corrupted, clean), corrupted
+    if metric is None and isinstance(pairs, Pairs) and pairs.answers is not None:
+        return *both, pairs.metric(model)
+    return *both, metric
+
+
+def prompts_and_metric(
+    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metrics | None
+) -> tuple[Prompts, Prompts | None, Metrics]:
+    """As `unpaired`, for a function that needs a metric; raises TypeError without one."""
+    corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+    if metric is None:
+        raise TypeError(NO_METRIC)
+    return corrupted, clean, metric
 
 
 def pair_of(

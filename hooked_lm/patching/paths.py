@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
-from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.pairs import Pairs, pair_of, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
@@ -35,12 +35,12 @@ JOINED = "patching paths between heads"  # what was changed
 @undisturbed
 def path_patch(
     model: HookedRootModule,
-    corrupted: Prompts,
-    clean: Prompts,
-    receivers: str | Sequence[Receiver],
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
+    receivers: str | Sequence[Receiver] | None = None,
     senders: str | Sequence[Sender] = "heads",
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     freeze: str = "attention",
     groups: Groups = None,
     max_memory: int | str = "auto",
@@ -54,7 +54,8 @@ def path_patch(
     directly or through MLPs. In the second, the receivers' inputs of the first run are patched into the corrupted run.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images.
+        corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images. Or `Pairs`
+            in place of both.
         receivers: a list of inputs of heads such as "L3H0<q>", "L3H0" for all three, and MLPs such as "m3", patched together.
             With grouped-query attention "k" and "v" are those of the head's key/value head. Or "logits": only the first run,
             whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
@@ -75,6 +76,9 @@ def path_patch(
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
+    if receivers is None:
+        raise TypeError("receivers is missing: give a list such as ['L3H0<q>', 'm3'], or 'logits'")
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     paths = Paths(model, corrupted, clean, freeze, max_memory)
     axes, places = _senders(model, senders)
     if isinstance(receivers, str):
@@ -90,10 +94,10 @@ def path_patch(
 @undisturbed
 def head_to_head(
     model: HookedRootModule,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     freeze: str = "all",
     inputs: Sequence[str] = INPUTS,
     groups: Groups = None,
@@ -118,6 +122,7 @@ def head_to_head(
     """
     if not inputs or not set(inputs) <= set(INPUTS):
         raise ValueError(f"inputs must be some of {', '.join(INPUTS)}, got {list(inputs)}")
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     paths = Paths(model, corrupted, clean, freeze, max_memory)
     n_layers, n_heads = _size(model)
     grid = {"from_layer": list(range(n_layers))}
@@ -140,7 +145,12 @@ class Paths:
     """The clean and corrupted values for path patching, and the cells that patch a path."""
 
     def __init__(
-        self, model: HookedRootModule, corrupted: Prompts, clean: Prompts, freeze: str, max_memory: int | str = "auto"
+        self,
+        model: HookedRootModule,
+        corrupted: Prompts,
+        clean: Prompts | None,
+        freeze: str,
+        max_memory: int | str = "auto",
     ) -> None:
         refuse_two_stacks(model, "path patching")
         if freeze not in ("attention", "all"):

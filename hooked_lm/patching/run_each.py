@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.engine.both_stacks import Target
-from hooked_lm.engine.pairs import both_runs
+from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
@@ -19,10 +19,10 @@ from hooked_lm.results.groups import Groups
 @undisturbed
 def run_each(
     model: HookedRootModule,
-    prompts: Prompts,
+    prompts: Prompts | Pairs,
     cells: Sequence[GivenHooks] | Mapping[str, GivenHooks],
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     clean: Prompts | None = None,
     base: GivenHooks = (),
     decoder_input: Target = None,
@@ -39,7 +39,8 @@ def run_each(
     forward passes; a warning gives the reason.
 
     Args:
-        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images, as in `sweep`.
+        prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images, as in `sweep`. Or
+            `Pairs`: the corrupted prompts run, `clean` are the clean ones, and the answers are the metric if none is given.
         cells: a list of cells, or cells by name. A cell is a hook or a list of hooks: controllers, pairs (site, function), and
             `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
@@ -65,6 +66,7 @@ def run_each(
     >>> bool((result.effects().mean != 0).all())
     True
     """
+    prompts, clean, metric = prompts_and_metric(model, prompts, clean, metric)
     model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts", reads_pairs=True)
     given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)

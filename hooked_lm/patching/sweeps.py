@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from hooked_lm.engine.both_stacks import Target
-from hooked_lm.engine.pairs import both_runs
+from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads
 from hooked_lm.engine.result import SweepResult
@@ -19,10 +19,10 @@ from hooked_lm.results.groups import Groups
 @undisturbed
 def sweep(
     model: HookedRootModule,
-    corrupted: Prompts,
+    corrupted: Prompts | Pairs,
     clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     sites: str | Sequence[str] = "resid_pre",
     layers: Which = "each",
     positions: Which = "each",
@@ -43,7 +43,8 @@ def sweep(
 
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images. Of a dual
-            encoder, `VisionInputs(texts, {"pixel_values": images})`; each cell is a whole forward pass.
+            encoder, `VisionInputs(texts, {"pixel_values": images})`; each cell is a whole forward pass. Or `Pairs` in place of
+            both, whose answers are the metric if none is given.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`. Of a dual encoder, it maps the similarities [image, text] to
             one number per image or one for all.
@@ -75,6 +76,7 @@ def sweep(
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     model, first, other = both_runs(model, corrupted, clean, direction, decoder_input, reads_pairs=True)
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:

@@ -23,7 +23,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
-from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.pairs import Pairs, pair_of
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
@@ -34,7 +34,7 @@ from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.gap import one_warning
-from hooked_lm.shown import Shown, Table, in_short
+from hooked_lm.shown import Shown, Table
 from hooked_lm.viz.numbers import rounded
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ class TaskWarning(UserWarning):
     """The model does not answer as a task says it does, so a circuit of the task may mean little."""
 
 
-@dataclass(frozen=True)
-class Task(Shown):
+@dataclass(frozen=True, eq=False, repr=False)
+class Task(Pairs):
     """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair.
 
     Prompts are texts; or ids with the images among them, for a model that reads images.
@@ -72,14 +72,6 @@ class Task(Shown):
             raise ValueError(
                 f"a task has the same number of clean prompts, corrupted prompts, answers and wrong answers; got {sizes}"
             )
-
-    def __repr__(self) -> str:
-        n = len(self.clean)
-        return f"Task({n} pair{'s' * (n != 1)}; answers {in_short([*self.answers])})"
-
-    def metric(self, model: HookedTransformer) -> metrics.Metric:
-        """The logit difference of right and wrong answer, in nats. Raises ValueError for answers of several tokens."""
-        return metrics.logit_difference(self.answers, self.wrong_answers, model=model)
 
 
 def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.answers import whole_numbers
-from hooked_lm.engine.pairs import aligned
+from hooked_lm.engine.pairs import Pairs, aligned
 from hooked_lm.engine.prompts import tokens_of
 from hooked_lm.extras import later
 from hooked_lm.harvest.documents import loaded
@@ -65,6 +65,8 @@ def pairs_of(
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
     if isinstance(source, (str, os.PathLike)):
         source = loaded(source)
+    if isinstance(source, Pairs):
+        source = _rows_of(source)
     if isinstance(source, pd.DataFrame):
         source = source.to_dict("records")
     if not isinstance(source, Iterable) or isinstance(source, (Mapping, Tensor)):
@@ -87,6 +89,18 @@ def pairs_of(
         more = f"\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise ValueError(f"{len(wrong)} of {len(rows)} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
     return pairs
+
+
+def _rows_of(pairs: Pairs) -> list[Row]:
+    """A row for each of the pairs; one answer of all is that of each."""
+    each = [pairs[place : place + 1] for place in range(len(pairs))]
+    parts = [dict(zip(COLUMNS, (of.clean, of.corrupted, of.answers, of.wrong_answers), strict=True)) for of in each]
+    return [{name: _only(part) for name, part in row.items() if part is not None} for row in parts]
+
+
+def _only(part: object) -> object:
+    """The entry of a part of one pair; a string or an id is one."""
+    return part[0] if isinstance(part, (list, tuple, Tensor)) and len(part) == 1 else part
 
 
 def digest(pairs: Sequence[Pair]) -> str:

@@ -51,7 +51,7 @@ def study_pairs(
     Args:
         pairs: dicts with `clean` and `corrupted` (texts or ids, as many tokens in both), `answer` and `wrong_answer` (a string
             that is one token, an id, or several that are all right or wrong); or a data frame, a data set of Hugging Face or
-            its name, or a path: a file, a folder or a pattern of jsonl, parquet or csv. Pairs may differ in length.
+            its name, or a path: a file, a folder or a pattern of jsonl, parquet or csv; or `Pairs`. They may differ in length.
         experiment: "sweep" (`patching.sweep`), "attribute" (`analysis.attribute`, without exact checks), "ablate"
             (`patching.ablate` of the clean prompts) or "steer" (`sweep_steering` of the corrupted prompts, with the options
             `vectors` and `coefficients`); or a function with the arguments (model, corrupted, clean, metric=), ids [pair, pos]

@@ -23,7 +23,7 @@ from hooked_lm.analysis.alignment.interchange import (
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.answers import Answers
 from hooked_lm.engine.both_stacks import stack_of
-from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.pairs import Pairs, pair_of, prompts_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
 from hooked_lm.engine.undisturbed import undisturbed
@@ -37,7 +37,7 @@ from hooked_lm.results.scores import origin
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class AlignedPairs:
     """Base prompts, the vectors of their source runs, and the right answers under the intervention."""
 
     model: HookedRootModule
@@ -46,10 +46,10 @@ class Pairs:
     location: Location
     question: Question
 
-    def some(self, rows: RowNumbers) -> "Pairs":
+    def some(self, rows: RowNumbers) -> "AlignedPairs":
         """Some of the pairs."""
         base, vectors = some_rows(self.model, self.base, rows.tolist()), self.vectors[rows.to(self.vectors.device)]
-        return Pairs(self.model, base, vectors, self.location.some(rows), self.question.some(rows))
+        return AlignedPairs(self.model, base, vectors, self.location.some(rows), self.question.some(rows))
 
     def logits(self, alignment: Alignment) -> Float[Tensor, "batch candidate"]:
         """The logits of the candidates under an alignment."""
@@ -70,9 +70,9 @@ class Pairs:
 @undisturbed
 def train_alignment(
     model: HookedRootModule,
-    corrupted: Prompts,
-    clean: Prompts,
-    answers: Answers,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
+    answers: Answers | None = None,
     *,
     site: Site,
     size: int | None,
@@ -93,7 +93,8 @@ def train_alignment(
 
     Args:
         corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
-            the clean run are put into the corrupted one. `VisionInputs` for a model that reads images.
+            the clean run are put into the corrupted one. `VisionInputs` for a model that reads images. Or `Pairs` in place of
+            both, with their answers; wrong answers are not read.
         answers: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
         site, positions, source_positions, heads: the location of the subspace; see `Location.of`.
         size: the number of directions; None: it is trained too (boundless), starting at half of the width, with a loss of
@@ -125,6 +126,7 @@ def train_alignment(
     True
     """
     check_grad_mode("training an alignment")
+    corrupted, clean, answers = _prompts_and_answers(corrupted, clean, answers)
     location = Location.of(model, site, positions, heads, source_positions)
     schedule = Schedule(steps, learning_rate, batch_size, size_cost, seed, progress)
     pairs = _pairs(model, corrupted, clean, location, answers, answer_positions, candidates, batch_size)
@@ -175,13 +177,13 @@ class Schedule:
 def _pairs(
     model: HookedRootModule,
     corrupted: Prompts,
-    clean: Prompts,
+    clean: Prompts | None,
     location: Location,
     answers: Answers,
     answer_positions: int | Tensor,
     candidates: Answers | None,
     batch_size: int,
-) -> Pairs:
+) -> AlignedPairs:
     """The checked pairs; the source runs are computed here."""
     device = next(model.parameters()).device
     runs = pair_of(model, corrupted, clean, same_length=False)
@@ -194,7 +196,18 @@ def _pairs(
         )
         for rows in torch.arange(len(base_tokens)).split(batch_size)
     ]
-    return Pairs(model, base_tokens, torch.cat(vectors), location, question)
+    return AlignedPairs(model, base_tokens, torch.cat(vectors), location, question)
+
+
+def _prompts_and_answers(
+    corrupted: Prompts | Pairs, clean: Prompts | None, answers: Answers | None
+) -> tuple[Prompts, Prompts | None, Answers]:
+    """The arguments, of which Pairs hold all; raises TypeError without answers."""
+    if answers is None and isinstance(corrupted, Pairs):
+        answers = corrupted.answers
+    if answers is None:
+        raise TypeError("answers are missing: give answers=..., or Pairs with answers")
+    return *prompts_of(corrupted, clean), answers
 
 
 def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[RowNumbers, Int[Tensor, " other"]]:
@@ -213,7 +226,7 @@ def _split(n: int, held_out: float | Sequence[int], seed: int) -> tuple[RowNumbe
     return (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
 
 
-def _train(alignment: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> dict[str, list[float]]:
+def _train(alignment: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule: Schedule) -> dict[str, list[float]]:
     """Trains on these pairs; returns the history of the steps."""
     optimiser = torch.optim.Adam(alignment.parameters(), lr=schedule.learning_rate)
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, schedule.steps)
@@ -241,7 +254,7 @@ def _train(alignment: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Sched
     return history
 
 
-def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedule) -> Measures:
+def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule: Schedule) -> Measures:
     """The accuracy on these pairs, with its baselines."""
 
     def of(size: int, seed: int = 0) -> Alignment:
@@ -254,9 +267,9 @@ def _accuracy(found: Alignment, pairs: Pairs, rows: RowNumbers, schedule: Schedu
 
 def sweep_alignments(
     model: HookedRootModule,
-    corrupted: Prompts,
-    clean: Prompts,
-    answers: Answers,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
+    answers: Answers | None = None,
     *,
     size: int | None,
     site: str = "resid_pre",
@@ -287,6 +300,7 @@ def sweep_alignments(
     """
     known = set(signature(train_alignment).parameters) - {"model", "corrupted", "clean", "answers", "site", "positions"}
     check_keywords("sweep_alignments", settings, known)
+    corrupted, clean, answers = _prompts_and_answers(corrupted, clean, answers)
     tokens = rows_of(model, corrupted, "corrupted")
     some_layers = chosen(layers, stack_of(model, site)[1] or 1, "layer") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]

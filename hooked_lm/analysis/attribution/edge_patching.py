@@ -10,7 +10,7 @@ from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.pairs import both_runs
+from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
@@ -29,10 +29,10 @@ JOINED = "patching edges"  # what was changed
 @undisturbed
 def patch_edges(
     model: HookedRootModule,
-    corrupted: Prompts,
+    corrupted: Prompts | Pairs,
     clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     edges: Edges | None = None,
     source: str = "clean",
     direction: str = "denoise",
@@ -48,7 +48,7 @@ def patch_edges(
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
-            images.
+            images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
         edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
         source: what replaces the output of the writer: "clean" (that of the other run), "mean" (its mean over prompts), or
@@ -72,6 +72,7 @@ def patch_edges(
     2
     """
     model = decoder(model)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     first, other = runs_of(model, corrupted, clean, source, direction)
     graph = Graph.of(model)
     check_unhooked(model, graph)

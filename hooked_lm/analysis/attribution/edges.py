@@ -28,6 +28,7 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_trace import reads_of
+from hooked_lm.engine.pairs import Pairs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
@@ -47,10 +48,10 @@ EdgeScores = Float[Tensor, "writer reader batch"]
 @undisturbed
 def attribute_edges(
     model: HookedRootModule,
-    corrupted: Prompts,
+    corrupted: Prompts | Pairs,
     clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     method: str = "eap",
     steps: int = 5,
     source: str = "clean",
@@ -78,7 +79,7 @@ def attribute_edges(
 
     Args:
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
-            images.
+            images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt, or to one for all; differentiable.
         steps: the number of runs that integrated gradients average: the midpoints of as many equal intervals.
         source: what replaces the outputs of writers: "clean" (those of the other run), "mean" (their mean over prompts), "zero".
@@ -109,6 +110,7 @@ def attribute_edges(
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a positive number, got {steps!r}")
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     if not callable(metric):
         raise TypeError(f"metric must be one function of the logits, got a {type(metric).__name__}")
     check_valid(check)

@@ -20,7 +20,7 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.image_cells import has_one_image_each
 from hooked_lm.engine.metric_trace import Logits, reads_of
-from hooked_lm.engine.pairs import both_runs
+from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer, some_rows
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
@@ -69,10 +69,10 @@ METHODS: Mapping[str, Method] = {
 @undisturbed
 def attribute(
     model: HookedRootModule,
-    corrupted: Prompts,
+    corrupted: Prompts | Pairs,
     clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     sites: str | Sequence[str] = "resid_pre",
     layers: Which = "each",
     positions: Which = "each",
@@ -135,10 +135,10 @@ def attribute(
 @undisturbed
 def attribute_nodes(
     model: HookedRootModule,
-    corrupted: Prompts,
+    corrupted: Prompts | Pairs,
     clean: Prompts | None = None,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
     sites: Sequence[str] = NODES,
     source: Values = "clean",
     direction: str = "denoise",
@@ -190,9 +190,9 @@ class Job:
     def __init__(
         self,
         model: HookedRootModule,
-        corrupted: Prompts,
+        corrupted: Prompts | Pairs,
         clean: Prompts | None,
-        metric: Metrics,
+        metric: Metrics | None,
         source: Values,
         direction: str,
         method: str,
@@ -208,6 +208,7 @@ class Job:
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"steps must be a whole number from 1 on, got {steps!r}")
         device = next(model.parameters()).device
+        corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
         model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
         self.tokens, self.other = first.to(device), None if other is None else other.to(device)
         self.model, self.metric, self.source = model, metric, source

@@ -16,6 +16,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
@@ -29,8 +30,8 @@ Place = tuple[int, int]  # writer, reader
 @undisturbed
 def acdc(
     model: Decoder,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     threshold: float,
     metric: Metric | None = None,

@@ -15,18 +15,18 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
-from hooked_lm.analysis.circuits.held_out import HeldOut, Pairs, is_per_prompt, of_prompts, searched
+from hooked_lm.analysis.circuits.held_out import HeldOut, MeasuredPairs, is_per_prompt, of_prompts, searched
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import ABLATIONS, Runner
 from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.prompts import Prompts, rows_of
+from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.results.gap import one_warning
 from hooked_lm.results.scores import origin
 
@@ -55,8 +55,8 @@ METHODS = (*edges.METHODS, "exact", *SEARCHES)
 @undisturbed
 def discover(
     model: Decoder,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
     method: str | SweepResult = "eap-ig-inputs",
@@ -76,8 +76,9 @@ def discover(
 
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape. The circuit runs on the clean prompts; with resample
-            ablation edges outside the circuit carry their values from the corrupted prompts.
-        metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
+            ablation edges outside the circuit carry their values from the corrupted prompts. Or `Pairs` in place of both.
+        metric: maps logits to one number per prompt, or one for all; None: that of Pairs with answers, or else KL(model ||
+            circuit) at the last position.
         method: the search method.
             "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`) on the
             clean run, that is with `direction="noise"`;
@@ -118,18 +119,17 @@ def discover(
         if options:
             raise TypeError(f"effects that were measured take no options, got {', '.join(options)}")
         return _of_result(model, method, held_out, seed, limits)
-    if metric is None and method == "eap":
+    pairs = MeasuredPairs.of(model, corrupted, clean, metric)
+    if pairs.metric is None and method == "eap":
         raise ValueError(
             "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "
             "another method, such as 'eap-ig-inputs'"
         )
     check_keywords(f"method {method!r}", options, OPTIONS[method])
-    clean = rows_of(model, clean, "clean")
-    known = identities(model, clean)
-    seen = _searched(model, metric, clean, known, held_out, seed, max_memory)
-    pairs = Pairs(corrupted, clean, metric)
+    known = identities(model, pairs.clean)
+    seen = _searched(pairs, known, held_out, seed, max_memory)
     if len(seen) < len(known):
-        pairs = pairs.some(model, seen)
+        pairs = pairs.some(seen)
     common: dict[str, Any] = {"max_memory": max_memory, "progress": progress, **options}
     if method in SEEDED:
         common["seed"] = seed
@@ -140,7 +140,7 @@ def discover(
 
 def _search(
     model: Decoder,
-    pairs: Pairs,
+    pairs: MeasuredPairs,
     method: str,
     ablation: str,
     limits: Mapping[str, Any],
@@ -163,17 +163,11 @@ def _search(
 
 
 def _searched(
-    model: Decoder,
-    metric: Metric | None,
-    clean: Rows,
-    known: Sequence[str],
-    held_out: HeldOut,
-    seed: int,
-    max_memory: int | str,
+    pairs: MeasuredPairs, known: Sequence[str], held_out: HeldOut, seed: int, max_memory: int | str
 ) -> list[int]:
     """The pairs that a search sees; raises ValueError for a metric that cannot be that of some of them."""
     seen = searched(known, held_out, seed)
-    if len(seen) == len(known) or is_per_prompt(model, metric, clean, max_memory):
+    if len(seen) == len(known) or is_per_prompt(pairs.model, pairs.metric, pairs.clean, max_memory):
         return seen
     if held_out is not None:
         raise ValueError(

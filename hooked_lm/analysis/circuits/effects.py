@@ -8,6 +8,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS, Circuit
 from hooked_lm.analysis.circuits.discover import SOURCES, scores_of
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
@@ -17,8 +18,8 @@ from hooked_lm.models.decoder import Decoder
 def exact_effects(
     model: Decoder,
     circuit: Circuit,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
     ablation: str = "resample",

@@ -13,10 +13,11 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
-from hooked_lm.analysis.circuits.held_out import JUDGED, Pairs, seen_by
+from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
@@ -266,8 +267,8 @@ def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
 def evaluate(
     model: Decoder,
     circuits: Given,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
     sizes: Sequence[int | float] | None = None,
@@ -312,7 +313,7 @@ def evaluate(
     [0.0, 1.0]
     """
     named = _circuits(Graph.of(model), circuits, sizes)
-    pairs, judged_on = Pairs(corrupted, clean, metric).judging(model, named.values(), max_memory)
+    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging(named.values(), max_memory)
     runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, ablation, max_memory)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     n_edges = [circuit.n_edges for circuit in named.values()]

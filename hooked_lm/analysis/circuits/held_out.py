@@ -20,8 +20,8 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_rows import MetricOfRows
-from hooked_lm.engine.pairs import pair_of
-from hooked_lm.engine.prompts import Prompts, chosen, rows_of, some_rows
+from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
+from hooked_lm.engine.prompts import Prompts, chosen, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -131,42 +131,50 @@ def searched(known: Sequence[str], held_out: HeldOut, seed: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of prompts with their metric."""
+class MeasuredPairs:
+    """What a model reads of pairs of prompts, with their metric."""
 
-    corrupted: Prompts
-    clean: Prompts
+    model: Decoder
+    corrupted: Rows
+    clean: Rows
     metric: Metric | None
 
-    def some(self, model: Decoder, rows: Sequence[int]) -> "Pairs":
-        """Some of the pairs, with the metric of these."""
-        corrupted, clean = pair_of(model, self.corrupted, self.clean)
-        metric = None if self.metric is None else RearrangedMetric.of_rows(self.metric, rows, len(clean))
-        return Pairs(some_rows(model, corrupted, rows), some_rows(model, clean, rows), metric)
+    @classmethod
+    def of(
+        cls, model: Decoder, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metric | None
+    ) -> "MeasuredPairs":
+        """The arguments of a function of pairs; raises as `pair_of`."""
+        corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+        return cls(model, *pair_of(model, corrupted, clean), metric)
 
-    def judging(self, model: Decoder, circuits: Iterable[Circuit], max_memory: int | str) -> "tuple[Pairs, str]":
+    def some(self, rows: Sequence[int]) -> "MeasuredPairs":
+        """Some of the pairs, with the metric of these."""
+        metric = None if self.metric is None else RearrangedMetric.of_rows(self.metric, rows, len(self.clean))
+        corrupted, clean = (some_rows(self.model, each, rows) for each in (self.corrupted, self.clean))
+        return MeasuredPairs(self.model, corrupted, clean, metric)
+
+    def judging(self, circuits: Iterable[Circuit], max_memory: int | str) -> "tuple[MeasuredPairs, str]":
         """The pairs on which circuits are judged, those that no search of them saw if there are some, and what they are in
         words: "" if it is not known of any circuit what its search saw."""
         seen = [circuit.about[SEEN] for circuit in circuits if SEEN in circuit.about]
         if not seen:
             return self, ""
-        clean = rows_of(model, self.clean, "clean")
-        known = identities(model, clean)
+        known = identities(self.model, self.clean)
         unseen = [place for place, one in enumerate(known) if not any(one in some for some in seen)]
         if len(unseen) in (0, len(known)):
             return self, UNSEEN if unseen else SAME
-        if not is_per_prompt(model, self.metric, clean, max_memory):
+        if not is_per_prompt(self.model, self.metric, self.clean, max_memory):
             return self, PARTLY
-        return self.some(model, unseen), UNSEEN
+        return self.some(unseen), UNSEEN
 
 
 def searched_pairs(
     model: Decoder, circuit: Circuit, corrupted: Prompts, clean: Prompts, metric: Metric | None
-) -> Pairs:
+) -> MeasuredPairs:
     """Those of the pairs that the search of a circuit saw."""
-    known = identities(model, rows_of(model, clean, "clean"))
-    rows = [place for place, one in enumerate(known) if one in circuit.about[SEEN]]
-    return Pairs(corrupted, clean, metric).some(model, rows)
+    pairs = MeasuredPairs.of(model, corrupted, clean, metric)
+    rows = [place for place, one in enumerate(identities(model, pairs.clean)) if one in circuit.about[SEEN]]
+    return pairs.some(rows)
 
 
 def seen_by(found: SweepResult) -> dict[str, Any]:

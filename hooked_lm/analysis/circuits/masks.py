@@ -15,6 +15,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.prune import check_size
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
@@ -48,8 +49,8 @@ class HardConcrete:
 @undisturbed
 def train_masks(
     model: Decoder,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     n_edges: int,
     metric: Metric | None = None,

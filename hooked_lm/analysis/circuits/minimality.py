@@ -7,8 +7,9 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
-from hooked_lm.analysis.circuits.held_out import JUDGED, Pairs
+from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
@@ -19,8 +20,8 @@ from hooked_lm.results.scores import Scores, origin
 def minimality(
     model: Decoder,
     circuit: Circuit,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
     of: str = "edges",
@@ -46,7 +47,7 @@ def minimality(
     if of not in ("edges", "nodes"):
         raise ValueError(f"of must be 'edges' or 'nodes', got {of!r}")
     circuit.check(Graph.of(model))
-    pairs, judged_on = Pairs(corrupted, clean, metric).judging(model, [circuit], max_memory)
+    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging([circuit], max_memory)
     runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, ablation, max_memory)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is nothing to leave out")

@@ -8,21 +8,23 @@ import torch
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import discover
-from hooked_lm.analysis.circuits.held_out import RearrangedMetric
+from hooked_lm.analysis.circuits.held_out import MeasuredPairs, RearrangedMetric
 from hooked_lm.engine.experiment import Experiment
-from hooked_lm.engine.prompts import Prompts, rows_of
+from hooked_lm.engine.pairs import NO_METRIC, Pairs
+from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import Rows
 
 
 @undisturbed
 def null_circuits(
     model: Decoder,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
-    metric: Metric,
+    metric: Metric | None = None,
     n: int = 5,
     seed: int = 0,
     **search: Any,
@@ -56,17 +58,20 @@ def null_circuits(
         raise ValueError(f"n must be at least 1, got {n}")
     if not isinstance(search.get("method", ""), str):
         raise ValueError("effects that were measured have their answers: name the method that measures them")
-    n_prompts = len(rows_of(model, clean, "clean"))
+    pairs = MeasuredPairs.of(model, corrupted, clean, metric)
+    metric, n_prompts = pairs.metric, len(pairs.clean)
+    if metric is None:
+        raise TypeError(NO_METRIC)
     if n_prompts < 2:
         raise ValueError("answers are exchanged among pairs, and there is one pair")
     generator, found = torch.Generator().manual_seed(seed), {}
     exchanged = [RearrangedMetric.permuted(metric, _cycle(n_prompts, generator)) for _ in range(n)]
-    _check_differ(model, clean, metric, exchanged)
+    _check_differ(model, pairs.clean, metric, exchanged)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SwapWarning)
         warnings.filterwarnings("ignore", ".* hardly differ")  # which is the point
         for i, one in enumerate(exchanged):
-            found[f"null {i}"] = discover(model, corrupted, clean, metric=one, seed=seed, **search)
+            found[f"null {i}"] = discover(model, pairs.corrupted, pairs.clean, metric=one, seed=seed, **search)
     return found
 
 
@@ -78,11 +83,11 @@ def _cycle(n: int, generator: torch.Generator) -> list[int]:
     return following.tolist()
 
 
-def _check_differ(model: Decoder, clean: Prompts, metric: Metric, exchanged: list[RearrangedMetric]) -> None:
+def _check_differ(model: Decoder, clean: Rows, metric: Metric, exchanged: list[RearrangedMetric]) -> None:
     """Raises ValueError if the metric has one number for all prompts, or if exchanging its answers changes nothing."""
-    scores = Experiment(model, rows_of(model, clean, "clean"), [metric]).scores[0]
+    scores = Experiment(model, clean, [metric]).scores[0]
     if len(scores) == 1:
         raise ValueError("the metric has one number for all prompts: its answers cannot be exchanged among pairs")
-    others = Experiment(model, rows_of(model, clean, "clean"), exchanged).scores
+    others = Experiment(model, clean, exchanged).scores
     if bool(((others - scores).abs() <= 1e-6 * scores.abs().max()).all()):
         raise ValueError("the metric has the same answers for all pairs: to exchange them changes nothing")

@@ -8,6 +8,7 @@ from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
@@ -18,8 +19,8 @@ from hooked_lm.results.scores import origin
 @undisturbed
 def prune(
     model: Decoder,
-    corrupted: Prompts,
-    clean: Prompts,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None = None,
     *,
     n_edges: int,
     metric: Metric | None = None,

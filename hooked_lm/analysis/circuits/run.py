@@ -28,7 +28,7 @@ from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
-from hooked_lm.engine.pairs import pair_of
+from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
@@ -76,8 +76,9 @@ class Runner:
 
     Args:
         corrupted, clean: texts or ids [batch, pos] of the same shape; `VisionInputs` for a model that reads images. Circuits
-            run on the clean prompts.
-        metric: maps logits to one number per prompt, or one for all; None: KL(model || circuit) at the last position.
+            run on the clean prompts. Or `Pairs` in place of both.
+        metric: maps logits to one number per prompt, or one for all; None: that of Pairs with answers, or else KL(model ||
+            circuit) at the last position.
         ablation: what an edge outside the circuit carries. "resample": the output of its writer on the corrupted prompt;
             "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
         max_memory: "auto", or the bytes that a pass may use in addition to the model.
@@ -99,8 +100,8 @@ class Runner:
     def __init__(
         self,
         model: Decoder,
-        corrupted: Prompts,
-        clean: Prompts,
+        corrupted: Prompts | Pairs,
+        clean: Prompts | None = None,
         metric: Metric | None = None,
         ablation: str = "resample",
         max_memory: int | str = "auto",
@@ -111,6 +112,7 @@ class Runner:
         check_unhooked(model, self.graph)
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
+        corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
         other, own = (rows.to(device) for rows in pair_of(model, corrupted, clean))
         self.prompts = identities(model, own)
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
