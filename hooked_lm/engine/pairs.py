@@ -1,6 +1,6 @@
 """Pairs of clean and corrupted prompts: given as one value, and resolved to what a model reads in both runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.engine import metrics
 from hooked_lm.engine.answers import NEST, Answers
 from hooked_lm.engine.both_stacks import Target, joined
-from hooked_lm.engine.prompts import Prompts, rows_of
+from hooked_lm.engine.prompts import Prompts, kind_of, rows_of
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
@@ -39,8 +39,8 @@ class Pairs(Shown):
         answers, wrong_answers: as for `metrics.logit_difference`: a string or an id for all pairs; a list or a tensor [batch],
             with one for each pair; nested for several of each pair.
 
-    `len` is the number of pairs; `pairs[:8]` and `pairs[[0, 2]]` are some of them. Raises ValueError for other numbers of prompts
-    or answers than pairs, and for wrong answers alone.
+    `len` is the number of pairs; `pairs[:8]`, `pairs[[0, 2]]` and `pairs[0]` are some of them, as Pairs, and a loop goes through
+    Pairs of one. Raises ValueError for other numbers of prompts or answers than pairs, and for wrong answers alone.
 
     >>> from hooked_lm import HookedTransformer, Pairs, patching
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -75,10 +75,10 @@ class Pairs(Shown):
     def __len__(self) -> int:
         return _n_prompts(self.clean, "clean")
 
-    def __getitem__(self: Own, which: slice | Sequence[int]) -> Own:
-        if isinstance(which, int):
-            raise TypeError(f"some pairs are pairs[{which}:{which + 1}] or pairs[[{which}]], got pairs[{which}]")
-        places = list(range(len(self))[which]) if isinstance(which, slice) else [range(len(self))[i] for i in which]
+    def __getitem__(self: Own, which: int | slice | Sequence[int]) -> Own:
+        numbers = range(len(self))
+        several = [which] if isinstance(which, int) else which
+        places = list(numbers[several]) if isinstance(several, slice) else [numbers[number] for number in several]
         return replace(
             self,
             clean=_some_prompts(self.clean, places),
@@ -86,6 +86,9 @@ class Pairs(Shown):
             answers=_some_answers(self.answers, places),
             wrong_answers=_some_answers(self.wrong_answers, places),
         )
+
+    def __iter__(self: Own) -> Iterator[Own]:
+        return map(self.__getitem__, range(len(self)))
 
     def metric(self, model: HookedRootModule | TextMethods, positions: metrics.Positions = -1) -> metrics.Metric:
         """The logit difference of right and wrong answers; raises ValueError without both, or for answers of several tokens."""
@@ -123,7 +126,7 @@ class Pairs(Shown):
 
 def _n_prompts(prompts: Prompts, name: str) -> int:
     if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs)):
-        raise TypeError(f"{name} must be texts, ids or VisionInputs, got a {type(prompts).__name__}")
+        raise TypeError(f"{name} must be texts, ids or VisionInputs, got {kind_of(prompts)}")
     return 1 if isinstance(prompts, str) or (isinstance(prompts, Tensor) and prompts.ndim < 2) else len(prompts)
 
 

@@ -93,8 +93,7 @@ def pairs_of(
 
 def _rows_of(pairs: Pairs) -> list[Row]:
     """A row for each of the pairs; one answer of all is that of each."""
-    each = [pairs[place : place + 1] for place in range(len(pairs))]
-    parts = [dict(zip(COLUMNS, (of.clean, of.corrupted, of.answers, of.wrong_answers), strict=True)) for of in each]
+    parts = [dict(zip(COLUMNS, (of.clean, of.corrupted, of.answers, of.wrong_answers), strict=True)) for of in pairs]
     return [{name: _only(part) for name, part in row.items() if part is not None} for row in parts]
 
 

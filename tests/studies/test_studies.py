@@ -332,7 +332,8 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         run(model, tmp_path, pairs=[*PAIRS, *wrong])
     lines = str(raised.value).splitlines()[1:]
     expected = [
-        "pair 5: clean and corrupted prompts must have the same shape", "pair 6: answer: 'Mary' has no leading space", "pair 7: it has no 'clean'", "pair 8: ",
+        "pair 5: clean and corrupted prompts must have the same shape",
+        "pair 6: answer: 'Mary' has no leading space", "pair 7: it has no 'clean'", "pair 8: ",
         "pair 9: clean must be whole numbers", "pair 10: clean has 2",
         "pair 11: answer: -7 is not a token id",
     ]  # fmt: skip
