@@ -12,6 +12,7 @@ from hooked_lm import (
     FactoredMatrix,
     HookedTransformer,
     HookedTransformerKeyValueCache,
+    Pairs,
     VisionInputs,
     analysis,
     interventions,
@@ -174,5 +175,6 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Column": lambda: harvested()["resid_post1"],
     "Plan": lambda: harvested().plan,
     "Study": lambda: Study({"layer": [0, 1]}, {}),
+    "Pairs": lambda: Pairs(["a"], ["b"], [HOSTILE], ["d"]),
     "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),
 }

@@ -45,7 +45,7 @@ class MetricOfRows:
         for run in places:
             own = Logits(shape, logits.dtype, logits.device, partial(of_run, run))
             self.reads, [score] = reads_of([self.metric], own, self.reads)
-            scores.append(_one_or_one_each(torch.as_tensor(score), n_prompts))
+            scores.append(numbers_of(torch.as_tensor(score), n_prompts))
         return torch.stack(scores)
 
     def _with_base(self, own: Tensor, reads: TracedAccess) -> Tensor:
@@ -58,9 +58,9 @@ class MetricOfRows:
         return torch.cat([own.to(base), base])
 
 
-def _one_or_one_each(score: Tensor, n_prompts: int) -> Float[Tensor, " number"]:
-    if score.ndim > 1 or score.numel() not in (1, n_prompts):
-        raise ValueError(
-            f"the metric must give one number, or one for each of the {n_prompts} prompts, got {tuple(score.shape)}"
-        )
+def numbers_of(score: object, n_prompts: int) -> Float[Tensor, " number"]:
+    """What a metric gave as one number, or one for each prompt; raises ValueError for anything else."""
+    if not isinstance(score, Tensor) or score.ndim > 1 or score.numel() not in (1, n_prompts):
+        got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
+        raise ValueError(f"the metric must give one number, or one for each of the {n_prompts} prompts, got {got}")
     return score.reshape(-1)

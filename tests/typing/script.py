@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hooked_lm import ActivationCache, HookedTransformer, HookPoint, patching, utils
+from hooked_lm import ActivationCache, HookedTransformer, HookPoint, Pairs, patching, utils
 from hooked_lm.analysis import logit_lens, metrics
 
 
@@ -21,6 +21,8 @@ def without_first_head(z: Tensor, hook: HookPoint) -> Tensor:
 def top_cells(model: HookedTransformer, clean: str, corrupted: str, page: Path) -> list[float]:
     metric = metrics.logit_difference(" Mary", " John", model=model)
     swept = patching.sweep(model, corrupted, clean, metric=metric, sites="z", positions=None, heads="each")
+    pairs = Pairs(clean, corrupted, " Mary", " John")
+    assert torch.equal(patching.sweep(model, pairs[:1], sites="z", positions=None, heads="each").values, swept.values)
     swept.plot(title="Heads").write_html(page)
     best: Tensor = swept.mean.flatten().topk(3).values
     return [float(value) for value in best]

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -108,11 +109,7 @@ class Tape:
                 f"the metric {name} has no gradient: it must compute a tensor from the logits by differentiable operations "
                 "(a logit difference, a log probability or a loss has one; a rank or an argmax has none)"
             )
-        if scores.ndim > 1 or len(scores.reshape(-1)) not in (1, logits.shape[0]):
-            raise ValueError(
-                f"the metric must give one number, or one for each of the {logits.shape[0]} prompts, got {tuple(scores.shape)}"
-            )
-        return scores.reshape(-1)
+        return numbers_of(scores, logits.shape[0])
 
     @property
     def values(self) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.identity import identities
+from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
 from hooked_lm.engine.progress import progress_bar
@@ -247,7 +248,7 @@ class Runner:
         for row in normalized.unflatten(0, (n_rows, -1)):
             logits = self.model.cap_logits(self.model.unembed(row)) if shown else logits_of(self.model, row)
             self.reads, [scores] = reads_of([self.metric], logits, self.reads)
-            found.append(_one_a_prompt(scores, len(row)))
+            found.append(numbers_of(scores, len(row)))
         return torch.stack(found)
 
 
@@ -363,10 +364,3 @@ def _kl_to(model: Decoder, end: Float[Tensor, "batch pos d_model"]) -> Metric:
     """KL(model || run) at the last position."""
     last = model.cap_logits(model.unembed(norm_of(model, "ln_final")(end[:, -1:]).to(model.embed.W_E.dtype)))
     return metrics.kl_divergence(last[:, 0])
-
-
-def _one_a_prompt(scores: Any, n_prompts: int) -> Float[Tensor, " prompt_or_1"]:
-    if not isinstance(scores, Tensor) or scores.ndim > 1 or scores.numel() not in (1, n_prompts):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(f"the metric must give one number, or one for each of the {n_prompts} prompts, got {got}")
-    return scores.reshape(-1)
