@@ -192,7 +192,7 @@ TOOLS = mutants({
     ],
     "studies/pairs.py": [
         ("pairs of different lengths run together", "studies/test_studies.py::bad_pairs_are_named_before_anything_runs",
-         "if len(clean) != len(corrupted):", "if len(clean) > len(corrupted):"),
+         "aligned(torch.tensor([corrupted]), torch.tensor([clean]), model)", "pass"),
         ("a wrong answer is the right one", "studies/test_studies.py::a_table_equals_a_loop_of_sweeps",
          "return Pair(clean, corrupted, answer, wrong)", "return Pair(clean, corrupted, answer, answer if wrong else wrong)"),
     ],
