@@ -1,18 +1,21 @@
 """Former names of arguments, which are accepted with a warning for one minor version."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 GONE_IN = "0.2"
+# the present name; or that and the present values of former ones
+Present = str | tuple[str, Mapping[str, str | None]]
 
 
-def renamed(**present: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function to accept former names of its arguments: `former="present"`.
 
+    Values that have other names too are given as a mapping beside: `ablation=("replace_with", {"resample": "corrupted"})`.
     A former name warns with `DeprecationWarning`. Raises TypeError if both names are given.
 
     >>> @renamed(engine="executor")
@@ -23,20 +26,37 @@ def renamed(**present: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            for former in present.keys() & kwargs.keys():
-                name = present[former]
-                if name in kwargs:
-                    raise TypeError(f"{function.__name__}: {former}= is the former name of {name}=; give {name}= alone")
-                warnings.warn(
-                    f"{function.__name__}: {former}= is now {name}=; the former name goes in version {GONE_IN}",
-                    DeprecationWarning,
-                    stacklevel=2,
-                )
-                kwargs[name] = kwargs.pop(former)
+            for message in _rename(kwargs, present, name):
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
             return function(*args, **kwargs)
 
+        vars(call)["_former"] = present
         return call
 
     return of
+
+
+def in_present_names(function: Callable[..., Any], options: Mapping[str, object]) -> dict[str, object]:
+    """Keyword arguments for a function, those in former names of its arguments in the present ones; warns of each."""
+    given = dict(options)
+    for message in _rename(given, getattr(function, "_former", {}), function.__name__):
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return given
+
+
+def _rename(kwargs: dict[str, Any], present: Mapping[str, Present], function: str) -> list[str]:
+    """Moves arguments given by former names to their present ones; returns a message for each."""
+    messages = []
+    for former in present.keys() & kwargs.keys():
+        to = present[former]
+        name, values = (to, {}) if isinstance(to, str) else to
+        if name in kwargs:
+            raise TypeError(f"{function}: {former}= is the former name of {name}=; give {name}= alone")
+        value = kwargs.pop(former)
+        kwargs[name] = values.get(value, value) if isinstance(value, str) else value
+        messages.append(f"{function}: {former}= is now {name}=; the former name goes in version {GONE_IN}")
+    return messages

@@ -27,6 +27,9 @@ INSTEAD = {
     "max_memory": ("memory", "budget", "n_bytes"),
     "k, or top(n)": ("top_k", "topk", "n_top"),
     "progress": ("verbose", "show_progress", "tqdm", "bar"),
+    "replace_with": ("ablation",),
+    "resume_file": ("checkpoint",),
+    "executor": ("engine",),
 }
 OF_THE_INTERFACE = (
     "generic_activation_patch", "get_act_patch_", "make_df_from_ranges", "_patch_setter", "detect_head", "SVDInterpreter.",

@@ -1,11 +1,28 @@
 """Former names of arguments warn with the present ones, and both together are refused."""
 
+from typing import Any
+
 import pytest
+import torch
 
 from hooked_lm import HookedTransformer, patching
+from hooked_lm.analysis import attribute, attribute_edges, attribute_nodes, circuits, metrics, patch_edges
+from hooked_lm.analysis.circuits.acdc import acdc
+from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.harvest import harvest
-from hooked_lm.renamed import GONE_IN, renamed
+from hooked_lm.renamed import GONE_IN, in_present_names, renamed
 from hooked_lm.studies import study_pairs
+
+CIRCUITS = (
+    circuits.discover,
+    circuits.evaluate,
+    circuits.prune,
+    circuits.train_masks,
+    acdc,
+    circuits.exact_effects,
+    minimality,
+    circuits.Runner,
+)
 
 
 @renamed(engine="executor", part="shard")
@@ -41,8 +58,50 @@ def test_a_former_name_warns_and_means_the_present_one() -> None:
         (harvest, "engine", "executor"),
         (study_pairs, "part", "shard"),
         (study_pairs, "engine", "executor"),
+        (patching.sweep, "source", "replace_with"),
+        (patching.ablate, "method", "replace_with"),
+        (attribute, "source", "replace_with"),
+        (attribute_nodes, "source", "replace_with"),
+        (attribute_edges, "source", "replace_with"),
+        (patch_edges, "source", "replace_with"),
+        *((function, "ablation", "replace_with") for function in CIRCUITS),
     ],
 )
 def test_functions_that_had_another_name(function, former: str, present: str) -> None:
     with pytest.raises(TypeError, match=f"{former}= is the former name of {present}="):
         function(HookedTransformer.from_pretrained("demo"), **{former: None, present: None})
+
+
+@renamed(ablation=("replace_with", {"resample": "corrupted", "other": None}))
+def lost(data: str, replace_with: str | None = "zero") -> str | None:
+    return replace_with
+
+
+def test_a_former_value_means_the_present_one() -> None:
+    for former, present in (("resample", "corrupted"), ("other", None), ("mean", "mean")):
+        with pytest.warns(DeprecationWarning, match="lost: ablation= is now replace_with="):
+            assert lost("a", ablation=former) == present
+    assert lost("a", replace_with="resample") == "resample", "a former value of the former name alone"
+
+
+def test_options_in_former_names() -> None:
+    with pytest.warns(DeprecationWarning, match="lost: ablation= is now replace_with="):
+        assert in_present_names(lost, {"data": "a", "ablation": "resample"}) == {
+            "data": "a",
+            "replace_with": "corrupted",
+        }
+    assert in_present_names(lost, {"replace_with": "mean"}) == {"replace_with": "mean"}
+    assert in_present_names(len, {"ablation": 1}) == {"ablation": 1}
+
+
+def test_former_words_compute_the_same() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
+    answers = metrics.logit_difference(" Mary", " John", model=model)
+    given: dict[str, Any] = {"metric": answers, "direction": "noise", "sites": "mlp_out", "positions": None}
+    with pytest.warns(DeprecationWarning, match="source= is now replace_with="):
+        former = patching.sweep(model, corrupted, clean, source="clean", **given)
+    for word in (None, "corrupted"):
+        assert torch.equal(former.values, patching.sweep(model, corrupted, clean, replace_with=word, **given).values)
+    with pytest.warns(DeprecationWarning, match="Runner: ablation= is now replace_with="):
+        assert circuits.Runner(model, corrupted, clean, answers, ablation="resample").replace_with == "corrupted"

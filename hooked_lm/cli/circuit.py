@@ -35,7 +35,7 @@ def circuit(
     threshold: Annotated[
         float | None, typer.Option(help="Or: the smallest effect of an edge, in nats (acdc needs it).")
     ] = None,
-    ablation: Annotated[str, typer.Option(help="The value of other edges: resample, mean or zero.")] = "resample",
+    replace_with: Annotated[str, typer.Option(help="The value of other edges: corrupted, mean or zero.")] = "corrupted",
     check: Annotated[int | None, typer.Option(help="The number of estimates to check by exact patching.")] = None,
     held_out: Annotated[
         float | None,
@@ -56,7 +56,7 @@ def circuit(
     from hooked_lm.reports import circuit as report
 
     task = report.Task(clean, corrupted, *answers_of(answers))
-    options: dict[str, Any] = {"method": method, "by": by, "ablation": ablation, "n_edges": n_edges}
+    options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}
     options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
     study = report.find(decoder(model, "circuit"), task, **options)
     for name, value in study.facts.items():

@@ -213,7 +213,7 @@ def _forward_cost(model: HookedTransformer, tokens: Int[Tensor, "batch pos"]) ->
     def mean(logits: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         return logits.mean((1, 2))
 
-    sweep = patching.sweep(model, tokens, metric=mean, layers=[0], positions=None, source="zero", progress=False)
+    sweep = patching.sweep(model, tokens, metric=mean, layers=[0], positions=None, replace_with="zero", progress=False)
     return sweep.cost or {}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.engine import metrics
 from hooked_lm.engine.answers import NEST, Answers
 from hooked_lm.engine.both_stacks import Target, joined
-from hooked_lm.engine.prompts import Prompts, kind_of, rows_of
+from hooked_lm.engine.prompts import Prompts, check_direction, kind_of, rows_of
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.encoder_decoder import EncoderDecoder
@@ -225,8 +225,7 @@ def both_runs(
     reads_pairs: bool = False,
 ) -> tuple[HookedRootModule, Rows, Rows | None]:
     """The model to run, what it reads in the run that is changed, and in the other one; raises as `pair_of`."""
-    if direction not in ("denoise", "noise"):
-        raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
+    check_direction(direction)
     first: Rows
     other: Rows | None
     if clean is not None:

@@ -25,7 +25,8 @@ Prompts = Tokens | VisionInputs  # or ids with the images among them
 Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 PAIRED = ("clean", "corrupted")  # the prompts of an experiment on pairs
 STUDY = "; hooked_lm.studies.study_pairs, and hooked-lm patch --pairs, run pairs of different lengths"
-Values = str | Tensor | Mapping[str, Tensor]  # "clean", "mean", "zero", a tensor, or a cache
+Values = str | Tensor | Mapping[str, Tensor]  # "clean", "corrupted", "mean", "zero", a tensor, or a cache
+OTHER_RUN = {"denoise": "clean", "noise": "corrupted"}  # by direction, the run whose values are put into the other
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
@@ -212,17 +213,53 @@ def check_source(model: HookedRootModule, value: Tensor, site: str, batch: int, 
             )
 
 
-class Source:
-    """The source of new values: another run ("clean"), its mean over prompts, zeros, a tensor, or a cache.
+def check_direction(direction: str) -> None:
+    """Raises ValueError for an unknown direction."""
+    if direction not in OTHER_RUN:
+        raise ValueError(f"direction must be 'denoise' or 'noise', got {direction!r}")
 
-    `shapes` are those of values whose batch are images, if they are known. Raises ValueError for another word, and if the other
-    run is missing; TypeError for other types.
+
+def replacement(replace_with: Values | None, direction: str) -> Values:
+    """What replaces values: a tensor, a cache, or a word as in `replacement_word`; TypeError for other types."""
+    if isinstance(replace_with, (Tensor, Mapping)):
+        check_direction(direction)
+        return replace_with
+    if not isinstance(replace_with, str | None):
+        got = type(replace_with).__name__
+        raise TypeError(f"replace_with must be a word, such as 'clean' or 'mean', a tensor or a cache, got a {got}")
+    return replacement_word(replace_with, direction)
+
+
+def replacement_word(replace_with: str | None, direction: str) -> str:
+    """The word for what replaces values: "mean", "zero", or the other run, "clean" or "corrupted", which None means.
+
+    Raises ValueError for another word, and for the run that the direction changes, whose own values would change nothing.
+    """
+    check_direction(direction)
+    other = OTHER_RUN[direction]
+    if replace_with is None:
+        return other
+    if replace_with in (other, "mean", "zero"):
+        return replace_with
+    if replace_with in OTHER_RUN.values():
+        raise ValueError(
+            f"direction={direction!r} changes the {replace_with} run, so replace_with={replace_with!r} would change nothing: "
+            f"give {other!r}, or another direction"
+        )
+    raise ValueError(f"replace_with must be one of {other!r}, 'mean', 'zero', got {replace_with!r}")
+
+
+class Source:
+    """The source of new values: another run ("clean" or "corrupted"), its mean over prompts, zeros, a tensor, or a cache.
+
+    `source` is as `replacement` returns it. `shapes` are those of values whose batch are images, if they are known. Raises
+    ValueError if the other run is missing.
     """
 
     def __init__(
         self,
         model: HookedRootModule,
-        source: Any,
+        source: Values,
         other: Rows | None,
         tokens: Rows,
         sites: Sequence[str],
@@ -230,14 +267,9 @@ class Source:
     ) -> None:
         self.model, self.source = model, source
         self.cache: Mapping[str, Tensor] = {}
-        if not isinstance(source, (str, Tensor, Mapping)):
-            got = type(source).__name__
-            raise TypeError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got a {got}")
-        if isinstance(source, str) and source not in ("clean", "mean", "zero"):
-            raise ValueError(f"source must be 'clean', 'mean', 'zero', a tensor or a cache, got {source!r}")
         if isinstance(source, str) and source != "zero":
             if other is None:
-                raise ValueError(f"source={source!r} needs the values of the clean prompts: give clean=...")
+                raise ValueError(f"replace_with={source!r} needs the values of the clean prompts: give clean=...")
             self.cache = values_of(model, other, sites)
         elif isinstance(source, Mapping):
             self.cache = source

@@ -44,11 +44,11 @@ SITES: Mapping[str, Sequence[str]] = {
     "positions": ("resid_pre",),
     "layers": (*MIXED, "mlp_out", "laurel_out", "per_layer_out", "conv_out", "deepstack"),
 }
-METHODS = ("zero", "mean", "resample")
+REPLACEMENTS = ("zero", "mean", "resample")
 TOKENS_A_RUN = 4096
 
 
-@renamed(checkpoint="resume_file")
+@renamed(checkpoint="resume_file", method="replace_with")
 @undisturbed
 def ablate(
     model: HookedRootModule,
@@ -56,7 +56,7 @@ def ablate(
     components: str = "heads",
     *,
     metric: Metrics,
-    method: str = "zero",
+    replace_with: str = "zero",
     source_prompts: Dataset | None = None,
     layers: Which = "each",
     heads: WhichHeads = "each",
@@ -81,7 +81,7 @@ def ablate(
             "layers" (all outputs that a layer adds to the residual stream).
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
-        method: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
+        replace_with: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
             prompt at the same positions, the same prompt in all cells.
         source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is
             as long as the prompt and differs from it is drawn for each prompt. Either may be `VisionInputs`, or several of them,
@@ -97,7 +97,7 @@ def ablate(
     `corrupted` is the run without ablation, so `.effects()` is the effect of each ablation; there is no `clean`. NaN for a head,
     a neuron or a site that a layer lacks. Raises before the sweep: KeyError, with similar names, if none of the layers has the
     site (mixture-of-experts layers have no `post`, as each neuron sees only the tokens routed to it); IndexError for an index
-    out of range; ValueError for unknown `components` or `method`, an empty choice, and if there is no other prompt.
+    out of range; ValueError for unknown `components` or `replace_with`, an empty choice, and if there is no other prompt.
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> from hooked_lm.analysis import metrics
@@ -108,10 +108,10 @@ def ablate(
     (['layer'], True)
     """
     refuse_two_stacks(model, "ablate")
-    _check_options(components, method, source_prompts, heads, neurons)
+    _check_options(components, replace_with, source_prompts, heads, neurons)
     tokens = rows_of(model, prompts)
     rows = None if source_prompts is None else _rows(model, source_prompts)
-    donors = _donors(model, tokens, rows, seed) if method == "resample" else None
+    donors = _donors(model, tokens, rows, seed) if replace_with == "resample" else None
     plan = Plan(
         model,
         tokens,
@@ -123,7 +123,7 @@ def ablate(
     )
     if donors is not None:
         value = _joined([values_of(model, some, plan.sites) for some in donors]).__getitem__
-    elif method == "mean":
+    elif replace_with == "mean":
         rows = _rows(model, tokens) if rows is None and _are_padded(tokens) else rows
         value = _means(model, [tokens] if rows is None else _of_equal_lengths(rows), plan.sites).__getitem__
     else:
@@ -133,15 +133,15 @@ def ablate(
 
 
 def _check_options(
-    components: str, method: str, source_prompts: Dataset | None, heads: WhichHeads, neurons: Which
+    components: str, replace_with: str, source_prompts: Dataset | None, heads: WhichHeads, neurons: Which
 ) -> None:
     if components not in SITES:
         raise ValueError(f"components must be one of {', '.join(SITES)}, got {components!r}")
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if method == "zero" and source_prompts is not None:
+    if replace_with not in REPLACEMENTS:
+        raise ValueError(f"replace_with must be one of {', '.join(map(repr, REPLACEMENTS))}, got {replace_with!r}")
+    if replace_with == "zero" and source_prompts is not None:
         raise ValueError(
-            "method='zero' does not use source_prompts: leave them out, or give method='mean' or 'resample'"
+            "replace_with='zero' does not use source_prompts: leave them out, or give replace_with='mean' or 'resample'"
         )
     for name, choice in (("heads", heads), ("neurons", neurons)):
         if components != name and choice != "each":
@@ -229,11 +229,13 @@ def _donors(model: HookedRootModule, tokens: Rows, rows: Sequence[Rows] | None, 
     generator = torch.Generator().manual_seed(seed)
     if _are_padded(tokens):
         raise ValueError(
-            "method='resample' puts values at the same positions, and the prompts are padded: give one length"
+            "replace_with='resample' puts values at the same positions, and the prompts are padded: give one length"
         )
     if rows is None:
         if len(tokens) < 2:
-            raise ValueError("method='resample' needs values of other prompts: give several, or source_prompts=...")
+            raise ValueError(
+                "replace_with='resample' needs values of other prompts: give several, or source_prompts=..."
+            )
         return [some_rows(model, tokens, other_rows(len(tokens), generator).tolist())]
     lengths = sorted({row.shape[1] for row in rows})
     fitting = [row.to(ids_of(tokens).device) for row in rows if row.shape[1] == tokens.shape[1]]

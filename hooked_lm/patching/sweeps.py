@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hooked_lm.engine.both_stacks import Target
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads
+from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, replacement
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
@@ -15,7 +15,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 
-@renamed(checkpoint="resume_file")
+@renamed(checkpoint="resume_file", source=("replace_with", {"clean": None}))
 @undisturbed
 def sweep(
     model: HookedRootModule,
@@ -28,7 +28,7 @@ def sweep(
     positions: Which = "each",
     heads: WhichHeads = None,
     neurons: Which = None,
-    source: Values = "clean",
+    replace_with: Values | None = None,
     direction: str = "denoise",
     decoder_input: Target = None,
     groups: Groups = None,
@@ -51,8 +51,9 @@ def sweep(
         sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
         layers, positions, heads, neurons: "each" adds an axis, a list an axis of these indices, None patches all together. The
             position of scores and patterns is that of the query. Heads may be labels, ["L1H7", "L2H0"], which have one axis.
-        source: "clean" (the other run), "mean" (the mean of its prompts), "zero", a tensor that broadcasts against the
-            site [batch, pos, ...], or a cache.
+        replace_with: what replaces the values of the run that changes: those of the other run (None; or by its name, "clean"
+            or "corrupted"), "mean" (their mean over prompts), "zero", a tensor that broadcasts against the site
+            [batch, pos, ...], or a cache.
         direction: "denoise" patches clean values into the corrupted run, "noise" corrupted values into the clean run.
         decoder_input: the decoder input of an encoder-decoder in all runs: ids or texts, one for all prompts or one per prompt;
             None: its start token. Its sites are "encoder.resid_pre", "decoder.z", "decoder.cross_attn.pattern",
@@ -76,15 +77,14 @@ def sweep(
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """
+    new = replacement(replace_with, direction)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     model, first, other = both_runs(model, corrupted, clean, direction, decoder_input, reads_pairs=True)
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: name at least one")
     plan = Plan(model, first, names, layers, positions, heads, neurons)
-    values, changes = (
-        Source(model, source, other, first, plan.sites, plan.shapes),
-        "corrupted" if direction == "denoise" else "clean",
-    )
+    values = Source(model, new, other, first, plan.sites, plan.shapes)
+    changes = "corrupted" if direction == "denoise" else "clean"
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
     return study.carry_out(model, first, metric, other, max_memory, progress, resume_file, groups)

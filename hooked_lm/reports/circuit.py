@@ -21,8 +21,8 @@ from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
-from hooked_lm.analysis.circuits.discover import SOURCES
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
+from hooked_lm.analysis.circuits.run import check_replacement
 from hooked_lm.engine.pairs import Pairs, pair_of
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -31,6 +31,7 @@ from hooked_lm.extras import later
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.renamed import renamed
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.gap import one_warning
@@ -207,6 +208,7 @@ class Study(Shown):
         return dict(self.effects.agreement.iloc[0])
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 def find(
     model: HookedTransformer,
     task: Task,
@@ -215,7 +217,7 @@ def find(
     by: str = DEFAULT_METRIC,
     n_edges: int | None = None,
     threshold: float | None = None,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     check: bool | int | None = None,
     held_out: HeldOut = None,
     nulls: int = 0,
@@ -232,8 +234,7 @@ def find(
     started = time.perf_counter()
     if by not in (KL, DIFFERENCE):
         raise ValueError(f"by must be {KL!r} or {DIFFERENCE!r}, got {by!r}")
-    if ablation not in SOURCES:
-        raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
+    check_replacement(replace_with)
     if check not in (None, False) and method not in METHODS:
         raise ValueError(f"check is for the methods that estimate effects, {', '.join(METHODS)}; got method {method!r}")
     if nulls < 0 or (nulls and by == KL):
@@ -252,10 +253,10 @@ def find(
         n_edges = max(1, round(SHARE * n_all - 0.5))
     prompts = {"corrupted": corrupted, "clean": clean}
     ahead = check_answers(model, task)
-    common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "ablation": ablation}
+    common: dict[str, Any] = {**prompts, "metric": None if by == KL else difference, "replace_with": replace_with}
     with warnings.catch_warnings(), one_warning():
         warnings.simplefilter("ignore", SwapWarning)  # `check_answers` said it
-        effects = _effects(model, prompts, difference, method, ablation, check)
+        effects = _effects(model, prompts, difference, method, replace_with, check)
         how = method if effects is None else effects
         limits: dict[str, Any] = {"n_edges": n_edges, "threshold": threshold, "held_out": held_out}
         circuit = circuits.discover(model, method=how, **limits, **common)
@@ -265,7 +266,7 @@ def find(
         by_size = circuit if effects is not None or method in RANKS else None
         evaluation = chosen if by_size is None else circuits.evaluate(model, by_size, sizes=circuits.SHARES, **common)
         nodes = _nodes(model, circuit, common)
-        drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "ablation": ablation})
+        drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "replace_with": replace_with})
     spent = time.perf_counter() - started
     return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, spent, searched, exchanged)
 
@@ -284,11 +285,11 @@ def _effects(
     prompts: dict[str, Rows],
     metric: metrics.Metric,
     method: str,
-    ablation: str,
+    replace_with: str,
     check: bool | int | None,
 ) -> SweepResult | None:
     """The effects of all edges on the clean run, if the method computes them."""
-    common: dict[str, Any] = {**prompts, "metric": metric, "source": SOURCES[ablation], "direction": "noise"}
+    common: dict[str, Any] = {**prompts, "metric": metric, "replace_with": replace_with, "direction": "noise"}
     if method == "exact":
         return patch_edges(model, **common)
     if method in METHODS:
@@ -356,7 +357,7 @@ def _task_section(study: Study) -> viz.Section:
         viz.TokenStrip("clean", clean, marked),
         viz.TokenStrip("corrupted", corrupted, marked),
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
-        + f"carries {ABLATED[str(study.chosen.about['ablation'])]}. The metric is {study.chosen.about['metric']}. "
+        + f"carries {REPLACED[str(study.chosen.about['replace_with'])]}. The metric is {study.chosen.about['metric']}. "
         "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
         "it); completeness is that of the model without the circuit (0: nothing is left). " + known + _controls(study),
         _key_figures(study),
@@ -392,8 +393,8 @@ def _key_figures(study: Study) -> viz.Facts:
     return viz.Facts(facts, notes)
 
 
-ABLATED = {
-    "resample": "what it carries in the corrupted run",
+REPLACED = {
+    "corrupted": "what it carries in the corrupted run",
     "mean": "its mean over the corrupted prompts",
     "zero": "nothing",
 }

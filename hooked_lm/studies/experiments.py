@@ -16,6 +16,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.steering import SteeringVectors, sweep_steering
+from hooked_lm.renamed import in_present_names
 from hooked_lm.results import Scores
 
 Ids = Int[Tensor, "pair pos"]
@@ -103,11 +104,16 @@ def experiment_of(
         return name, partial(given, **settings) if settings else given, settings
     if given not in EXPERIMENTS:
         raise ValueError(f"experiment must be one of {', '.join(map(repr, EXPERIMENTS))}, or a function; got {given!r}")
+    options = in_present_names(TAKES[given], options)
     _check_options(given, options)
-    if options.get("source") == "mean":
-        raise ValueError("source='mean' is the mean of the pairs that run together: give a tensor or a cache of a mean")
-    if options.get("method") in ("mean", "resample") and given == "ablate" and options.get("source_prompts") is None:
-        raise ValueError(f"method={options['method']!r} needs source_prompts=..., the same for all pairs")
+    new = options.get("replace_with")
+    if given == "ablate":
+        if new in ("mean", "resample") and options.get("source_prompts") is None:
+            raise ValueError(f"replace_with={new!r} needs source_prompts=..., the same for all pairs")
+    elif new == "mean":
+        raise ValueError(
+            "replace_with='mean' is the mean of the pairs that run together: give a tensor or a cache of a mean"
+        )
     defaults: dict[str, object] = {"progress": False}
     if given == "attribute":
         defaults["check"] = False

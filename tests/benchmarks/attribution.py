@@ -93,7 +93,7 @@ def _figures(ours: HookedTransformer, theirs: torch.nn.Module, batch: int, n_pos
         common = {"metric": metric, "sites": NODES, "check": False}
         if isinstance(source, Tensor):
             return attribute(ours, corrupted, source, **common)
-        return attribute(ours, corrupted, source=source, **common)
+        return attribute(ours, corrupted, replace_with=source, **common)
 
     def edges() -> object:
         return attribute_edges(ours, corrupted, clean, metric=metric, check=False)

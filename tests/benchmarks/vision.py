@@ -151,7 +151,7 @@ def sweep_figures(model: Any, given: dict[str, Tensor]) -> list[Figure]:
                 sites=short,
                 layers=range(n_layers),
                 positions=positions,
-                source=cache,
+                replace_with=cache,
                 progress=False,
             )
 

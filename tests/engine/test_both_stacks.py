@@ -110,7 +110,7 @@ def test_targets_and_sources_of_values(model: HookedEncoderDecoder) -> None:
     start = patching.sweep(model, CORRUPTED, CLEAN, **study)
     assert_close(start.corrupted, metric(model(CORRUPTED)))
     _, cache = model.run_with_cache(CLEAN, TARGET)
-    of_cache = patching.sweep(model, CORRUPTED, decoder_input=TARGET, source=cache, **study)
+    of_cache = patching.sweep(model, CORRUPTED, decoder_input=TARGET, replace_with=cache, **study)
     assert_close(of_cache.values, patching.sweep(model, CORRUPTED, CLEAN, decoder_input=TARGET, **study).values)
     noise = patching.sweep(model, CORRUPTED, CLEAN, decoder_input=TARGET, direction="noise", **study)
     assert_close(noise.unchanged, metric(model(CLEAN, TARGET)))

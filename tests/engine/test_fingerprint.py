@@ -74,15 +74,15 @@ def ones(value: float = 1.0, at: int = 5) -> Tensor:
 
 
 def base(**changes: Any) -> dict[str, Any]:
-    return {**one_of(reads(3), source=ones()), **changes}
+    return {**one_of(reads(3), replace_with=ones()), **changes}
 
 
 other_clean = CLEAN.clone()
 other_clean[0, 0] = (other_clean[0, 0] + 1) % VOCAB
 SAME = metrics.logit(3)
 PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "one number of a tensor, of the same norm": (base(), base(source=ones(at=6))),
-    "the last digits of a tensor": (base(), base(source=ones(1.000001))),
+    "one number of a tensor, of the same norm": (base(), base(replace_with=ones(at=6))),
+    "the last digits of a tensor": (base(), base(replace_with=ones(1.000001))),
     "a lambda's closure": (base(), base(metric=reads(4))),
     "a lambda's code": (one_of(lambda x: x[:, -1, 3]), one_of(lambda x: x[:, -1, 4])),
     "a default": (one_of(lambda x, t=3: x[:, -1, t]), one_of(lambda x, t=4: x[:, -1, t])),
@@ -96,10 +96,10 @@ PAIRS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "an array in a closure": (one_of((lambda a: lambda x: x[:, -1] @ torch.tensor(a))(np.eye(VOCAB, dtype=np.float32)[3])),
                               one_of((lambda a: lambda x: x[:, -1] @ torch.tensor(a))(np.eye(VOCAB, dtype=np.float32)[4]))),
     "a probe": (one_of(Probe(1.0)), one_of(Probe(1.001))),
-    "the other run": (one_of(SAME, source="zero"), one_of(SAME, source="zero", clean=other_clean)),
+    "the other run": (one_of(SAME, replace_with="zero"), one_of(SAME, replace_with="zero", clean=other_clean)),
     "the name of a metric": (one_of({"a": SAME}), one_of({"b": SAME})),
-    "a tensor beside": (base(sites="z", heads=[0], source=ones()[..., :8]),
-                        base(sites="z", heads=[1], source=ones()[..., :8])),
+    "a tensor beside": (base(sites="z", heads=[0], replace_with=ones()[..., :8]),
+                        base(sites="z", heads=[1], replace_with=ones()[..., :8])),
 }  # fmt: skip
 
 

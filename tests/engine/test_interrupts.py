@@ -66,7 +66,7 @@ RUNS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     ),
     "an ablation": (
         toy(d_vocab=VOCAB, n_layers=LAYERS),
-        lambda model: patching.ablate(model, CORRUPTED, "mlps", metric=metric, method="mean", progress=False),
+        lambda model: patching.ablate(model, CORRUPTED, "mlps", metric=metric, replace_with="mean", progress=False),
     ),
     "an attribution": (
         toy(d_vocab=VOCAB, n_layers=LAYERS),

@@ -34,7 +34,7 @@ def test_what_nothing_changes_costs_nothing(arguments: dict):
     cost = alike.cost["layer_rows"]
     _, cache = model.run_with_cache(clean)
     cells = {site: cache[site] + 1e-3 for site in cache}  # the same, but for values that differ everywhere
-    apart = patching.sweep(model, corrupted, metric=metric, source=cells, **arguments)
+    apart = patching.sweep(model, corrupted, metric=metric, replace_with=cells, **arguments)
     assert cost < 0.75 * apart.cost["layer_rows"]
     if "heads" not in arguments:
         assert_close(alike.values[:, :FIRST], alike.corrupted.expand(3, FIRST, -1))

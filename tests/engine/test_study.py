@@ -82,7 +82,7 @@ def test_an_interrupted_sweep_keeps_what_it_has_and_goes_on(tmp_path: Path, monk
 @pytest.mark.parametrize(
     "other",
     [
-        {"source": "zero"},
+        {"replace_with": "zero"},
         {"sites": "resid_mid"},
         {"positions": None},
         {"metric": lambda logits: logits[:, -1, 2]},
@@ -122,9 +122,9 @@ def test_several_metrics_from_one_sweep():
         ({"sites": "z", "heads": [4]}, IndexError, "head 4 is out of range: there are 4"),
         ({"sites": "z", "heads": [0], "neurons": [0]}, ValueError, "heads or neurons, not both"),
         ({"direction": "clean"}, ValueError, "direction must be 'denoise' or 'noise'"),
-        ({"source": "median"}, ValueError, "source must be"),
-        ({"source": {}}, KeyError, "the cache has no"),
-        ({"source": torch.zeros(5)}, ValueError, "which does not broadcast"),
+        ({"replace_with": "median"}, ValueError, "replace_with must be one of 'clean', 'mean', 'zero'"),
+        ({"replace_with": {}}, KeyError, "the cache has no"),
+        ({"replace_with": torch.zeros(5)}, ValueError, "which does not broadcast"),
         ({"clean": None}, ValueError, "needs the values of the clean prompts"),
         ({"clean": None, "direction": "noise"}, ValueError, "give clean"),
         ({"max_memory": 1000}, ValueError, "max_memory=1,000 bytes is too small"),
@@ -143,7 +143,7 @@ def test_a_clean_cache_of_another_model():
     sizes = {"n_layers": LAYERS, "d_model": 24, "n_heads": 3, "n_ctx": 8, "d_vocab": 11, "act_fn": "gelu"}
     cache = HookedTransformer(HookedTransformerConfig(**sizes, seed=0)).run_with_cache(clean)[1]
     with pytest.raises(ValueError, match=r"has d_model 24, this model 16: it comes from another model"):
-        patching.sweep(model, corrupted, clean, metric=metric, source=cache)
+        patching.sweep(model, corrupted, clean, metric=metric, replace_with=cache)
     with pytest.raises(ValueError, match=r"has head 3, this model 4: it comes from another model"):
         patching.get_act_patch_attn_head_out_all_pos(model, corrupted, cache, lambda logits: metric(logits).mean())
 

@@ -154,7 +154,7 @@ def test_an_ablated_layer_adds_nothing() -> None:
     for layer in (0, 1):
         sites = [(f"blocks.{layer}.hook_resid_pre", keep), (f"blocks.{layer}.hook_resid_post", lambda *_: before[0])]
         assert_close(found.values[layer], answer(model.run_with_hooks(inputs, fwd_hooks=sites)))
-    mean = ablate(model, inputs, "layers", metric=answer, layers=[0], method="mean")
+    mean = ablate(model, inputs, "layers", metric=answer, layers=[0], replace_with="mean")
     assert_apart(mean.values[0], found.values[0])
     _, cache = model.run_with_cache(inputs)
     of_mean = [
@@ -162,8 +162,8 @@ def test_an_ablated_layer_adds_nothing() -> None:
         for name in ("attn_out", "mlp_out", "deepstack")
     ]
     assert_close(mean.values[0], answer(model.run_with_hooks(inputs, fwd_hooks=of_mean)))
-    with pytest.raises(ValueError, match="method='resample' needs values of other prompts"):
-        ablate(model, inputs, "layers", metric=answer, method="resample")
+    with pytest.raises(ValueError, match="replace_with='resample' needs values of other prompts"):
+        ablate(model, inputs, "layers", metric=answer, replace_with="resample")
 
 
 @torch.no_grad()

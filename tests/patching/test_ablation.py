@@ -91,16 +91,23 @@ def test_a_cell_is_a_forward_pass_with_that_component_ablated(kind: str, what: s
     rows = [ids(1, n_pos, seed=n_pos)[0] for n_pos in (3, 5, 6, 8)]
     caches = [left(model, row[None]) for row in rows]
     of_rows = {site: torch.cat([cache[site] for cache in caches], 1) for site in cache}
-    methods: list[tuple[str, Any, dict[str, Tensor]]] = [
+    kinds: list[tuple[str, Any, dict[str, Tensor]]] = [
         ("zero", None, {site: torch.zeros_like(value) for site, value in cache.items()}),
         ("mean", None, {site: value.mean((0, 1), keepdim=True).expand_as(value) for site, value in cache.items()}),
         ("mean", rows, {site: of_rows[site].mean((0, 1), keepdim=True).expand_as(cache[site]) for site in of_rows}),
         ("resample", None, swapped),
         ("resample", rows, {site: value.expand_as(cache[site]) for site, value in caches[2].items()}),
     ]
-    for method, dataset, values in methods:
+    for kind, dataset, values in kinds:
         found = ablate(
-            model, tokens, what, metric=score, method=method, source_prompts=dataset, progress=False, **choices(what)
+            model,
+            tokens,
+            what,
+            metric=score,
+            replace_with=kind,
+            source_prompts=dataset,
+            progress=False,
+            **choices(what),
         )
         close(found.values, by_hand(model, tokens, what, values))
         assert_close(found.corrupted, score(model(tokens)))
@@ -136,7 +143,7 @@ def test_without_any_layer_only_the_embedding_remains(kind: str):
 def test_a_prompt_of_one_token_resampled_at_the_start_is_the_other_prompt():
     model, tokens = built("rotary"), ids(2, 1)
     found = ablate(
-        model, tokens, "positions", method="resample", metric=lambda x: x[:, 0, 3], layers=[0], progress=False
+        model, tokens, "positions", replace_with="resample", metric=lambda x: x[:, 0, 3], layers=[0], progress=False
     )
     assert_close(found.values[0, 0], model(tokens)[:, 0, 3].flip(0))
 
@@ -145,11 +152,11 @@ def test_texts_and_several_metrics():
     model = toy(tokenizer=words())
     two = {"three": score, "four": lambda logits: logits[:, -1, 4]}
     prompts, dataset = ["w3 w4 w5", "w6 w7 w8"], ["w9", "w3 w4 w5"]
-    found = ablate(model, prompts, "mlps", metric=two, method="mean", source_prompts=dataset, progress=False)
+    found = ablate(model, prompts, "mlps", metric=two, replace_with="mean", source_prompts=dataset, progress=False)
     assert dict(found.axes) == {"metric": ("three", "four"), "layer": (0, 1, 2)}
     rows = [model.to_tokens(text)[0] for text in dataset]
     tokens = model.to_tokens(prompts)
-    alone = ablate(model, tokens, "mlps", metric=two["four"], method="mean", source_prompts=rows, progress=False)
+    alone = ablate(model, tokens, "mlps", metric=two["four"], replace_with="mean", source_prompts=rows, progress=False)
     assert_close(found.select(metric="four").values, alone.values)
 
 
@@ -170,7 +177,9 @@ def test_a_seed_repeats_and_leaves_the_global_generator_alone():
 
     def values(seed: int) -> Tensor:
         with global_generator_untouched():
-            return ablate(model, tokens, "mlps", metric=score, method="resample", seed=seed, progress=False).values
+            return ablate(
+                model, tokens, "mlps", metric=score, replace_with="resample", seed=seed, progress=False
+            ).values
 
     assert torch.equal(values(0), values(0))
     assert_apart(values(0), values(1))
@@ -195,16 +204,20 @@ def test_no_prompt_is_given_its_own_values(batch: int):
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"components": "head"}, ValueError, "components must be one of heads, .*'head'"),
-    ({"method": "median"}, ValueError, "method must be one of zero, mean, resample, got 'median'"),
+    ({"replace_with": "median"}, ValueError, "replace_with must be one of 'zero', 'mean', 'resample', got 'median'"),
     ({"source_prompts": ids()}, ValueError, "'zero' does not use source_prompts"),
-    ({"method": "mean", "source_prompts": []}, ValueError, "source_prompts is empty"),
-    ({"method": "resample", "prompts": ids(1)}, ValueError, "values of other prompts: give several, or source_prompts"),
+    ({"replace_with": "mean", "source_prompts": []}, ValueError, "source_prompts is empty"),
     (
-        {"method": "resample", "source_prompts": ids(3, 4)},
+        {"replace_with": "resample", "prompts": ids(1)},
+        ValueError,
+        "values of other prompts: give several, or source_prompts",
+    ),
+    (
+        {"replace_with": "resample", "source_prompts": ids(3, 4)},
         ValueError,
         r"the 6 tokens of prompt 0 .* these 3 have \[4\]",
     ),
-    ({"method": "resample", "source_prompts": ids()[1:]}, ValueError, "prompt 1 and differs from it"),
+    ({"replace_with": "resample", "source_prompts": ids()[1:]}, ValueError, "prompt 1 and differs from it"),
     (
         {"components": "mlps", "heads": [1]},
         ValueError,
@@ -244,6 +257,6 @@ def test_layers_of_experts_have_no_neurons(monkeypatch: pytest.MonkeyPatch):
 def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
     model = built("rotary")
     with pytest.raises(SweepInterrupted) as caught:
-        ablate(model, ids(), "heads", metric=stopping_after(5), method="mean", progress=False)
+        ablate(model, ids(), "heads", metric=stopping_after(5), replace_with="mean", progress=False)
     assert 0 < int((~caught.value.result.values.isnan()).all(-1).sum()) < 12
     assert no_hook_is_left(model)

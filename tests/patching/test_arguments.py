@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import patching
-from hooked_lm.analysis import Attribution, attribute
+from hooked_lm.analysis import Attribution, attribute, attribute_edges, patch_edges
 from hooked_lm.patching import Edit
 from tests.close import assert_close
 from tests.engine.naive import naive
@@ -37,7 +38,7 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a list of metrics": ({"metric": [metric]}, TypeError, "metric must be a function of the logits"),
     "no metric": ({"metric": {}}, ValueError, "metric is empty"),
     "a word among metrics": ({"metric": {"it": "loss"}}, TypeError, "got 'loss' as 'it'"),
-    "a number as source": ({"source": 0}, TypeError, "source must be .* got a int"),
+    "a number to replace with": ({"replace_with": 0}, TypeError, "replace_with must be .* got a int"),
     "a number as prompts": ({"clean": 5}, TypeError, "clean must be a text, a list of texts, a tensor of ids, .* got 5"),
     "a list of ids": ({"clean": [[1, 2]]}, TypeError, r"clean must be .* got \[1, 2\]"),
     "no prompts": ({"clean": []}, ValueError, "clean is empty"),
@@ -83,7 +84,9 @@ def test_mistakes_are_named(said: dict[str, list[list[str]]], name: str) -> None
 def test_whole_numbers_have_no_mean() -> None:
     mixture = toy(n_layers=2, num_experts=4, experts_per_token=2)
     with pytest.raises(ValueError, match="holds whole numbers"):
-        patching.sweep(mixture, CORRUPTED, CLEAN, metric=metric, sites="expert_indices", source="mean", progress=False)
+        patching.sweep(
+            mixture, CORRUPTED, CLEAN, metric=metric, sites="expert_indices", replace_with="mean", progress=False
+        )
 
 
 def test_sparse_values_are_their_numbers() -> None:
@@ -91,8 +94,8 @@ def test_sparse_values_are_their_numbers() -> None:
     value[2, 5], value[1, 3] = 7.0, -3.0
     sparse = value.to_sparse()
     study = {"metric": metric, "positions": [1, 2], "progress": False}
-    expected = patching.sweep(MODEL, CORRUPTED, CLEAN, source=value, **study)
-    assert torch.equal(patching.sweep(MODEL, CORRUPTED, CLEAN, source=sparse, **study).values, expected.values)
+    expected = patching.sweep(MODEL, CORRUPTED, CLEAN, replace_with=value, **study)
+    assert torch.equal(patching.sweep(MODEL, CORRUPTED, CLEAN, replace_with=sparse, **study).values, expected.values)
     edit = Edit("blocks.1.hook_resid_pre", sparse, (2,))
     [(_, found)] = patching.Experiment(MODEL, CORRUPTED, [metric]).run([[edit]], progress=False)
     dense = Edit("blocks.1.hook_resid_pre", value.expand(1, 4, 32), (2,))
@@ -132,3 +135,17 @@ def test_heads_are_chosen_by_their_labels() -> None:
 def test_labels_that_name_no_head(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, sites="z", **options)
+
+
+def test_a_run_is_not_replaced_by_itself() -> None:
+    """What replaces values is the other run, by its name; its own values would change nothing."""
+    study: dict[str, Any] = {"metric": metric, "sites": "z", "progress": False}
+    for direction, own, other in (("denoise", "corrupted", "clean"), ("noise", "clean", "corrupted")):
+        by_default = patching.sweep(MODEL, CORRUPTED, CLEAN, direction=direction, **study)
+        by_name = patching.sweep(MODEL, CORRUPTED, CLEAN, direction=direction, replace_with=other, **study)
+        assert torch.equal(by_default.values, by_name.values)
+        for function in (patching.sweep, attribute, attribute_edges, patch_edges):
+            options = {**study, "direction": direction, "replace_with": own}
+            options = {name: options[name] for name in options if name in signature(function).parameters}
+            with pytest.raises(ValueError, match=f"direction='{direction}' changes the {own} run.*give '{other}'"):
+                function(MODEL, CORRUPTED, CLEAN, **options)

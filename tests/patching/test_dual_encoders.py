@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused(runs: Runs):
     model, inputs, _ = runs
     fewer = VisionInputs(inputs.tokens[:2], inputs.images)
     cases: list[tuple[Any, type[Exception], str]] = [
-        (lambda: patching.sweep(model, inputs.tokens, metric=lead, source="zero"), TypeError, "are VisionInputs"),
+        (lambda: patching.sweep(model, inputs.tokens, metric=lead, replace_with="zero"), TypeError, "are VisionInputs"),
         (
             lambda: patching.sweep(model, inputs, fewer, metric=lead, sites="vision.z"),
             ValueError,

@@ -123,7 +123,7 @@ def test_noise_on_parts_of_images(scene: Scene, site: str):
 
 def test_resampling_of_prompts_with_images(scene: Scene):
     model, one = scene.model, scene.model.rows(scene.clean, [0])
-    options: dict[str, Any] = {"metric": metric, "method": "resample", "components": "attention"}
+    options: dict[str, Any] = {"metric": metric, "replace_with": "resample", "components": "attention"}
     site, sources = "blocks.1.hook_attn_out", {"given": [scene.longer, one], "permuted": None}
     for name, source in sources.items():
         found = patching.ablate(model, scene.corrupted, source_prompts=source, **options)
@@ -140,7 +140,7 @@ def test_padding_is_in_no_mean(scene: Scene):
     mask = torch.cat([extra, torch.ones_like(scene.clean.tokens)], 1)
     padded = VisionInputs(torch.cat([extra, scene.clean.tokens], 1), scene.clean.images, mask)
     found = [
-        patching.ablate(model, scene.corrupted, "mlps", metric=metric, method="mean", source_prompts=source)
+        patching.ablate(model, scene.corrupted, "mlps", metric=metric, replace_with="mean", source_prompts=source)
         for source in (padded, scene.clean)
     ]
     assert_close(found[0].values, found[1].values)

@@ -367,7 +367,11 @@ def test_a_cache_of_other_images_is_refused():
         ValueError, match=r"the clean 'projector.hook_out' has shape \(4, 16, .*, that of these images is \(2, 16"
     ):
         patching.sweep(
-            MODEL, CORRUPTED, metric=metric, sites="projector.hook_out", source=MODEL.run_with_cache(prompts("two"))[1]
+            MODEL,
+            CORRUPTED,
+            metric=metric,
+            sites="projector.hook_out",
+            replace_with=MODEL.run_with_cache(prompts("two"))[1],
         )
 
 

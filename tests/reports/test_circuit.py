@@ -78,13 +78,13 @@ def test_a_twentieth_of_the_edges_does_most_of_a_task(model: HookedTransformer) 
 def test_estimates_are_checked_and_make_the_circuit(
     model: HookedTransformer, task: circuit.Task, tmp_path: Path
 ) -> None:
-    study = circuit.find(model, task, method="eap", by="logit difference", n_edges=150, ablation="mean")
+    study = circuit.find(model, task, method="eap", by="logit difference", n_edges=150, replace_with="mean")
     assert isinstance(study.effects, Attribution)
     assert study.agreement is not None
     assert study.agreement["cells"] == study.circuit.graph.n_edges
     assert study.agreement["spearman"] > 0.7
     prompts = tokens_of(model, list(task.corrupted)), tokens_of(model, list(task.clean))
-    again = evaluate(model, study.circuit, *prompts, metric=task.metric(model), ablation="mean")
+    again = evaluate(model, study.circuit, *prompts, metric=task.metric(model), replace_with="mean")
     assert_close(again.faithfulness.item(), study.chosen.faithfulness.item())
     page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "agreement with exact patching" in page
@@ -134,7 +134,7 @@ def test_a_search_has_no_curve_of_its_own(model: HookedTransformer, task: circui
     [
         ({"method": "guess"}, "method must be one of"),
         ({"by": "vibes"}, "by must be 'kl' or 'logit difference'"),
-        ({"ablation": "noise"}, "ablation must be one of resample, mean, zero"),
+        ({"replace_with": "noise"}, "replace_with must be one of 'corrupted', 'mean', 'zero'"),
         ({"method": "acdc"}, "needs threshold"),
     ],
 )

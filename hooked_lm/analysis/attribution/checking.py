@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Source
+from hooked_lm.engine.prompts import Source, Values
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -42,7 +42,7 @@ def exact_values(
     estimated: Float[Tensor, "..."],
     tokens: Rows,
     other: Rows | None,
-    source: object,
+    source: Values,
     metric: Metrics,
     check: Check = None,
     seed: int = 0,

@@ -11,7 +11,7 @@ from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.prompts import Prompts, values_of
+from hooked_lm.engine.prompts import Prompts, replacement_word, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
 from hooked_lm.engine.undisturbed import undisturbed
@@ -19,13 +19,14 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.terms import times
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 Edges = Sequence[tuple[str, str]]
-SOURCES = ("clean", "mean", "zero")
 JOINED = "patching edges"  # what was changed
 
 
+@renamed(source=("replace_with", {"clean": None}))
 @undisturbed
 def patch_edges(
     model: HookedRootModule,
@@ -34,7 +35,7 @@ def patch_edges(
     *,
     metric: Metrics | None = None,
     edges: Edges | None = None,
-    source: str = "clean",
+    replace_with: str | None = None,
     direction: str = "denoise",
     groups: Groups = None,
     max_memory: int | str = "auto",
@@ -51,8 +52,8 @@ def patch_edges(
             images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
         edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
-        source: what replaces the output of the writer: "clean" (that of the other run), "mean" (its mean over prompts), or
-            "zero".
+        replace_with: what replaces the output of the writer: that of the other run (None; or by its name, "clean" or
+            "corrupted"), "mean" (its mean over prompts), or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
         groups, max_memory, progress: as for `patching.sweep`.
 
@@ -72,12 +73,13 @@ def patch_edges(
     2
     """
     model = decoder(model)
+    replace_with = replacement_word(replace_with, direction)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
-    first, other = runs_of(model, corrupted, clean, source, direction)
+    first, other = runs_of(model, corrupted, clean, replace_with, direction)
     graph = Graph.of(model)
     check_unhooked(model, graph)
     chosen = graph.is_edge if edges is None else chosen_edges(graph, edges)
-    paths = _Edges(model, graph, first, other, source)
+    paths = _Edges(model, graph, first, other, replace_with)
     axes = {"writer": [node.name for node in graph.writers], "reader": [node.name for node in graph.readers]}
     changes = "corrupted" if direction == "denoise" else "clean"
     parts: list[SweepResult] = []
@@ -112,13 +114,11 @@ def check_unhooked(model: Decoder, graph: Graph) -> None:
 
 
 def runs_of(
-    model: Decoder, corrupted: Prompts, clean: Prompts | None, source: str, direction: str
+    model: Decoder, corrupted: Prompts, clean: Prompts | None, replace_with: str, direction: str
 ) -> tuple[Rows, Rows | None]:
     """What the model reads in the base run and in the other run; raises ValueError for arguments that do not go together."""
-    if source not in SOURCES:
-        raise ValueError(f"source must be one of {', '.join(map(repr, SOURCES))}, got {source!r}")
-    if clean is None and source != "zero":
-        raise ValueError(f"source={source!r} needs the other run: give clean=...")
+    if clean is None and replace_with != "zero":
+        raise ValueError(f"replace_with={replace_with!r} needs the other run: give clean=...")
     return both_runs(model, corrupted, clean, direction)[1:]
 
 
@@ -133,23 +133,23 @@ def chosen_edges(graph: Graph, edges: Edges) -> Tensor:
 
 
 def changes_of(
-    writers: Sequence[Writers], own: dict[str, Tensor], other: dict[str, Tensor] | None, source: str
+    writers: Sequence[Writers], own: dict[str, Tensor], other: dict[str, Tensor] | None, replace_with: str
 ) -> dict[str, Tensor]:
     """The kept values of the other run (or its mean, or zero) minus those of the base run, by the writers' sites."""
     found = {}
     for some in writers:
-        if source == "zero" or other is None:
+        if replace_with == "zero" or other is None:
             found[some.site] = -own[some.site]
             continue
         new = other[some.site]
-        found[some.site] = (new.mean(0, keepdim=True) if source == "mean" else new) - own[some.site]
+        found[some.site] = (new.mean(0, keepdim=True) if replace_with == "mean" else new) - own[some.site]
     return found
 
 
 class _Edges:
     """The change of every writer's output, and the inputs of the readers in the base run."""
 
-    def __init__(self, model: Decoder, graph: Graph, tokens: Rows, other: Rows | None, source: str) -> None:
+    def __init__(self, model: Decoder, graph: Graph, tokens: Rows, other: Rows | None, replace_with: str) -> None:
         self.graph, self.writers = graph, Writers.of(model, graph)
         self.streams = {node.site: _stream(node) for node in graph.readers}
         sites = [some.site for some in self.writers]
@@ -159,10 +159,10 @@ class _Edges:
         check_sum(self.writers, own, values[last])
         self.values = {site: values[stream] for site, stream in self.streams.items()}
         there = None
-        if other is not None and source != "zero":
+        if other is not None and replace_with != "zero":
             others = values_of(model, other, sites)
             there = {some.site: some.kept(others[some.site]) for some in self.writers}
-        self.changes = changes_of(self.writers, own, there, source)
+        self.changes = changes_of(self.writers, own, there, replace_with)
 
     def cells(self, chosen: Tensor, layer: int) -> dict[tuple[int, ...], Cell]:
         """A cell for each chosen edge into a layer; readers of the same stream share its new values."""

@@ -29,13 +29,14 @@ from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.pairs import Pairs, prompts_and_metric
-from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 from hooked_lm.results.scores import origin
 
@@ -45,6 +46,7 @@ AT_ONCE = 1 << 24  # default limit on the bytes of the gradients of one layer's 
 EdgeScores = Float[Tensor, "writer reader batch"]
 
 
+@renamed(source=("replace_with", {"clean": None}))
 @undisturbed
 def attribute_edges(
     model: HookedRootModule,
@@ -54,7 +56,7 @@ def attribute_edges(
     metric: Metrics | None = None,
     method: str = "eap",
     steps: int = 5,
-    source: str = "clean",
+    replace_with: str | None = None,
     direction: str = "denoise",
     freeze_norms: bool = False,
     check: Check = None,
@@ -82,7 +84,8 @@ def attribute_edges(
             images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt, or to one for all; differentiable.
         steps: the number of runs that integrated gradients average: the midpoints of as many equal intervals.
-        source: what replaces the outputs of writers: "clean" (those of the other run), "mean" (their mean over prompts), "zero".
+        replace_with: what replaces the outputs of writers: those of the other run (None; or by its name, "clean" or
+            "corrupted"), "mean" (their mean over prompts), or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
         freeze_norms: treat the divisors of the norms before the readers as constants.
         check: how many edges to measure exactly, for `agreement`: True all, a number that many drawn by `seed`, False none,
@@ -116,15 +119,15 @@ def attribute_edges(
     check_valid(check)
     check_grad_mode("edge attribution")
     model = decoder(model)
-    first, other = runs_of(model, corrupted, clean, source, direction)
-    edges = _Edges(
-        model, metric, first, other, source, freeze_norms, AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
-    )
+    replace_with = replacement_word(replace_with, direction)
+    first, other = runs_of(model, corrupted, clean, replace_with, direction)
+    n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
+    edges = _Edges(model, metric, first, other, replace_with, freeze_norms, n_bytes)
     with freeze_weights(model):
         scores = edges.scores(method, steps)
     settings = {
         WHAT: "estimated patching of edges",
-        "source": source,
+        "replace_with": replace_with,
         "direction": direction,
         "freeze_norms": freeze_norms,
     }
@@ -142,7 +145,7 @@ def attribute_edges(
         clean,
         metric=metric,
         edges=drawn,
-        source=source,
+        replace_with=replace_with,
         direction=direction,
         max_memory=max_memory,
         progress=progress,
@@ -168,14 +171,14 @@ class _Edges:
         metric: Metric,
         tokens: Rows,
         other: Rows | None,
-        source: str,
+        replace_with: str,
         freeze_norms: bool,
         n_bytes: int,
     ) -> None:
         self.device = next(model.parameters()).device
         self.model, self.metric, self.n_bytes = model, metric, n_bytes
         self.tokens, self.other = tokens.to(self.device), None if other is None else other.to(self.device)
-        self.source = source
+        self.replace_with = replace_with
         self.graph = Graph.of(model)
         check_unhooked(model, self.graph)
         self.writers, self.readers = Writers.of(model, self.graph), Readers.of(model, self.graph)
@@ -192,7 +195,7 @@ class _Edges:
         )  # after the backward pass, whose graph is freed
         check_sum(self.writers, base.kept, base.last)
         self.unchanged, self.baseline = base.scores, None if changed is None else changed.scores
-        self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.source)
+        self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.replace_with)
         base.kept, changed = {}, None
         total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.device)
         if method == "eap":

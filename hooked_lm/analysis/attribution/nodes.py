@@ -22,7 +22,17 @@ from hooked_lm.engine.image_cells import has_one_image_each
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import FEATURES, Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, site_of_layer, some_rows
+from hooked_lm.engine.prompts import (
+    OTHER_RUN,
+    Prompts,
+    Source,
+    Values,
+    Which,
+    WhichHeads,
+    replacement,
+    site_of_layer,
+    some_rows,
+)
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
@@ -30,6 +40,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.renamed import renamed
 from hooked_lm.results import Label
 from hooked_lm.results.gap import one_warning
 from hooked_lm.results.groups import Groups, checked_groups
@@ -66,6 +77,7 @@ METHODS: Mapping[str, Method] = {
 }
 
 
+@renamed(source=("replace_with", {"clean": None}))
 @undisturbed
 def attribute(
     model: HookedRootModule,
@@ -78,7 +90,7 @@ def attribute(
     positions: Which = "each",
     heads: WhichHeads = None,
     neurons: Which = None,
-    source: Values = "clean",
+    replace_with: Values | None = None,
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
@@ -92,8 +104,8 @@ def attribute(
     """Estimates the result of `patching.sweep` for all cells at once, and checks the estimates by exact patching.
 
     Args:
-        corrupted, clean, sites, layers, positions, heads, neurons, source, direction, decoder_input: as for `patching.sweep`;
-            the grid is the same.
+        corrupted, clean, sites, layers, positions, heads, neurons, replace_with, direction, decoder_input: as for
+            `patching.sweep`; the grid is the same.
         metric: as for `patching.sweep`, but differentiable; or several by name.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
             2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient over runs whose embeddings (of words
@@ -126,12 +138,13 @@ def attribute(
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to attribute to")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, max_memory, decoder_input)
+    job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
     plan = Plan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress, groups)
     return found
 
 
+@renamed(source=("replace_with", {"clean": None}))
 @undisturbed
 def attribute_nodes(
     model: HookedRootModule,
@@ -140,7 +153,7 @@ def attribute_nodes(
     *,
     metric: Metrics | None = None,
     sites: Sequence[str] = NODES,
-    source: Values = "clean",
+    replace_with: Values | None = None,
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
@@ -166,7 +179,7 @@ def attribute_nodes(
     """
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
-    job = Job(model, corrupted, clean, metric, source, direction, method, steps, max_memory, decoder_input)
+    job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
     if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
         sites = [f"{side}.{name}" for side in SIDES for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
@@ -193,7 +206,7 @@ class Job:
         corrupted: Prompts | Pairs,
         clean: Prompts | None,
         metric: Metrics | None,
-        source: Values,
+        replace_with: Values | None,
         direction: str,
         method: str,
         steps: int,
@@ -208,6 +221,7 @@ class Job:
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"steps must be a whole number from 1 on, got {steps!r}")
         device = next(model.parameters()).device
+        source = replacement(replace_with, direction)
         corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
         model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
         self.tokens, self.other = first.to(device), None if other is None else other.to(device)
@@ -336,7 +350,7 @@ class NewValues:
         self, model: HookedRootModule, tokens: Rows, other: Rows | None, source: Values, sites: Sequence[str]
     ) -> None:
         self.model, self.other, self.sites = model, other, list(dict.fromkeys(sites))
-        self.runs = other is not None and isinstance(source, str) and source == "clean"
+        self.runs = other is not None and isinstance(source, str) and source in OTHER_RUN.values()
         self.given: dict[str, Tensor] = {}
         self._logits: list[Tensor | Logits] = []
         self.n_prompts, self.cost = len(tokens), Cost()

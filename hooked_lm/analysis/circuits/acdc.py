@@ -21,12 +21,14 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import origin
 
 AT_ONCE = 64  # the maximum number of edges tested together
 Place = tuple[int, int]  # writer, reader
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def acdc(
     model: Decoder,
@@ -35,7 +37,7 @@ def acdc(
     *,
     threshold: float,
     metric: Metric | None = None,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Circuit:
@@ -60,13 +62,13 @@ def acdc(
     """
     if not threshold > 0:
         raise ValueError(f"the threshold must be positive, got {threshold}")
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
     runner.warn_if_close(runner.empty())
     search = Search(runner, threshold)
     with progress_bar("acdc", runner.n_edges, progress, unit="edges") as bar:
         for n_left in search.steps():
             bar.update(runner.n_edges - n_left - bar.n)
-    about = origin(model, method="acdc", threshold=threshold, ablation=ablation, metric=runner.metric_name)
+    about = origin(model, method="acdc", threshold=threshold, replace_with=replace_with, metric=runner.metric_name)
     return Circuit(runner.graph, search.kept, search.changes, about={**about, SEEN: runner.prompts})
 
 

@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.held_out import HeldOut, MeasuredPairs, is_per_prompt, of_prompts, searched
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
-from hooked_lm.analysis.circuits.run import ABLATIONS, Runner
+from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.pairs import Pairs
@@ -27,14 +27,10 @@ from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.gap import one_warning
 from hooked_lm.results.scores import origin
 
-SOURCES = {
-    "resample": "clean",
-    "mean": "mean",
-    "zero": "zero",
-}  # the names that patching uses, where the other run is always called "clean"
 SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "acdc": (acdc, "threshold"),
     "pruning": (prune, "n_edges"),
@@ -52,6 +48,7 @@ SEEDED = ("masks", *edges.METHODS)  # the methods that draw something
 METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def discover(
     model: Decoder,
@@ -62,7 +59,7 @@ def discover(
     method: str | SweepResult = "eap-ig-inputs",
     n_edges: int | None = None,
     threshold: float | None = None,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     held_out: HeldOut = None,
     seed: int = 0,
     max_memory: int | str = "auto",
@@ -75,8 +72,8 @@ def discover(
     which (`about["search_prompts"]`): `evaluate` judges it on the others.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos] of the same shape. The circuit runs on the clean prompts; with resample
-            ablation edges outside the circuit carry their values from the corrupted prompts. Or `Pairs` in place of both.
+        corrupted, clean: texts or ids [batch, pos] of the same shape. The circuit runs on the clean prompts; by default edges
+            outside the circuit carry their values from the corrupted prompts. Or `Pairs` in place of both.
         metric: maps logits to one number per prompt, or one for all; None: that of Pairs with answers, or else KL(model ||
             circuit) at the last position.
         method: the search method.
@@ -90,7 +87,7 @@ def discover(
         n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
             are left out.
-        ablation: the ablation of edges outside the circuit: "resample", "mean" or "zero"; see `Runner`.
+        replace_with: what edges outside the circuit carry: "corrupted", "mean" or "zero"; see `Runner`.
         held_out: the pairs that the search does not see: a share, or their places; 0 for none. None: half of them if at least 8
             have different clean prompts, and the metric has a number for each; else none. The search is that of the other pairs
             alone, and the effects in a result are averaged over its other prompts. Pairs with the same clean prompt are held out
@@ -100,8 +97,9 @@ def discover(
         options: further arguments of the method, such as `steps` or `check`.
 
     Returns a Circuit, which is empty if no edge reaches the threshold. Warns as `evaluate`. Raises ValueError for an unknown
-    method or ablation, for "eap" without a metric, unless exactly one of n_edges and threshold is given, the one that the method
-    takes, and for pairs held out with a metric that has one number for all; TypeError for options that the method does not take.
+    `method` or `replace_with`, for "eap" without a metric, unless exactly one of n_edges and threshold is given, the one that
+    the method takes, and for pairs held out with a metric that has one number for all; TypeError for options that the method
+    does not take.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -111,8 +109,7 @@ def discover(
     >>> discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40).n_edges <= 40
     True
     """
-    if ablation not in ABLATIONS:
-        raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}")
+    check_replacement(replace_with)
     _check_limits(method, n_edges, threshold)
     limits = {name: limit for name, limit in (("n_edges", n_edges), ("threshold", threshold)) if limit is not None}
     if not isinstance(method, str):
@@ -134,7 +131,7 @@ def discover(
     if method in SEEDED:
         common["seed"] = seed
     with one_warning():
-        found = _search(model, pairs, method, ablation, limits, common)
+        found = _search(model, pairs, method, replace_with, limits, common)
     return replace(found, about={**found.about, SEEN: [known[place] for place in seen]})
 
 
@@ -142,23 +139,23 @@ def _search(
     model: Decoder,
     pairs: MeasuredPairs,
     method: str,
-    ablation: str,
+    replace_with: str,
     limits: Mapping[str, Any],
     options: dict[str, Any],
 ) -> Circuit:
     """The circuit that a method finds with these pairs."""
     if method in SEARCHES:
         search, _ = SEARCHES[method]
-        common = {"metric": pairs.metric, "ablation": ablation, **options}
+        common = {"metric": pairs.metric, "replace_with": replace_with, **options}
         return search(model, pairs.corrupted, pairs.clean, **common, **limits).pruned()
     metric, named = pairs.metric, metric_name(pairs.metric) or "the metric"
     if metric is None:
         runner = Runner(model, pairs.corrupted, pairs.clean, max_memory=options["max_memory"])
         metric, named = runner.metric, runner.metric_name
-    common = {"metric": metric, "source": SOURCES[ablation], "direction": "noise", **options}
+    common = {"metric": metric, "replace_with": replace_with, "direction": "noise", **options}
     found = _effects(model, pairs.corrupted, pairs.clean, method, common)
     settings = {name: value for name, value in options.items() if name not in ("max_memory", "progress")}
-    about = {"ablation": ablation, METRIC_NAME: named, "direction": common["direction"], **settings}
+    about = {"replace_with": replace_with, METRIC_NAME: named, "direction": common["direction"], **settings}
     return _best(model, found, method, limits, about)
 
 

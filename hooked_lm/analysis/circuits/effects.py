@@ -6,14 +6,16 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS, Circuit
-from hooked_lm.analysis.circuits.discover import SOURCES, scores_of
-from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.analysis.circuits.discover import scores_of
+from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def exact_effects(
     model: Decoder,
@@ -22,7 +24,7 @@ def exact_effects(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Circuit:
@@ -33,9 +35,9 @@ def exact_effects(
     tell these edges apart in `plot` and `to_dataframe`. Edges outside of the circuit have the score NaN.
 
     Args:
-        metric, ablation, max_memory, progress: as for `discover`.
+        metric, replace_with, max_memory, progress: as for `discover`.
 
-    Raises ValueError for an empty circuit, a circuit of another model and an unknown ablation.
+    Raises ValueError for an empty circuit, a circuit of another model and an unknown `replace_with`.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -47,20 +49,19 @@ def exact_effects(
     >>> sorted(found.to_dataframe()["writer"])
     ['input', 'input', 'm0']
     """
-    if ablation not in SOURCES:
-        raise ValueError(f"ablation must be one of {', '.join(SOURCES)}, got {ablation!r}")
+    check_replacement(replace_with)
     graph = Graph.of(model)
     circuit.check(graph)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is no edge to measure")
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
     found = patch_edges(
         model,
         corrupted,
         clean,
         metric=runner.metric,
         edges=list(graph.named(circuit.edges)),
-        source=SOURCES[ablation],
+        replace_with=replace_with,
         direction="noise",
         max_memory=max_memory,
         progress=progress,

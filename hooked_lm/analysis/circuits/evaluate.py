@@ -23,6 +23,7 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, origin
@@ -263,6 +264,7 @@ def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
     return [round(value, 2) + 0.0 for value in values.tolist()]
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def evaluate(
     model: Decoder,
@@ -272,7 +274,7 @@ def evaluate(
     *,
     metric: Metric | None = None,
     sizes: Sequence[int | float] | None = None,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     n_random: int = 5,
     seed: int = 0,
     max_memory: int | str = "auto",
@@ -294,7 +296,7 @@ def evaluate(
             0 for none. Five take 2.5 times as long as the circuits themselves. Warns if no circuit of a size is found, whose
             values are then NaN.
         seed: seed of the random circuits.
-        metric, ablation, max_memory: as for `Runner`.
+        metric, replace_with, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than a second.
 
     Returns an Evaluation. Warns if the metrics of the full model and the empty circuit differ by less than two standard errors
@@ -314,7 +316,7 @@ def evaluate(
     """
     named = _circuits(Graph.of(model), circuits, sizes)
     pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging(named.values(), max_memory)
-    runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, ablation, max_memory)
+    runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, replace_with, max_memory)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     n_edges = [circuit.n_edges for circuit in named.values()]
     random = _random(runner.graph, n_edges, n_random, seed)
@@ -323,7 +325,7 @@ def evaluate(
     both, empty, by_chance = found[: 2 * len(edges)], found[2 * len(edges)], found[2 * len(edges) + 1 :]
     runner.check_scale(empty)
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
-    about = origin(model, ablation=ablation, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
+    about = origin(model, replace_with=replace_with, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
     about |= {JUDGED: judged_on} if judged_on else {}
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None
     if drawn is not None:

@@ -20,6 +20,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import origin
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # Louizos et al.: gates are stretched to (LOW, HIGH), and clamped to [0, 1]
@@ -46,6 +47,7 @@ class HardConcrete:
         return (self.log_alpha.sigmoid() * (HIGH - LOW) + LOW).clamp(0, 1)
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def train_masks(
     model: Decoder,
@@ -56,7 +58,7 @@ def train_masks(
     metric: Metric | None = None,
     steps: int = 300,
     learning_rate: float = 0.1,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     seed: int = 0,
     progress: bool | None = None,
@@ -85,7 +87,7 @@ def train_masks(
     if steps < 1:
         raise ValueError(f"there must be one step at least, got {steps}")
     check_grad_mode("training masks")
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
     runner.warn_if_close(runner.empty())
     with progress_bar("masks", steps, progress) as bar:
         training = Training(runner, n_edges, steps, learning_rate, seed)
@@ -95,7 +97,7 @@ def train_masks(
     scores = torch.full(runner.graph.is_edge.shape, torch.nan)
     scores[runner.graph.is_edge] = training.log_alpha.detach().sigmoid()
     settings = {"n_edges": n_edges, "steps": steps, "learning_rate": learning_rate, "metric": runner.metric_name}
-    about = origin(model, method="masks", ablation=ablation, seed=seed, **settings)
+    about = origin(model, method="masks", replace_with=replace_with, seed=seed, **settings)
     return Circuit(runner.graph, largest(runner.graph, scores, n_edges), scores, about={**about, SEEN: runner.prompts})
 
 

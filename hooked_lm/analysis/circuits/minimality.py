@@ -13,9 +13,11 @@ from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import Scores, origin
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def minimality(
     model: Decoder,
@@ -25,7 +27,7 @@ def minimality(
     *,
     metric: Metric | None = None,
     of: str = "edges",
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Scores:
@@ -48,12 +50,14 @@ def minimality(
         raise ValueError(f"of must be 'edges' or 'nodes', got {of!r}")
     circuit.check(Graph.of(model))
     pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging([circuit], max_memory)
-    runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, ablation, max_memory)
+    runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, replace_with, max_memory)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is nothing to leave out")
     without = _without_edges(circuit) if of == "edges" else _without_nodes(circuit)
     found = runner.values(torch.stack([circuit.edges, *without.values()]), progress)
-    about = origin(model, of=f"{runner.metric_name} lost without it", ablation=ablation, metric=runner.metric_name)
+    about = origin(
+        model, of=f"{runner.metric_name} lost without it", replace_with=replace_with, metric=runner.metric_name
+    )
     about |= {JUDGED: judged_on} if judged_on else {}
     return Scores(found[0] - found[1:], {of.removesuffix("s"): list(without)}, about=about)
 

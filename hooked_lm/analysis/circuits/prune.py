@@ -13,9 +13,11 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import origin
 
 
+@renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @undisturbed
 def prune(
     model: Decoder,
@@ -26,7 +28,7 @@ def prune(
     metric: Metric | None = None,
     share: float = 0.15,
     steps: int = 5,
-    ablation: str = "resample",
+    replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
 ) -> Circuit:
@@ -63,7 +65,7 @@ def prune(
             "KL(model || circuit) is at its least in the full model, and has no gradient there: take more steps"
         )
     check_grad_mode("pruning")
-    runner = Runner(model, corrupted, clean, metric, ablation, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
     runner.warn_if_close(runner.empty())
     left = runner.graph.is_edge.clone()
     scores = torch.where(left, 1.0, torch.nan)
@@ -78,7 +80,7 @@ def prune(
             bar.update(n - max(int(after.sum()), n_edges))
             left = after
     settings = {"n_edges": n_edges, "share": share, "steps": steps, "metric": runner.metric_name}
-    about = origin(model, method="pruning", ablation=ablation, **settings)
+    about = origin(model, method="pruning", replace_with=replace_with, **settings)
     return Circuit(runner.graph, left, scores, about={**about, SEEN: runner.prompts})
 
 

@@ -37,9 +37,10 @@ from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.terms import times
+from hooked_lm.renamed import renamed
 from hooked_lm.results.gap import warn_if_small
 
-ABLATIONS = ("resample", "mean", "zero")
+REPLACEMENTS = ("corrupted", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
 
 
@@ -80,12 +81,12 @@ class Runner:
             run on the clean prompts. Or `Pairs` in place of both.
         metric: maps logits to one number per prompt, or one for all; None: that of Pairs with answers, or else KL(model ||
             circuit) at the last position.
-        ablation: what an edge outside the circuit carries. "resample": the output of its writer on the corrupted prompt;
-            "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
+        replace_with: what an edge outside the circuit carries. "corrupted": the output of its writer on the corrupted prompt
+            (resample ablation); "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
         max_memory: "auto", or the bytes that a pass may use in addition to the model.
 
     Raises TypeError and ValueError as `Graph.of`; ValueError for prompts of different shapes or with padding, an unknown
-    ablation, a model whose residual stream is not the sum of its writers' outputs, and a metric that is NaN.
+    `replace_with`, a model whose residual stream is not the sum of its writers' outputs, and a metric that is NaN.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -97,6 +98,7 @@ class Runner:
     (True, True)
     """
 
+    @renamed(ablation=("replace_with", {"resample": "corrupted"}))
     @torch.no_grad()
     def __init__(
         self,
@@ -104,12 +106,11 @@ class Runner:
         corrupted: Prompts | Pairs,
         clean: Prompts | None = None,
         metric: Metric | None = None,
-        ablation: str = "resample",
+        replace_with: str = "corrupted",
         max_memory: int | str = "auto",
     ) -> None:
-        if ablation not in ABLATIONS:
-            raise ValueError(f"ablation must be one of {', '.join(ABLATIONS)}, got {ablation!r}")
-        self.model, self.graph, self.ablation = model, Graph.of(model), ablation
+        check_replacement(replace_with)
+        self.model, self.graph, self.replace_with = model, Graph.of(model), replace_with
         check_unhooked(model, self.graph)
         self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
         device = next(model.parameters()).device
@@ -119,7 +120,7 @@ class Runner:
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)
         written, _, other_end, _ = _run_whole(model, other, self.writers)
         _check_sum(plain, written, end - other_end, end)
-        self.ablated = {site: _ablated(value, ablation) for site, value in written.items()}
+        self.ablated = {site: _ablated(value, replace_with) for site, value in written.items()}
         self.differences = torch.cat([self.ablated[place.site] - plain[place.site] for place in self.writers])
         self.is_kl = metric is None
         self.metric = metric if metric is not None else _kl_to(model, end)
@@ -340,13 +341,21 @@ def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[
     return written, streams, stream, context
 
 
+def check_replacement(replace_with: str) -> None:
+    """Raises ValueError unless edges outside of a circuit can carry it."""
+    if replace_with not in REPLACEMENTS:
+        raise ValueError(f"replace_with must be one of {', '.join(map(repr, REPLACEMENTS))}, got {replace_with!r}")
+
+
 def _ablated(
-    value: Float[Tensor, "node prompt pos d_model"], ablation: str
+    value: Float[Tensor, "node prompt pos d_model"], replace_with: str
 ) -> Float[Tensor, "node prompt pos d_model"]:
     """The ablated outputs of writers, from their outputs on the corrupted prompts."""
-    if ablation == "resample":
+    if replace_with == "corrupted":
         return value
-    return torch.zeros_like(value) if ablation == "zero" else value.mean(1, keepdim=True).expand_as(value).contiguous()
+    return (
+        torch.zeros_like(value) if replace_with == "zero" else value.mean(1, keepdim=True).expand_as(value).contiguous()
+    )
 
 
 def _check_sum(plain: Written, other: Written, difference: Tensor, end: Tensor) -> None:

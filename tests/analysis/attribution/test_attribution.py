@@ -234,17 +234,17 @@ def test_values_come_from_any_source() -> None:
     own = {"metric": score, "sites": "mlp_out", **QUIET}
     _, cache = model.run_with_cache(clean)
     expected = attribute(model, corrupted, clean, **own)
-    given = attribute(model, corrupted, source=cache, **own)
+    given = attribute(model, corrupted, replace_with=cache, **own)
     assert_close(given.values, expected.values)
     assert given.clean is None
     mean = {name: value.mean(0, keepdim=True) for name, value in cache.items()}
     pairs = [("mean", mean), ("zero", {name: torch.zeros_like(value) for name, value in cache.items()})]
     for word, same in pairs:
-        by_word = attribute(model, corrupted, clean, source=word, **own)
-        assert_close(by_word.values, attribute(model, corrupted, source=same, **own).values)
+        by_word = attribute(model, corrupted, clean, replace_with=word, **own)
+        assert_close(by_word.values, attribute(model, corrupted, replace_with=same, **own).values)
         assert_apart(by_word.values, expected.values)
     tensor = torch.randn(model.cfg.d_model)
-    exact = attribute(model, corrupted, source=tensor, **own | {"check": True})
+    exact = attribute(model, corrupted, replace_with=tensor, **own | {"check": True})
     assert exact.agreement["spearman"].item() > 0.3
     # nothing changes where nothing differs
     same = attribute(model, corrupted, corrupted, **own)
@@ -257,7 +257,7 @@ def test_scores_that_are_masked_stay_masked(demo: Any) -> None:
     found = attribute(model, corrupted, clean, **own)
     assert not bool(found.values.isnan().any())
     assert found.agreement["pearson"].item() > 0.7
-    assert not bool(attribute(model, corrupted, source="zero", check=False, **own).values.isnan().any())
+    assert not bool(attribute(model, corrupted, replace_with="zero", check=False, **own).values.isnan().any())
 
 
 # ---- exact patching beside -------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no steps": ({"method": "ig-inputs", "steps": 0}, ValueError, "steps must be a whole number from 1 on, got 0"),
     "not aligned": ({"clean": ids(2, 5)}, ValueError, "must have the same shape"),
     "no source": ({"clean": None}, ValueError, "give clean="),
-    "unknown source": ({"source": "there"}, ValueError, "source must be"),
+    "unknown replacement": ({"replace_with": "there"}, ValueError, "replace_with must be"),
     "direction": ({"direction": "up"}, ValueError, "direction must be"),
     "no site": ({"sites": "magic"}, KeyError, "magic"),
     "no sites": ({"sites": []}, ValueError, "nothing to attribute"),
@@ -349,7 +349,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "out of range": ({"positions": [9]}, IndexError, "position 9"),
     "check": ({"check": 0}, ValueError, "check must be"),
     "little memory": ({"max_memory": 10}, ValueError, "too little"),
-    "does not fit": ({"source": torch.zeros(5)}, ValueError, "does not broadcast"),
+    "does not fit": ({"replace_with": torch.zeros(5)}, ValueError, "does not broadcast"),
     "NaN": ({"metric": lambda logits: logits[:, -1, 3] * float("nan")}, ValueError, "NaN"),
     "NaN gradient": ({"metric": lambda x: (x[:, -1, 3] - x[:, -1, 3].detach()).sqrt()}, ValueError, r"gradient at 'blocks\.\d\."),
 }  # fmt: skip

@@ -75,18 +75,18 @@ def test_inputs_of_any_source_move() -> None:
     model, corrupted, clean = mild("standard")
     own = {"metric": score, "method": "ig-inputs", "positions": None, "layers": [0], "steps": 24, **QUIET}
     _, cache = model.run_with_cache(clean, names_filter=["hook_embed", "blocks.0.hook_resid_pre"])
-    given = attribute(model, corrupted, source=cache, **own)
+    given = attribute(model, corrupted, replace_with=cache, **own)
     assert_close(given.values, attribute(model, corrupted, clean, **own).values)
     with pytest.raises(KeyError, match="hook_embed"):
         attribute(
-            model, corrupted, source={name: value for name, value in cache.items() if name != "hook_embed"}, **own
+            model, corrupted, replace_with={name: value for name, value in cache.items() if name != "hook_embed"}, **own
         )
     # where embeddings go to zero, the metric goes to that of a run without them
-    found = attribute(model, corrupted, source="zero", **own | {"sites": "mlp_out"})
+    found = attribute(model, corrupted, replace_with="zero", **own | {"sites": "mlp_out"})
     assert bool(found.values.isfinite().all())
     assert not torch.equal(
         found.values,
-        attribute(model, corrupted, source="zero", **own | {"sites": "mlp_out", "method": "gradient"}).values,
+        attribute(model, corrupted, replace_with="zero", **own | {"sites": "mlp_out", "method": "gradient"}).values,
     )
 
 

@@ -306,16 +306,16 @@ def added(site: str) -> str:
     return site.replace("attn.hook_result", "hook_attn_out")
 
 
-@pytest.mark.parametrize("source", ["mean", "zero"])
+@pytest.mark.parametrize("replace_with", ["mean", "zero"])
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
-def test_sources_and_directions(source: str, direction: str):
+def test_replacements_and_directions(replace_with: str, direction: str):
     model = model_of("llama")
     corrupted, clean = runs = prompts_of(model)
     first, other = runs if direction == "denoise" else (clean, corrupted)
-    new = {"mean": written(model, other).mean(1, keepdim=True), "zero": torch.zeros(1)}[source]
-    found = scores(model, runs, source=source, direction=direction)
+    new = {"mean": written(model, other).mean(1, keepdim=True), "zero": torch.zeros(1)}[replace_with]
+    found = scores(model, runs, replace_with=replace_with, direction=direction)
     assert_same(found, gated(model, first, new - written(model, first)))
-    options: dict[str, Any] = {"metric": last_logits, "source": source, "direction": direction}
+    options: dict[str, Any] = {"metric": last_logits, "replace_with": replace_with, "direction": direction}
     with unchecked():
         result = attribute_edges(model, *runs, check=3, **options)
         exact = patch_edges(model, *runs, progress=False, **options)
@@ -549,8 +549,8 @@ def test_errors(task):
         attribute_edges(model, corrupted, clean[:, 1:], **good)
     with pytest.raises(ValueError, match="needs the other run"):
         attribute_edges(model, corrupted, **good)
-    with pytest.raises(ValueError, match="source must be one of"):
-        attribute_edges(model, corrupted, clean, **good, source="median")
+    with pytest.raises(ValueError, match="replace_with must be one of"):
+        attribute_edges(model, corrupted, clean, **good, replace_with="median")
     with pytest.raises(ValueError, match="direction must be"):
         patch_edges(model, corrupted, clean, metric=metric, direction="up")
     with pytest.raises(ValueError, match="max_memory must be"):

@@ -303,7 +303,7 @@ def test_a_threshold_that_keeps_nothing_says_so() -> None:
         ({"method": "acdc", "n_edges": 3}, "'acdc' needs threshold, not n_edges"),
         ({"method": "masks", "threshold": 0.1}, "'masks' needs n_edges, not threshold"),
         ({"method": "eap", "n_edges": -1}, "n_edges must be a whole number, not negative"),
-        ({"method": "eap", "n_edges": 3, "ablation": "no"}, "ablation must be one of"),
+        ({"method": "eap", "n_edges": 3, "replace_with": "no"}, "replace_with must be one of"),
         ({"method": "pruning", "n_edges": 3, "share": 1.0}, "must be between 0 and 1"),
         ({"method": "pruning", "n_edges": 3, "steps": 0}, "one step at least"),
         ({"method": "masks", "n_edges": 3, "steps": 0}, "one step at least"),
@@ -359,9 +359,9 @@ def test_a_threshold_is_a_size(threshold: float) -> None:
         discover(planted(), CORRUPTED, CLEAN, metric=METRIC, method="eap", threshold=threshold)
 
 
-def test_options_do_not_speak_against_the_ablation() -> None:
-    with pytest.raises(TypeError, match="has no argument 'source'; did you mean"):
-        discover(planted(), CORRUPTED, CLEAN, metric=METRIC, method="eap", n_edges=6, source="mean")
+def test_the_direction_of_a_circuit_is_not_an_option() -> None:
+    with pytest.raises(TypeError, match="has no argument 'direction'"):
+        discover(planted(), CORRUPTED, CLEAN, metric=METRIC, method="eap", n_edges=6, direction="denoise")
 
 
 @pytest.mark.parametrize("search", [train_masks, prune])

@@ -59,12 +59,12 @@ def draw(graph: Graph, n_rows: int, share: float = 0.5) -> Tensor:
 
 
 @torch.no_grad()
-def by_hand(model: HookedTransformer, gates: Tensor, ablation: str = "resample") -> Tensor:
+def by_hand(model: HookedTransformer, gates: Tensor, replace_with: str = "corrupted") -> Tensor:
     """The metric of one circuit."""
     corrupted, clean = prompts_of(model)
     graph, live = Graph.of(model), {}
     _, other = model.run_with_cache(corrupted, names_filter=[node.site for node in graph.writers])
-    stands = {"resample": lambda x: x, "mean": lambda x: x.mean(0), "zero": torch.zeros_like}[ablation]
+    stands = {"corrupted": lambda x: x, "mean": lambda x: x.mean(0), "zero": torch.zeros_like}[replace_with]
 
     def keep(value: Tensor, hook: Any) -> None:
         live[hook.name] = value.clone()
@@ -103,12 +103,12 @@ def test_readers_read_what_their_gates_say(kind: str) -> None:
     assert_apart(found[0], found[1])
 
 
-@pytest.mark.parametrize("ablation", ["mean", "zero"])
-def test_means_and_zeros_stand_for_what_is_not_left(ablation: str) -> None:
+@pytest.mark.parametrize("replace_with", ["mean", "zero"])
+def test_means_and_zeros_stand_for_what_is_not_left(replace_with: str) -> None:
     model = model_of("llama")
-    runner = Runner(model, *prompts_of(model), metric, ablation)
+    runner = Runner(model, *prompts_of(model), metric, replace_with)
     gates = draw(runner.graph, 1, 0.7).float()
-    assert_same(runner.values(gates)[0], by_hand(model, gates[0], ablation))
+    assert_same(runner.values(gates)[0], by_hand(model, gates[0], replace_with))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "qwen3_vl"])
@@ -197,7 +197,7 @@ def test_the_default_metric_is_the_divergence_from_the_model() -> None:
 def test_what_cannot_be_run_is_refused() -> None:
     model = model_of("gpt2")
     corrupted, clean = prompts_of(model)
-    with pytest.raises(ValueError, match="ablation must be one of resample, mean, zero, got 'none'"):
+    with pytest.raises(ValueError, match="replace_with must be one of 'corrupted', 'mean', 'zero', got 'none'"):
         Runner(model, corrupted, clean, metric, "none")
     with pytest.raises(ValueError, match="must have the same shape"):
         Runner(model, corrupted[:2], clean, metric)
