@@ -7,6 +7,7 @@ images are in `flat_vision.py`.
 """
 
 from dataclasses import InitVar, dataclass, field
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -228,7 +229,7 @@ class HookedTransformerConfig(FlatConfig):
     tree: DecoderConfig | None = field(default=None, repr=False)
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The decoder tree; None while required names are missing."""
         needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
         is_decoder = c.positional_embedding_type != read.RELATIVE
@@ -256,7 +257,7 @@ class HookedEncoderConfig(HookedTransformerConfig):
     tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The encoder tree; None while `d_vocab` is unknown."""
         return build.encoder(c, is_sketch) if c.d_vocab >= 0 else None
 
@@ -297,7 +298,7 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The encoder-decoder tree; None while `d_vocab` is unknown."""
         return build.encoder_decoder(c, is_sketch) if c.d_vocab >= 0 else None
 

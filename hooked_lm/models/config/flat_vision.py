@@ -1,6 +1,7 @@
 """Flat names of models that read images: towers, vision-language models, dual encoders."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from hooked_lm.models.config import build, read
@@ -40,7 +41,7 @@ class HookedVisionConfig(HookedTransformerConfig):
     tree: VisionConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The tree of a ViT; None while the size of images is unknown."""
         return build.vision(c, is_sketch) if c.image_size is not None or is_sketch else None
 
@@ -74,7 +75,7 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     tree: VisionLanguageConfig | None = field(default=None, repr=False)
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The tree of a LLaVA; None while required names are missing. With `is_sketch`, that of its decoder."""
         decoder = HookedTransformerConfig.build(c, is_sketch)
         if decoder is None or is_sketch:
@@ -94,7 +95,7 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
         super().check_tree()
 
 
-def tower_of(given: Any) -> VisionConfig | None:
+def tower_of(given: dict[str, Any] | HookedVisionConfig | VisionConfig | None) -> VisionConfig | None:
     """The tree of a tower without heads. Raises ValueError for flat names that are of a model, not of a tower."""
     if isinstance(given, dict):
         of_model = {name for name, row in table(HookedVisionConfig).rows.items() if row.is_fact or name == "n_classes"}
@@ -118,7 +119,7 @@ class HookedDualEncoderConfig(HookedTransformerConfig):
     tree: DualEncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
     @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """None: flat names do not describe two towers."""
         return None
 
