@@ -50,7 +50,7 @@ class HookObject(Shown, ABC):
     _is_on: bool = field(default=True, init=False)
     _kinds: ClassVar[dict[str, type["HookObject"]]] = {}  # by `kind_name`
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         HookObject._kinds[cls.kind_name()] = cls
 
@@ -148,7 +148,7 @@ class HookObject(Shown, ABC):
         return HookObject.kind_named(settings.pop("kind", None)).from_settings(settings)
 
     @staticmethod
-    def kind_named(name: Any, is_old: bool = False) -> type["HookObject"]:
+    def kind_named(name: object, is_old: bool = False) -> type["HookObject"]:
         """The class of that name. `is_old`: the name is from a version 1 file, without the modules of user classes."""
         kinds = HookObject._kinds
         if isinstance(name, str) and name in kinds and not is_old:
@@ -204,7 +204,7 @@ class Detector(HookObject):
     records: ClassVar[bool] = True
     copies: ClassVar[bool] = True
 
-    def __call__(self, value: Any, hook: HookPoint) -> None:
+    def __call__(self, value: object, hook: HookPoint) -> None:
         if not self.is_enabled:
             return
         if self.copies:
@@ -244,7 +244,7 @@ def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
     return Rewrite(point.name or "", partial(_rewritten, hook, point))
 
 
-def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Any) -> Any:
+def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Tensor) -> Any:
     new = hook(value, hook=point)
     if isinstance(new, Tensor) and new.shape != value.shape:
         raise ValueError(f"{hook!r} replaced {tuple(value.shape)} at '{point.name}' by {tuple(new.shape)}")
@@ -335,12 +335,12 @@ def check_no_functions(hook: HookObject, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{hook!r} cannot be serialised: its {function} is a function")
 
 
-def _version(value: Any) -> int:
+def _version(value: object) -> int:
     """The number of in-place writes to a tensor; 0 for inference tensors, which have no version counter."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name!r}: {_as_text(one)}" for name, one in value.items()) + "}"
     return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else repr(value)

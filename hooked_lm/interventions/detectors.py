@@ -81,7 +81,7 @@ class Record(PartHook, Collector):
         self._dims: dict[str, tuple[str, ...]] = {}
         self.n_bytes, self.n_dropped = 0, 0
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor):
             raise TypeError(f"'{name}' passes a {type(value).__name__}, and a record keeps tensors")
@@ -190,7 +190,7 @@ class NanGuard(Collector):
 
     nan_only: bool = field(default=False, kw_only=True)
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             return
         value = value.detach()

@@ -78,7 +78,7 @@ class LocalController(PartHook, Controller):
         super().__post_init__()
         self.rest = tuple(plain_indices("rest", index) for index in self.rest)
 
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
+    def __call__(self, value: object, hook: HookPoint) -> Any:
         if not self.is_enabled:
             return None
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
@@ -96,7 +96,7 @@ class LocalController(PartHook, Controller):
 
     # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
@@ -143,7 +143,7 @@ class PartEditor(LocalController):
     passes of a sweep; see docs/interventions.md.
     """
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         for part in self.parts(value, hook):
             value = part.replaced(value, partial(self.edit, part=part))
         return value
@@ -153,7 +153,7 @@ class PartEditor(LocalController):
         """The new values of a part, with all axes of the site; must not change `value` in place."""
 
 
-def check_finite(hook: Any, *names: str) -> None:
+def check_finite(hook: HookObject, *names: str) -> None:
     """Raises ValueError for settings that are or contain NaN, infinity or an int too large for a float; None is allowed."""
     for name in names:
         given = getattr(hook, name)

@@ -84,7 +84,7 @@ class SourcedController(LocalController):
         values = dict(cache.items())  # a module that is called several times has several values
         return cls(**settings, source=values if len(values) > 1 else next(iter(values.values())))
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         given = self._given(hook)
         source = None if given is None else self.made(_with_axes(given.to(value), value, hook), value, hook)
         own = self.made(value, value, hook) if source is None else value
@@ -384,7 +384,7 @@ def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:
     return fitted(new, old, part, "the source")
 
 
-def _of_site(source: Mapping[str, Tensor], site: Any) -> Source:
+def _of_site(source: Mapping[str, Tensor], site: object) -> Source:
     """The values of a source for a site, or all of them if its names do not match the site."""
     if isinstance(site, str) and f"{site}@1" in source:
         return {name: value for name, value in source.items() if name.partition("@")[0] == site}

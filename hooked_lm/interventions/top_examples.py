@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -146,7 +146,7 @@ class TopExamples(Streaming[TopPositions]):
             got = f"{list(self.directions.shape)} and measure={self.measure!r}"
             raise ValueError(f"directions are [direction, width], with measure='entries'; got {got}")
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor) or value.ndim < 3 or hook.dims[:2] not in ((), ("batch", "pos")):
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

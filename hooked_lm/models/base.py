@@ -21,6 +21,7 @@ from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.shown import model_html
 from hooked_lm.models.stack import Stack, follow_flags
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights, leave_unfilled, still_unfilled
 from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
@@ -44,6 +45,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
+    config_class: ClassVar[type[FlatConfig]]
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any
@@ -59,7 +61,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def _set_config(self, cfg: Any, tokenizer: Any, default_padding_side: str | None = None) -> None:
+    def _set_config(
+        self, cfg: FlatConfig, tokenizer: Tokenizer | None, default_padding_side: str | None = None
+    ) -> None:
         """Sets the tokenizer and a copy of the config, from which the caller may build other models."""
         self.cfg = copy(cfg)
         if default_padding_side is not None:
@@ -67,7 +71,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         self.set_tokenizer(self.find_tokenizer(tokenizer))
         self.cfg.check_tree()
 
-    def find_tokenizer(self, tokenizer: Any) -> Any:
+    def find_tokenizer(self, tokenizer: Tokenizer | None) -> Any:
         """The given tokenizer; the classes in `pretrained` load the one named by the config if None."""
         return tokenizer
 
@@ -111,9 +115,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
-    def cuda(self: Model, device: Any = None) -> Model:
+    def cuda(self: Model, device: torch.device | int | None = None) -> Model:
         """Moves the model to a CUDA device."""
-        return self.to("cuda" if device is None else torch.device("cuda", device))
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def cpu(self: Model) -> Model:
         """Moves the model to the CPU."""

@@ -22,6 +22,7 @@ from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.verification.identities import encoder_decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
@@ -66,7 +67,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         move_to_device: bool = True,
     ) -> None:
         super().__init__()

@@ -102,7 +102,7 @@ class DictionaryHook(HookObject):
         """Deletes the features of the last forward pass in this thread."""
         self._seen.value.clear()
 
-    def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
+    def _encoded(self, value: object, hook: HookPoint) -> "_Read":
         """The features of the vectors at a site."""
         name = str(hook.name)
         x = flat(self.sae, value, f"'{name}'")
@@ -161,7 +161,7 @@ class Features(DictionaryHook, Detector):
     512
     """
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         self._encoded(value, hook)
 
 
@@ -235,7 +235,7 @@ class Dictionary(DictionaryHook, Controller):
         if written is not None:
             raise ValueError(f"a transcoder reads one site and writes another ({written!r}): use Transcode")
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         return self._spliced(self._encoded(value, hook), value, hook)
 
     def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
@@ -321,7 +321,7 @@ class Transcode(Dictionary):
                 f"a transcoder has two sites by full name, [read, written], and no layer; got {sites!r}, layer {self.layer}"
             )
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         reads = self._reads.value
         if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
             if hook.name == self.hook_point[1]:  # type: ignore[index]
@@ -419,7 +419,7 @@ def width(sae: object) -> int | None:
     return next((size for size in known if isinstance(size, int)), None)
 
 
-def flat(sae: object, value: Any, where: str) -> Tensor:
+def flat(sae: object, value: object, where: str) -> Tensor:
     """A site's value with heads flattened to [..., head * d_head], if that is the dictionary's width.
 
     Raises ValueError, with both widths, if neither shape fits; TypeError unless the value is a floating-point tensor.
