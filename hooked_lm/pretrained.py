@@ -20,7 +20,7 @@ from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,

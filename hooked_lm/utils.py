@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooked_lm.components.activations import gelu_tanh, solu
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
 from hooked_lm.models.generation.sampling import sample_logits
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from hooked_lm.models.names import get_act_name
@@ -212,7 +212,7 @@ class LocallyOverridenDefaults:
 
     VALID: ClassVar = {"prepend_bos": (True, False, None), "padding_side": ("left", "right", None)}
 
-    def __init__(self, model: Any, **overrides: Any) -> None:
+    def __init__(self, model: HookedRootModule, **overrides: Any) -> None:
         for name, value in overrides.items():
             if name not in self.VALID:
                 raise ValueError(f"'{name}' is not a default that can be overridden; {' and '.join(self.VALID)} are")
@@ -237,7 +237,7 @@ class LocallyOverridenDefaults:
 def test_prompt(
     prompt: str,
     answer: str | Sequence[str],
-    model: Any,
+    model: HookedRootModule,
     prepend_space_to_answer: bool = True,
     print_details: bool = True,
     prepend_bos: bool | None = None,
@@ -283,7 +283,7 @@ def test_prompt(
 test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
-def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
+def _performance(model: HookedRootModule, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
     prob = scores.float().softmax(0)[token]
     return f"Logit: {scores[token]:5.2f} Prob: {prob:6.2%} Token: |{model.to_string(token[None])}|"
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hooked_lm.families import family, model_class
 from hooked_lm.hub.renamed import Renamed, present_name
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row, expand
 

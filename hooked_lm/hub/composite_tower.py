@@ -19,7 +19,7 @@ from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.hub.composite import Part, left_out_module, united
 from hooked_lm.hub.renamed import present_name
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
 
 if TYPE_CHECKING:

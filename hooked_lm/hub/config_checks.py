@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from hooked_lm.files import OF_DAMAGE
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1

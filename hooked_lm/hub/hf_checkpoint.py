@@ -21,7 +21,8 @@ from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limit
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.renamed import in_present_names, recut
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
-from hooked_lm.models.config.flat_config import FlatConfig, Tree
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
 from hooked_lm.weights.loading import shape_of

@@ -16,7 +16,8 @@ from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Loaded, kept_part
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.flat_config import FlatConfig, Tree
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import Plan, place

@@ -14,7 +14,8 @@ from hooked_lm.hub.own import find_own, load_own
 from hooked_lm.hub.source import TOKENIZER_FILES, WEIGHT_FILES, find
 from hooked_lm.hub.tl_checkpoint import find_tl, load_tl
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.flat_config import FlatConfig, Tree
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 
 
 def load(model_name: str | os.PathLike[str], options: Options, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,

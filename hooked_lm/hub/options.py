@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.hub.device_map import Device, Placement, default_device
-from hooked_lm.models.config.flat_config import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig
 
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")

@@ -23,7 +23,8 @@ from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.source import Directory, Source, tokenizer_in
 from hooked_lm.models.config.flat import HookedTransformerConfig
-from hooked_lm.models.config.flat_config import FlatConfig, Tree
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.placement import Plan
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized

@@ -21,7 +21,8 @@ from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.hub.source import TOKENIZER_FILES, Source, find, tokenizer_in
 from hooked_lm.hub.tl_weights import check_layers_alike, in_public_names
 from hooked_lm.models.config.flat import HookedTransformerConfig
-from hooked_lm.models.config.flat_config import FOREIGN_FIELDS, Tree
+from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.placement import place
 from hooked_lm.models.weights.state import check_state, load_state

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Rewrite
+from hooked_lm.engine.edit import Change, Edit, Rewrite
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
@@ -94,7 +94,12 @@ class HookObject(Shown, ABC):
 
     @is_enabled.setter
     def is_enabled(self, is_on: bool) -> None:
-        self._is_on = is_on
+        for one in (self, *self.switched_with()):
+            one._is_on = is_on
+
+    def switched_with(self) -> "tuple[HookObject, ...]":
+        """The hook objects that are switched on and off with this one."""
+        return ()
 
     @property
     def is_off_here(self) -> bool:
@@ -112,7 +117,7 @@ class HookObject(Shown, ABC):
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Switches the hook off inside the block, in this thread or task only."""
-        token = _disabled.set((*_disabled.get(), self))
+        token = _disabled.set((*_disabled.get(), self, *self.switched_with()))
         try:
             yield
         finally:
@@ -135,8 +140,18 @@ class HookObject(Shown, ABC):
                 f"{self!r} cannot be serialised: the constructor of {type(self).__name__} and its fields differ in "
                 f"{', '.join(wrong)}. Make the class a dataclass whose fields are its settings, and define no __init__"
             )
+        found = self.packed(found)
         check_no_functions(self, found)
         return {"kind": self.kind_name(), **found}
+
+    def packed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings in the form of `to_dict`."""
+        return settings
+
+    @classmethod
+    def unpacked(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of the constructor from settings in the form of `to_dict`."""
+        return settings
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> "HookObject":
@@ -165,7 +180,7 @@ class HookObject(Shown, ABC):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "HookObject":
         """The object of this class with these settings, in the form of `to_dict`."""
-        return cls(**settings)
+        return cls(**cls.unpacked(settings))
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: "HookFile") -> dict[str, Any]:
@@ -177,9 +192,15 @@ class HookObject(Shown, ABC):
         return self.to_dict()
 
     def rows_shown(self) -> Table:
-        """The settings, with the site first, and whether the hook is switched off."""
+        """What the hook found, if it shows that; else its settings, with the site first, and whether it is switched off."""
+        if (found := self.found_shown()) is not None:
+            return found
         settings = [(name, in_short(value)) for name, value in self.settings().items() if value is not None]
         return Table(("setting", "value"), [*settings, *([] if self.is_enabled else [("enabled", "no")])])
+
+    def found_shown(self) -> Table | None:
+        """The table of what the hook found, for a notebook; None: its settings are shown."""
+        return None
 
     def __repr__(self) -> str:
         """The site, and the settings that differ from their defaults."""
@@ -236,7 +257,11 @@ class Controller(HookObject):
         `Rewrite` of the whole value, which needs whole forward passes. `like` is a tensor on the meta device with the shape
         and dtype of the value; None if unknown.
         """
-        return rewrite(self, point)
+        return self.local_edit(point, like) or rewrite(self, point)
+
+    def local_edit(self, point: HookPoint, like: Tensor | None) -> Edit | None:
+        """The change as an `Edit`; None if the changed part is unknown, or positions depend on each other."""
+        return None
 
 
 def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:

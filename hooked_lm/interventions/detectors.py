@@ -121,7 +121,7 @@ class Record(PartHook, Collector):
         enough_calls = self.most_calls is None or len(kept) < self.most_calls
         return enough_calls and (self.most_bytes is None or n_bytes + size <= self.most_bytes)
 
-    def rows_shown(self) -> Table:
+    def found_shown(self) -> Table:
         """A row for each site: the number of calls that are kept, the shape of the last, and their memory."""
         kept = self.values.items()
         rows = [(site, len(v), [*v[-1].shape], bytes_in_words(sum(one.nbytes for one in v))) for site, v in kept]

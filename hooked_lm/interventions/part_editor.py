@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Edit
+from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.values_like import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
@@ -113,12 +113,12 @@ class LocalController(PartHook, Controller):
         """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
         return None
 
-    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
+    def local_edit(self, point: HookPoint, like: Tensor | None) -> Edit | None:
         if like is None or not is_positional(like, point.dims):
-            return super().as_edit(point, like)
+            return None
         [part] = self.parts(like, point)
         if part.pos_axis is None or not self.acts_by_position(part):
-            return super().as_edit(point, like)
+            return None
         positions, site = part.positions, point.name or ""
         if part.is_empty:
             return Edit(site, torch.zeros([1] * like.ndim), ())

@@ -213,7 +213,7 @@ class OfLayer(SourcedController):
     layer: int | None = None
     positions: Positions = None
     source: Source = None
-    default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer`)
+    default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer` or glob with "{layer}")
 
     def __post_init__(self) -> None:
         if self.layer is not None and not isinstance(self.layer, SupportsIndex):
@@ -226,7 +226,14 @@ class OfLayer(SourcedController):
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        return (hook_point if hook_point != "" else cls.default_site[layer is not None]), layer
+        if hook_point != "":
+            return hook_point, layer
+        site = cls.default_site[layer is not None]
+        if layer is None or "{layer}" not in site:
+            return site, layer
+        if layer < 0:
+            raise ValueError(f"the sites of {cls.__name__} go by a glob, which counts layers from 0; got {layer}")
+        return site.format(layer=layer), None
 
 
 @dataclass(eq=False, repr=False)
@@ -354,16 +361,7 @@ class FreezeNorm(OfLayer):
     With a source, at its values; without, at those of the forward pass, detached from the graph. `layer` counts from 0.
     """
 
-    default_site = ("*.hook_scale", "scale")
-
-    @classmethod
-    def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        site, layer = super().place(hook_point, layer)
-        if hook_point != "" or layer is None:
-            return site, layer
-        if layer < 0:
-            raise ValueError(f"the norms of a layer go by a glob, which counts layers from 0; got {layer}")
-        return f"*.{layer}.*.hook_scale", None
+    default_site = ("*.hook_scale", "*.{layer}.*.hook_scale")
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         return source.detach()

@@ -225,7 +225,7 @@ class Statistics(Streaming[Moments]):
         """The statistics of a site, by its name or as ("z", 1); KeyError if it had no values."""
         return self._states[pick_site(site, self._states)].summary()
 
-    def rows_shown(self) -> Table:
+    def found_shown(self) -> Table:
         """A row for each site: its features, the number of vectors, and the smallest, mean and largest number."""
         rows = []
         for site, state in self._states.items():

@@ -18,6 +18,7 @@ from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
+from hooked_lm.shown import Table, bytes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,6 +146,14 @@ class TopExamples(Streaming[TopPositions]):
         if self.directions is not None and (self.directions.ndim != 2 or self.measure != "entries"):
             got = f"{list(self.directions.shape)} and measure={self.measure!r}"
             raise ValueError(f"directions are [direction, width], with measure='entries'; got {got}")
+
+    def found_shown(self) -> Table:
+        """A row for each site that had values, with its features and the memory of its state."""
+        states = self._states.items()
+        rows = [
+            (site, [*state.features], bytes_in_words(sum(t.nbytes for t in state.tensors))) for site, state in states
+        ]
+        return Table(("site", "features", "memory"), rows)
 
     def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""

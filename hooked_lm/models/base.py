@@ -12,11 +12,11 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
-from hooked_lm.models.aliases import aliases, same_value
+from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
-from hooked_lm.models.names import site_name
+from hooked_lm.models.names import side_site_name, site_name
 from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.shown import model_html
@@ -135,13 +135,23 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """Alias -> site, for names of other libraries."""
+        if len(self.stacks) > 1:
+            return side_aliases(names, self._layers_of_sides())
         return aliases(
             names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if scales_outputs(block)]
         )
 
     def site_name(self, site: object) -> str:
-        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
+        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end.
+
+        Those of an encoder-decoder name its side: ("decoder.z", 5) or ("decoder.z", 5, "cross_attn").
+        """
+        if len(self.stacks) > 1:
+            return side_site_name(site, self._layers_of_sides())
         return site_name(site, self.cfg.n_layers)
+
+    def _layers_of_sides(self) -> dict[str, int]:
+        return {stack.blocks: len(stack.blocks_of(self)) for stack in self.stacks}
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The cache that `run_with_cache` returns."""

@@ -29,7 +29,7 @@ class LocalHook:
     def __init__(self, hook: Callable[..., object]) -> None:
         self._hook, self._takes_keyword = hook, takes_hook_keyword(hook)
 
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
+    def __call__(self, value: Tensor, hook: HookPoint) -> Any:
         return self._hook(value, hook=hook) if self._takes_keyword else self._hook(value, hook)
 
     def __getattr__(self, name: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.keywords import check_keywords
-from hooked_lm.interventions.base import Controller, Detector, HookObject, check_no_functions
+from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
@@ -127,25 +127,23 @@ class DictionaryHook(HookObject):
             kept.append((self, name, watched))
         return _Read(name, x, features, watched)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As for any hook object, with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
-        sae, settings = self.sae, self.settings()
+    def packed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
+        sae = self.sae
         if not isinstance(sae, SAE):
             raise ValueError(
                 f"{self!r} cannot be serialised: its sae is a {type(sae).__name__}, not a dictionary of this package"
             )
-        del settings["sae"]
-        check_no_functions(self, settings)
         weights = {f"sae.{name}": weight.detach().cpu() for name, weight in sae.state_dict().items()}
-        return {"kind": self.kind_name(), **settings, "sae": sae.to_dict(), **weights}
+        return {**settings, "sae": sae.to_dict(), **weights}
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> "DictionaryHook":
-        """The object of a description from `to_dict`."""
+    def unpacked(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of the constructor, with the dictionary that the settings describe."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = filled(rest.pop("sae", None), weights, "its dictionary")
-        return cls(**rest, sae=frozen(sae))
+        return {**rest, "sae": frozen(sae)}
 
 
 @dataclass(eq=False, repr=False)

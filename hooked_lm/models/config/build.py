@@ -27,6 +27,8 @@ from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.components.vision.projector import MLPProjector
+from hooked_lm.models.config.read import RELATIVE, Tree
+from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, VISION
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     EncoderConfig,
@@ -36,6 +38,24 @@ from hooked_lm.models.config.tree import (
     VisionConfig,
     VisionLanguageConfig,
 )
+
+
+def tree_of_kind(kind: str, c: SimpleNamespace, is_sketch: bool = False) -> Tree | None:
+    """The tree of a kind of models with these flat names; None while names that it needs are missing.
+
+    A sketch is a tree with the sizes of a model that flat names alone do not describe, for `edited`.
+    """
+    is_known = c.d_vocab >= 0
+    if kind == DECODER:
+        needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
+        return decoder(c) if is_known and c.positional_embedding_type != RELATIVE and not needs_act_fn else None
+    if kind == ENCODER:
+        return encoder(c, is_sketch) if is_known else None
+    if kind == ENCODER_DECODER:
+        return encoder_decoder(c, is_sketch) if is_known else None
+    if kind == VISION:
+        return vision(c, is_sketch) if c.image_size is not None or is_sketch else None
+    return None  # flat names do not describe two towers
 
 
 def _check_together(c: SimpleNamespace) -> None:

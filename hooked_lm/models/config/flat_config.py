@@ -7,7 +7,6 @@ name changes only the parts that the name describes (`tree_edit.py`). A set name
 
 import difflib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Container
 from dataclasses import fields
 from functools import wraps
@@ -18,20 +17,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.models.config.build import tree_of_kind
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.row import ABSENT, table
 from hooked_lm.models.config.shown import ShownConfig
 from hooked_lm.models.config.stored import StoredConfig
-from hooked_lm.models.config.tree import (
-    DecoderConfig,
-    DualEncoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    VisionConfig,
-)
 from hooked_lm.models.config.tree_edit import edited
 
 Config = TypeVar("Config", bound="FlatConfig")
-Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
 
 # Fields in configs of other libraries that have no effect here -> the only accepted value (...: any value).
 FOREIGN_FIELDS: dict[str, Any] = {
@@ -47,7 +40,7 @@ KINDS_OF_PARTS = {"positional_embedding_type", "normalization_type", "attention_
 UNSET = (None, -1, -1.0)  # values of a derived name before it is computed
 
 
-class FlatConfig(ShownConfig, StoredConfig, ABC):
+class FlatConfig(ShownConfig, StoredConfig):
     """A config as flat names, and its tree.
 
     `_given` holds the names that were set, with their values; `_base`, the tree that the config was made from; `_shown`, the
@@ -56,6 +49,8 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     __slots__ = ("_base", "_given", "_of_model", "_shown")
     kind: ClassVar[str]  # decoder, encoder or encoder-decoder
+    # names without which there is no tree -> the error that says so
+    needed: ClassVar[dict[str, str]] = {"d_vocab": "d_vocab is missing: give it in the config, or give a tokenizer"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     _given: dict[str, Any]
@@ -69,13 +64,10 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         """This config. `dataclasses.replace` passes it to the new config, before the copied fields."""
         return self
 
-    @staticmethod
-    @abstractmethod
-    def build(c: SimpleNamespace, is_sketch: bool = False) -> Any:
-        """The tree built from flat names; None while required names are missing.
-
-        A sketch is a tree with the sizes of a model that flat names alone do not describe, for `edited`.
-        """
+    @classmethod
+    def build(cls, c: SimpleNamespace, is_sketch: bool = False) -> Any:
+        """The tree built from flat names; None while required names are missing. See `tree_of_kind`."""
+        return tree_of_kind(cls.kind, c, is_sketch)
 
     # ---- other ways to make one, and out again -----------------------------------------------------------------------
 
@@ -99,8 +91,13 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     @classmethod
     def unwrap(cls, config: Any) -> Any:
-        """Converts a dict to a config; a config is returned unchanged."""
-        return cls.from_dict(config) if isinstance(config, dict) else config
+        """The config of a dict, or the config of a model of this class for a given one; see `adopted`."""
+        return cls.from_dict(config) if isinstance(config, dict) else cls.adopted(config)
+
+    @classmethod
+    def adopted(cls, config: "FlatConfig") -> "FlatConfig":
+        """The config of a model of this class for a config of any kind: by default the same."""
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The flat names and the tree as a dict, for `from_dict`."""
@@ -191,8 +188,9 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         if self.tree is not None:
             return
         cfg: Any = self
-        if cfg.d_vocab == -1:
-            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        for name, problem in self.needed.items():
+            if getattr(self, name) in UNSET:
+                raise ValueError(problem)
         if cfg.act_fn is None and not cfg.attn_only:
             raise ValueError("a model with MLPs needs act_fn, e.g. 'gelu' or 'relu'")
         raise ValueError(

@@ -17,10 +17,16 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed
-from hooked_lm.models.config.flat_config import Tree
 from hooked_lm.models.config.row import ABSENT, found
-from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig, VisionConfig
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    DualEncoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+)
 
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
 AnyMLPConfig = MLPConfig | ClampedGatedMLP.Config | MoE.Config
 RELATIVE = "relative_positional_bias"
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from inspect import signature
 from typing import Any, get_args
 
@@ -121,7 +121,11 @@ class Table:
         self.floats = frozenset(f.name for f in fields(cls) if {float, int} <= {*get_args(f.type)})
 
 
-@cache
+TABLES: dict[type, Table] = {}
+
+
 def table(cls: type) -> Table:
     """The table of a config class, cached."""
-    return Table(cls)
+    if cls not in TABLES:
+        TABLES[cls] = Table(cls)
+    return TABLES[cls]

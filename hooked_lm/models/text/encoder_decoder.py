@@ -21,8 +21,7 @@ class SourceAndTargetText(TextMethods):
 
     cfg: HookedEncoderDecoderConfig
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        return False, "right"
+    pads_on = "right"
 
     def set_tokenizer(self, tokenizer: Tokenizer | None) -> None:  # type: ignore[override]
         """Sets the model's tokenizer, which is never modified."""

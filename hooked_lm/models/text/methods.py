@@ -1,7 +1,7 @@
 """Text methods shared by all model classes, and those of decoders."""
 
 from collections.abc import Sequence, Sized
-from typing import Any, SupportsIndex
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -24,11 +24,12 @@ class TextMethods:
     device: torch.device
     _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the arguments of the last `Tokens`, and it
     _side_at_first: tuple[Any, str | None] = (None, None)  # the tokenizer, and its `padding_side` when it was set
+    pads_on: ClassVar[str | None] = None  # the side of padding, if it is always the same
     _copied: tuple[Any, Any] = (None, None)  # the tokenizer, and the one that was set, of which it may be a copy
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        """The defaults of `prepend_bos` and `padding_side`."""
-        return False, self.padding_side
+    def _prepends_bos(self) -> bool:
+        """The default of `prepend_bos`."""
+        return False
 
     @property
     def padding_side(self) -> str:
@@ -44,14 +45,20 @@ class TextMethods:
     @property
     def tokens(self) -> Tokens:
         """The tokenizer with the current defaults of the config."""
-        made_from = (self.tokenizer, *self._text_defaults(), self.cfg.n_ctx, self.cfg.d_vocab)
+        made_from = (
+            self.tokenizer,
+            self._prepends_bos(),
+            self.pads_on or self.padding_side,
+            self.cfg.n_ctx,
+            self.cfg.d_vocab,
+        )
         if self._tokens is None or self._tokens[0] != made_from:
             *defaults, n_ctx, d_vocab = made_from
             self._tokens = made_from, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
         return self._tokens[1]
 
     def set_tokenizer(self, tokenizer: Tokenizer | None, default_padding_side: str | None = None) -> None:
-        """Sets the model's tokenizer, which is never modified."""
+        """Sets the model's tokenizer, which is never modified; of a decoder under the name `transformer_lens`, a copy of it."""
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         self.tokenizer = self._for_texts(tokenizer)
@@ -62,6 +69,10 @@ class TextMethods:
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
         if self.cfg.d_vocab == -1 and isinstance(tokenizer, Sized):
             self.cfg.d_vocab = len(tokenizer)
+        self._note_tokenizer()
+
+    def _note_tokenizer(self) -> None:
+        """Called with a new tokenizer: what the config says about it follows."""
 
     def _for_texts(self, tokenizer: object) -> Any:
         """The tokenizer that the model has once this one is set."""
@@ -100,14 +111,11 @@ class DecoderText(TextMethods):
 
     cfg: HookedTransformerConfig
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        return self.cfg.default_prepend_bos, self.padding_side
+    def _prepends_bos(self) -> bool:
+        return self.cfg.default_prepend_bos
 
-    def set_tokenizer(self, tokenizer: Tokenizer | None, default_padding_side: str | None = None) -> None:
-        """Sets the model's tokenizer, which is never modified; under the name `transformer_lens`, a copy of it."""
-        super().set_tokenizer(tokenizer, default_padding_side)
-        if tokenizer is not None:
-            self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
+    def _note_tokenizer(self) -> None:
+        self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
 
     def _for_texts(self, tokenizer: object) -> Any:
         return tokenizer if tokenizer is None else defaults.tokenizer_for(tokenizer, self.cfg)

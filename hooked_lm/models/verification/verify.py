@@ -170,7 +170,7 @@ def _is_read(name: str, point: HookPoint) -> bool:
 
 
 def run_recorded(
-    model: Any, inputs: tuple[Tensor, ...], names: list[str], **masks: Tensor
+    model: HookedRootModule, inputs: tuple[Tensor, ...], names: list[str], **masks: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
     """The model's output, the values at these sites, and how often each site fired."""
     fired: Counter[str] = Counter()
@@ -180,7 +180,8 @@ def run_recorded(
         fired[hook.name or ""] += 1
         sites[hook.name or ""] = value.clone()
 
-    logits = model.run_with_hooks(*inputs, **masks, fwd_hooks=[(names, record)])
+    with model.hooks([(names, record)]):
+        logits = model(*inputs, **masks)
     return logits, sites, fired
 
 

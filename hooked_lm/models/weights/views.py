@@ -36,6 +36,7 @@ class WeightViews:
     unembed: Any
     blocks: Any  # a ModuleList of blocks
     parameters: Any
+    positions_at: ClassVar[tuple[str, ...]] = ("pos_embed",)  # the path of the position embedding
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As `nn.Module.named_parameters`, but with a block's norms before its sublayers and its router last, the order
@@ -115,7 +116,10 @@ class WeightViews:
 
     def _positions(self) -> Any:
         """The module of learned positions."""
-        if getattr(module := self._modules.get("pos_embed"), "W_pos", None) is None:
+        module: Any = self
+        for name in self.positions_at:
+            module = getattr(module, name, None)
+        if getattr(module, "W_pos", None) is None:
             raise NoView("the positions of this model are not learned, so it has no W_pos")
         return module
 
@@ -281,10 +285,7 @@ class WeightViews:
 class EncoderWeightViews(WeightViews):
     """Weight views of an encoder; `W_E`, `W_pos` and `W_token_type` have the width of the embedding."""
 
-    def _positions(self) -> Any:
-        if self.embed.pos_embed is None:
-            raise NoView("the positions of this model are not learned, so it has no W_pos")
-        return self.embed.pos_embed
+    positions_at = ("embed", "pos_embed")
 
     @property
     def W_token_type(self) -> Float[Tensor, "type d_embed"]:
