@@ -1,6 +1,14 @@
 """What models and functions use of a tokenizer."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, SupportsIndex, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from hooked_lm.models.vision.inputs import VisionInputs
+
+# one id, ids [pos], or rows of ids
+TokenIds = SupportsIndex | Tensor | np.ndarray | list[Any] | tuple[Any, ...] | VisionInputs
 
 
 @runtime_checkable

@@ -21,12 +21,8 @@ from torch import Tensor
 from hooked_lm.errors import ArgumentError
 from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.byte_tokens import as_text
-from hooked_lm.models.text.tokenizer import Tokenizer
+from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
-
-TokenIds = (
-    SupportsIndex | Tensor | np.ndarray | list[Any] | tuple[Any, ...] | VisionInputs
-)  # one id, ids [pos], or rows of ids
 
 
 def special_prefix(tokenizer: Tokenizer) -> list[int]:
@@ -114,15 +110,13 @@ class Tokens:
         """The ids that `prepend_bos=True` puts before a row; empty for a tokenizer with neither BOS nor EOS."""
         if self._prefix:
             return self._prefix
-        tokenizer = self.need_tokenizer()
-        candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        candidates = (self.need_tokenizer().bos_token_id, self.need_tokenizer().eos_token_id)
         return [token for token in candidates if token is not None][:1]
 
     @property
     def pad_id(self) -> int:
         """The id that pads short rows; always below `d_vocab`, so that the model can embed it."""
-        tokenizer = self.need_tokenizer()
-        candidates = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        candidates = (self.need_tokenizer().pad_token_id, self.need_tokenizer().eos_token_id, 0)
         return next(token for token in candidates if token is not None and token < self.d_vocab)
 
     def to_tokens(
