@@ -7,18 +7,20 @@
 import os
 import warnings
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
+from typing_extensions import TypeVar
 
 from hooked_lm import hub
 from hooked_lm.hub import datasets, own
-from hooked_lm.hub.device_map import placement
+from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
-from hooked_lm.hub.options import Options, Tree, one_device
+from hooked_lm.hub.options import Options, one_device
 from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -30,6 +32,7 @@ from hooked_lm.models.config.tree import (
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
@@ -47,7 +50,7 @@ __all__ = [
     "from_pretrained_no_processing",
 ]
 
-Own = TypeVar("Own", bound="PretrainedModel")
+Own = TypeVar("Own", bound="PretrainedModel", default="PretrainedModel")
 
 
 class PretrainedModel(BaseModel):
@@ -113,7 +116,7 @@ class PretrainedModel(BaseModel):
         made: Own = hub.load(folder, options, lambda tree: class_of(tree, cls, path, "load")).eval()
         return made
 
-    def find_tokenizer(self, tokenizer: Any) -> Any:
+    def find_tokenizer(self, tokenizer: Tokenizer | None) -> Any:
         """Returns the given tokenizer, else the one that the config names, else None.
 
         If the named tokenizer is not found, returns None with a warning; raises ValueError if `d_vocab` is also unknown.
@@ -239,7 +242,7 @@ class HookedDualEncoder(PretrainedModel, DualEncoder):
     """
 
 
-CLASSES: dict[type, Any] = {
+CLASSES: dict[type, type[Any]] = {
     DecoderConfig: HookedTransformer,
     EncoderConfig: HookedEncoder,
     EncoderDecoderConfig: HookedEncoderDecoder,
@@ -252,10 +255,10 @@ READ_IMAGES = (HookedVisionLanguage, HookedVisionEncoder, HookedDualEncoder)
 
 def class_of(
     tree: Tree,
-    cls: type | None = None,
+    cls: type[Own] | None = None,
     model_name: str | os.PathLike[str] = "this checkpoint",
     loader: str = "from_pretrained",
-) -> Any:
+) -> type[Own]:
     """The model class of a tree, or `cls` if it is a subclass of that class. Raises ValueError for any other `cls`."""
     known = CLASSES[type(tree)]
     if cls is None or issubclass(cls, known):
@@ -271,10 +274,10 @@ def from_pretrained(
     refactor_factored_attn_matrices: bool = False,
     checkpoint_index: int | None = None,
     checkpoint_value: int | None = None,
-    hf_model: Any = None,
-    device: Any = None,
+    hf_model: nn.Module | None = None,
+    device: Device | None = None,
     n_devices: int = 1,
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     move_to_device: bool = True,
     fold_value_biases: bool = True,
     default_prepend_bos: bool | None = None,
@@ -283,14 +286,14 @@ def from_pretrained(
     first_n_layers: int | None = None,
     n_ctx: int | None = None,
     *,
-    cls: type | None = None,
-    device_map: Any = None,
+    cls: type[Own] | None = None,
+    device_map: Device | Mapping[str, Device] | None = None,
     max_memory: Mapping[int | str, int | str] | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
     mmap: bool = True,
     **hf_kwargs: Any,
-) -> Any:
+) -> Own:
     """Loads a checkpoint as a HookedTransformer, HookedEncoder or HookedEncoderDecoder, depending on its architecture.
 
     On the CPU and in the checkpoint's dtype, weights are views of the memory-mapped file and are not copied until they are
@@ -365,8 +368,10 @@ def from_pretrained_no_processing(
     center_unembed: bool = False,
     refactor_factored_attn_matrices: bool = False,
     fold_value_biases: bool = False,
+    *,
+    cls: type[Own] | None = None,
     **kwargs: Any,
-) -> Any:
+) -> Own:
     """Like `from_pretrained`, with the checkpoint's weights unchanged."""
     return from_pretrained(
         model_name,
@@ -375,5 +380,6 @@ def from_pretrained_no_processing(
         center_unembed=center_unembed,
         refactor_factored_attn_matrices=refactor_factored_attn_matrices,
         fold_value_biases=fold_value_biases,
+        cls=cls,
         **kwargs,
     )

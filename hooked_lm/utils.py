@@ -12,10 +12,11 @@ from torch import Tensor
 
 from hooked_lm.components.activations import gelu_tanh, solu
 from hooked_lm.factored_matrix import FactoredMatrix
-from hooked_lm.hooks import Slice, SliceInput
+from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
 from hooked_lm.models.generation.sampling import sample_logits
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from hooked_lm.models.names import get_act_name
+from hooked_lm.models.text.tokenizer import SidedTokenizer, Tokenizer
 from hooked_lm.models.text.tokens import Tokens
 
 __all__ = [
@@ -119,7 +120,10 @@ def get_device() -> str:
 
 
 def get_attention_mask(
-    tokenizer: Any, tokens: Int[Tensor, "batch pos"], prepend_bos: bool, padding_side: str | None = None
+    tokenizer: SidedTokenizer | None,
+    tokens: Int[Tensor, "batch pos"],
+    prepend_bos: bool,
+    padding_side: str | None = None,
 ) -> Int[Tensor, "batch pos"]:
     """1 for real tokens and 0 for padding, as `Tokens.attention_mask` reads it off ids; the tokenizer's side if None.
 
@@ -133,7 +137,7 @@ def get_attention_mask(
 
 
 def get_tokens_with_bos_removed(
-    tokenizer: Any, tokens: Int[Tensor, "*batch pos"], padding_side: str | None = None
+    tokenizer: SidedTokenizer, tokens: Int[Tensor, "*batch pos"], padding_side: str | None = None
 ) -> Int[Tensor, "*batch shorter"]:
     """The tokens without the BOS of each row, which is the first token, or the first after padding on the left."""
     if tokenizer.bos_token_id is None:
@@ -150,7 +154,7 @@ def get_tokens_with_bos_removed(
 
 def tokenize_and_concatenate(
     dataset: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     streaming: bool = False,
     max_length: int = 1024,
     column_name: str = "text",
@@ -181,7 +185,7 @@ def tokenize_and_concatenate(
     return [{"tokens": row} for row in _rows(texts, tokenizer, max_length, add_bos_token)]
 
 
-def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> Int[Tensor, "row max_length"]:
+def _rows(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, bos: bool) -> Int[Tensor, "row max_length"]:
     """The rows of ids for `tokenize_and_concatenate`."""
     width, ids = max_length - bos, []
     for text in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"] if texts else []:
@@ -191,7 +195,10 @@ def _rows(texts: Sequence[str], tokenizer: Any, max_length: int, bos: bool) -> I
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         ids += [pad] * (width - len(ids))
     rows = torch.tensor(ids[: len(ids) // width * width], dtype=torch.long).view(-1, width)
-    return torch.cat([torch.full((len(rows), 1), tokenizer.bos_token_id), rows], 1) if bos else rows
+    if not bos:
+        return rows
+    assert tokenizer.bos_token_id is not None, "the caller checks it"
+    return torch.cat([torch.full((len(rows), 1), tokenizer.bos_token_id), rows], 1)
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
@@ -205,7 +212,7 @@ class LocallyOverridenDefaults:
 
     VALID: ClassVar = {"prepend_bos": (True, False, None), "padding_side": ("left", "right", None)}
 
-    def __init__(self, model: Any, **overrides: Any) -> None:
+    def __init__(self, model: HookedRootModule, **overrides: Any) -> None:
         for name, value in overrides.items():
             if name not in self.VALID:
                 raise ValueError(f"'{name}' is not a default that can be overridden; {' and '.join(self.VALID)} are")
@@ -230,7 +237,7 @@ class LocallyOverridenDefaults:
 def test_prompt(
     prompt: str,
     answer: str | Sequence[str],
-    model: Any,
+    model: HookedRootModule,
     prepend_space_to_answer: bool = True,
     print_details: bool = True,
     prepend_bos: bool | None = None,
@@ -276,7 +283,7 @@ def test_prompt(
 test_prompt.__test__ = False  # type: ignore[attr-defined]  # pytest would collect it as a test
 
 
-def _performance(model: Any, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
+def _performance(model: HookedRootModule, scores: Float[Tensor, " d_vocab"], token: Tensor) -> str:
     prob = scores.float().softmax(0)[token]
     return f"Logit: {scores[token]:5.2f} Prob: {prob:6.2%} Token: |{model.to_string(token[None])}|"
 

@@ -61,7 +61,10 @@ MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
 MAX_BLOCK_TESTS = 8  # `isinstance` on classes of blocks outside of components: what a block has, it says in its wiring
-MAX_UNTYPED = 520  # parameters annotated Any, outside of compat; lower it with each that gets its type
+MAX_UNTYPED = 260  # parameters annotated Any, outside of compat; lower it with each that gets its type
+MAX_OVERRIDING = (
+    149  # classes that replace a method of a base class; lower it with each that gets a hook method instead
+)
 
 Import = tuple[str, int]  # the module imported, the line
 
@@ -174,6 +177,58 @@ def test_imports_go_down_and_never_round() -> None:
 @pytest.mark.slow
 def test_few_parameters_are_untyped() -> None:
     assert len(untyped(PACKAGE)) <= MAX_UNTYPED
+
+
+Method = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_hook(method: Method) -> bool:
+    """Whether a method is there to be replaced: abstract, empty, or returning only a constant or its arguments."""
+    if any("abstractmethod" in ast.unparse(each) for each in method.decorator_list):
+        return True
+    body = [each for each in method.body if not (isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant))]
+    if not body or isinstance(body[0], ast.Pass | ast.Raise):
+        return True
+    if not isinstance(body[0], ast.Return):
+        return False
+    given, found = {arg.arg for arg in method.args.args}, body[0].value
+    parts = found.elts if isinstance(found, ast.Tuple | ast.List) else [found]
+    return all(each is None or isinstance(each, ast.Constant) or getattr(each, "id", "") in given for each in parts)
+
+
+def overriding(package: Path) -> list[str]:
+    """The classes that replace a method of a base class of the package which is no hook, as "module.Class.method"."""
+    classes = [
+        (name, node)
+        for name, (_, tree) in read(package).items()
+        if not name.startswith(f"{package.name}.compat")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    by_name = {node.name: node for _, node in reversed(classes) if node.name != "Config"}
+
+    def methods(node: ast.ClassDef) -> dict[str, Method]:
+        return {each.name: each for each in node.body if isinstance(each, Method) and not each.name.startswith("__")}
+
+    def inherited(node: ast.ClassDef) -> dict[str, Method]:
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+        names = [ast.unparse(base).rpartition(".")[2] for base in bases]
+        of_bases = [by_name[name] for name in names if name in by_name and by_name[name] is not node]
+        return {
+            name: method for base in reversed(of_bases) for name, method in (inherited(base) | methods(base)).items()
+        }
+
+    found = []
+    for module, node in classes:
+        theirs = inherited(node)
+        replaced = [name for name in methods(node) if name in theirs and not is_hook(theirs[name])]
+        found += [f"{module}.{node.name}.{replaced[0]}"] if replaced else []
+    return found
+
+
+@pytest.mark.slow
+def test_few_classes_replace_methods() -> None:
+    assert len(overriding(PACKAGE)) <= MAX_OVERRIDING, overriding(PACKAGE)
 
 
 def block_tests(package: Path) -> list[str]:
@@ -306,3 +361,19 @@ def test_untyped_parameters_are_counted(tmp_path: Path) -> None:
     source = "def f(a: Any, *b: Any, c: int = 0, **d: Any): ...\ndef g(a, b: list[Any]): ..."
     package = write(tmp_path / "hooked_lm", {"a.py": source, "compat/b.py": source})
     assert untyped(package) == ["hooked_lm.a.f(a)", "hooked_lm.a.f(b)", "hooked_lm.a.f(d)"]
+
+
+def test_methods_that_are_replaced_are_counted(tmp_path: Path) -> None:
+    base = (
+        "class Base:\n    def whole(self): return self.f()\n    def empty(self):\n        'Says.'\n"
+        "    def same(self, x, y): return x, y\n    def constant(self): return False\n    def __repr__(self): return self.f()\n"
+        "    @abstractmethod\n    def due(self): self.f()\n"
+    )
+    changes = ("whole", "empty", "same", "constant", "__repr__", "due", "new")
+    kinds = "".join(f"class {name.title()}(Base):\n    def {name}(self): return self.g()\n" for name in changes)
+    files = {
+        "a.py": base,
+        "b.py": f"{kinds}class Last(Empty):\n    def empty(self): return 1",
+        "compat/c.py": kinds,
+    }
+    assert overriding(write(tmp_path / "hooked_lm", files)) == ["hooked_lm.b.Whole.whole", "hooked_lm.b.Last.empty"]

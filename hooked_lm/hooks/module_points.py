@@ -51,8 +51,8 @@ class ModulePoint(HookPoint):
         return cls(module, False, name, path)
 
     def belongs_to(self, module: nn.Module | None) -> bool:
-        """Whether this is the point's module."""
-        return self._owner[0] is module
+        """Whether this is the point's module, or one that was made from it and has its hooks."""
+        return module is not None and module._forward_pre_hooks is self._owner[0]._forward_pre_hooks
 
     def call(self) -> HookPoint:
         """This point, named by the number of the module's call in the run: `name`, then `name@1`, `name@2`."""
@@ -187,7 +187,7 @@ def _parts(value: object) -> list[tuple[Key, Any]]:
     return []
 
 
-def replaced(value: Any, path: tuple[Key, ...], new: Any) -> Any:
+def replaced(value: Any, path: tuple[Key, ...], new: object) -> Any:
     """A copy of the value with a new part at a path."""
     if not path:
         return new

@@ -1,6 +1,6 @@
 """Properties of modules that say why they have no value."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -16,3 +16,7 @@ class Properties(nn.Module):
         if isinstance(value, property) and value.fget is not None:
             return value.fget(self)
         return super().__getattr__(name)
+
+    if TYPE_CHECKING:  # `nn.Module` declares tensors and modules alone
+
+        def __setattr__(self, name: str, value: Any) -> None: ...

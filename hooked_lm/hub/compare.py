@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -14,16 +14,20 @@ from hooked_lm.hub.compare_images import ReadsImages, compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import check_name, load
 from hooked_lm.hub.logit_factors import left_out_by_transformers, with_factors
-from hooked_lm.hub.model_classes import Model
+from hooked_lm.hub.model_classes import Model, model_class
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
+from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.verification.verify import Check, Verification
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.models.vision.vision_language import VisionLanguage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # name of an output in transformers -> our return type
 HEADS = {
@@ -41,7 +45,7 @@ def verify(
     model_name: str | os.PathLike[str],
     n_tokens: int = 24,
     dtype: torch.dtype | str = torch.float32,
-    device: Any = None,
+    device: torch.device | str | int | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> Verification:
@@ -59,7 +63,7 @@ def verify(
     source = find(model_name, WEIGHT_FILES, **options.download)
     if (reader := from_source(source, options).reader_of_all) is not None:
         options = replace(options, reads_images=reader)
-    model, checkpoint = load(model_name, options).eval(), from_source(source, options)
+    model, checkpoint = load(model_name, options, model_class).eval(), from_source(source, options)
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
     tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
 
@@ -86,7 +90,7 @@ def verify(
     return Verification((*checks, *identities.checks))
 
 
-def _tokens(model: Model, config: Any) -> Int[Tensor, "batch pos"]:
+def _tokens(model: Model, config: "PreTrainedConfig") -> Int[Tensor, "batch pos"]:
     """Random token ids; of a vision-language model none of images."""
     length = min(16, model.cfg.n_ctx - 1)
     if isinstance(model, VisionLanguage):
@@ -120,7 +124,7 @@ def _composite_class(checkpoint: HFCheckpoint) -> Any:
     return known or transformers.AutoModelForMultimodalLM._model_mapping[type(checkpoint.whole or checkpoint.config)]
 
 
-def _transformers_class(model: Any, config: Any) -> Any:
+def _transformers_class(model: Model, config: "PreTrainedConfig") -> Any:
     """The class that transformers would load for this kind of model."""
     import transformers
 
@@ -138,7 +142,7 @@ def _transformers_class(model: Any, config: Any) -> Any:
     ]
 
 
-def _without_padding(tokens: Tensor, config: Any) -> Tensor:
+def _without_padding(tokens: Tensor, config: "PreTrainedConfig") -> Tensor:
     """Replaces pad token ids, as some models give padding a special position or none."""
     pad = -1 if config.pad_token_id is None else config.pad_token_id
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
@@ -148,7 +152,9 @@ def _error(value: Tensor, expected: Tensor) -> float:
     return ((value - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
 
 
-def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+def _encoder_pairs(
+    model: Encoder, reference: "PreTrainedModel", tokens: Tensor
+) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yields name, our output and that of transformers, for each output of the transformers class."""
     found = reference(tokens)
     for name, return_type in HEADS.items():
@@ -165,7 +171,12 @@ def _text(model: Model, tokens: Int[Tensor, "batch pos"]) -> Rows:
 
 
 def _logits_and_greedy(
-    model: Any, reference: Any, tokens: Tensor, n_tokens: int, tolerance: float, complete: Callable[[Tensor], Tensor]
+    model: Decoder | EncoderDecoder,
+    reference: "PreTrainedModel",
+    tokens: Tensor,
+    n_tokens: int,
+    tolerance: float,
+    complete: Callable[[Tensor], Tensor],
 ) -> list[Check]:
     """Checks the logits and the greedy tokens of a decoder or an encoder-decoder; `complete` is for logits of transformers."""
     from transformers import GenerationConfig

@@ -15,16 +15,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hooked_lm.families import family, model_class
-from hooked_lm.hub.options import Tree
 from hooked_lm.hub.renamed import Renamed, present_name
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row, expand
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 PARTS = ("thinker_config", "text_config")
 OUTER = ("", "thinker.")  # before all names of a file
@@ -40,7 +43,7 @@ FOR_IMAGES = {
 FLAT = {"phi4_multimodal": "phi3"}
 
 
-def text_config(config: Any) -> Any | None:
+def text_config(config: "PreTrainedConfig") -> "PreTrainedConfig | None":
     """A copy of the config of a composite's language model; None for any other config.
 
     The language model is tied if its config or that of the composite says so: which of them counts depends on where the head
@@ -63,7 +66,7 @@ def text_config(config: Any) -> Any | None:
     return text
 
 
-def text_family(config: Any, text: Any) -> ModuleType:
+def text_family(config: "PreTrainedConfig", text: "PreTrainedConfig") -> ModuleType:
     """The family of a composite's language model. Raises ValueError if there is none, or if it is that of an encoder."""
     of = f"the language model of this {config.model_type}"
     try:
@@ -143,7 +146,7 @@ def described(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{name} ({n} tensor{'s' * (n != 1)})" for name, n in left_out.items()) or "nothing"
 
 
-def _flat(config: Any) -> Any:
+def _flat(config: "PreTrainedConfig") -> "PreTrainedConfig":
     """The config of the language model of a composite in `FLAT`: all fields but the configs of the towers."""
     from transformers import CONFIG_MAPPING
 
@@ -152,7 +155,7 @@ def _flat(config: Any) -> Any:
     return CONFIG_MAPPING[FLAT[config.model_type]](**fields)
 
 
-def _inner(config: Any) -> Any | None:
+def _inner(config: "PreTrainedConfig") -> "PreTrainedConfig | None":
     return next((part for name in PARTS if (part := getattr(config, name, None)) is not None), None)
 
 

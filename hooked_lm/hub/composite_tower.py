@@ -11,22 +11,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.families import VISION_ENCODERS, family
 from hooked_lm.hub.composite import Part, left_out_module, united
-from hooked_lm.hub.options import Tree
 from hooked_lm.hub.renamed import present_name
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 WithTower = VisionConfig | VisionLanguageConfig
 PARTS = ("thinker_config", "vision_config")
 
 
-def vision_config(config: Any) -> Any | None:
+def vision_config(config: "PreTrainedConfig") -> "PreTrainedConfig | None":
     """A copy of the config of a composite's vision tower; None for any other config."""
     inner = config
     while (
@@ -41,7 +44,7 @@ def vision_config(config: Any) -> Any | None:
     return found
 
 
-def tower_family(config: Any, vision: Any) -> ModuleType:
+def tower_family(config: "PreTrainedConfig", vision: "PreTrainedConfig") -> ModuleType:
     """The family of a composite's vision tower. Raises ValueError if there is none."""
     try:
         return family(vision.model_type, *VISION_ENCODERS.values())

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from hooked_lm.files import OF_DAMAGE
-from hooked_lm.hub.options import Tree
+from hooked_lm.models.config.read import Tree
 from hooked_lm.weights.rows import Row, placeholders
 
 MOST = 2**31 - 1
@@ -186,6 +186,6 @@ def _numbers(config: Mapping[str, Any], depth: int = 0) -> Iterator[tuple[str, A
             yield field, value
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) < 60 else shown[:60] + "..."

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import torch
@@ -30,6 +30,9 @@ from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.weights import plan_export, slots, write_safetensors
 from hooked_lm.weights.rows import unprefixed
 from hooked_lm.weights.write import Planned
+
+if TYPE_CHECKING:
+    from transformers import AutoModel, PreTrainedConfig
 
 
 def to_hf(model: Model) -> Any:
@@ -198,7 +201,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     return config, plan_export(model, rows)
 
 
-def _family(model: Model, config: Any) -> ModuleType:
+def _family(model: Model, config: "PreTrainedConfig") -> ModuleType:
     """The family that the model was loaded by."""
     if isinstance(model, VisionLanguage):
         return family(config.model_type, *VISION_LANGUAGES.values())
@@ -209,7 +212,7 @@ def _family(model: Model, config: Any) -> ModuleType:
     return family(config.model_type)
 
 
-def _check_layers(model: VisionLanguage, config: Any) -> None:
+def _check_layers(model: VisionLanguage, config: "PreTrainedConfig") -> None:
     """Raises ValueError for a vision-language model without its last layers."""
     if (n_layers := config.get_text_config().num_hidden_layers) != len(model.blocks):
         raise ValueError(
@@ -217,7 +220,7 @@ def _check_layers(model: VisionLanguage, config: Any) -> None:
         )
 
 
-def _is_bare(model: Encoder | VisionEncoder, config: Any) -> bool:
+def _is_bare(model: Encoder | VisionEncoder, config: "PreTrainedConfig") -> bool:
     """Whether the encoder's transformers class has no heads; its tensor names then have no prefix.
 
     Adds a class that fits the heads to a config that names none.
@@ -234,7 +237,7 @@ def _is_bare(model: Encoder | VisionEncoder, config: Any) -> bool:
     return bool(config.architectures[0] == bare)
 
 
-def _class_for(auto: Any, config: Any) -> str:
+def _class_for(auto: "type[AutoModel]", config: "PreTrainedConfig") -> str:
     """The name of the transformers class that `auto` has for a config, or else of the one that is named like it."""
     import transformers
 
@@ -244,7 +247,7 @@ def _class_for(auto: Any, config: Any) -> str:
     return str(known[type(config)].__name__ if type(config) in known else named)
 
 
-def _cut(config: Any, n_layers: int) -> None:
+def _cut(config: "PreTrainedConfig", n_layers: int) -> None:
     """Sets the number of layers in an HF config, and shortens its per-layer lists."""
     notes = vars(config)
     try:
@@ -262,7 +265,7 @@ def _cut(config: Any, n_layers: int) -> None:
         ) from error
 
 
-def _current_tree(model: Decoder, config: Any) -> DecoderConfig:
+def _current_tree(model: Decoder, config: "PreTrainedConfig") -> DecoderConfig:
     """Returns the tree of a decoder whose layers or tying may have changed, and updates the HF config to match."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

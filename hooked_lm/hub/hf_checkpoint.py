@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,19 @@ from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
-from hooked_lm.hub.options import NOT_QUANTIZED, Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.renamed import in_present_names, recut
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
 from hooked_lm.weights import open_checkpoint
 from hooked_lm.weights.loading import shape_of
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 GENERATION_FACTS = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "forced_bos_token_id")
 
@@ -41,7 +46,7 @@ class HFCheckpoint:
     """
 
     name: str
-    config: Any
+    config: "PreTrainedConfig"
     family: ModuleType
     architectures: list[str]
     generation: dict[str, Any]
@@ -50,7 +55,7 @@ class HFCheckpoint:
     find_tokenizer: Callable[[], Any]
     find_processor: Callable[[], tuple[Any, str | None]]
     options: Options
-    whole: Any = None
+    whole: "PreTrainedConfig | None" = None
 
     @property
     def reader_of_all(self) -> str | None:
@@ -209,7 +214,7 @@ def _labels(name: str, has_tokenizer: bool, step: int | None, options: Options) 
     }
 
 
-def _saved_weights(hf_model: Any) -> Mapping[str, Tensor]:
+def _saved_weights(hf_model: "PreTrainedModel") -> Mapping[str, Tensor]:
     """The weights of a transformers model by the names that it saves them under.
 
     Raises ValueError for an RWKV whose weights a run in evaluation mode has divided by powers of two.
@@ -254,7 +259,9 @@ def _read_generation(file: Path) -> dict[str, Any]:
     return written
 
 
-def _parts(config: Any, options: Options) -> tuple[Any, ModuleType, Any]:
+def _parts(
+    config: "PreTrainedConfig", options: Options
+) -> "tuple[PreTrainedConfig, ModuleType, PreTrainedConfig | None]":
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
     if options.reads_images is not None:
         is_supported, wants_tower = (
@@ -317,7 +324,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     return config
 
 
-def _merged(hf_model: Any) -> Any:
+def _merged(hf_model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
     """The HF model; for a PEFT model, a copy with the adapters merged into the weights."""
     if not hasattr(hf_model, "peft_config"):
         return hf_model
@@ -327,7 +334,7 @@ def _merged(hf_model: Any) -> Any:
 
 
 def read_config(
-    module: ModuleType, config: Any, architectures: Sequence[str] = (), tensors: Collection[str] = ()
+    module: ModuleType, config: "PreTrainedConfig", architectures: Sequence[str] = (), tensors: Collection[str] = ()
 ) -> Tree:
     """The tree of an HF config; the transformers class and the tensor names determine an encoder's heads.
 
@@ -350,7 +357,7 @@ def read_config(
     return tree
 
 
-def _defaults(config: Any) -> dict[str, Any]:
+def _defaults(config: "PreTrainedConfig") -> dict[str, Any]:
     """The default of each field; in a config of a part, those of the kind that the part has."""
     from transformers import PreTrainedConfig
 

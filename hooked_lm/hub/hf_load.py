@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,18 +14,22 @@ from hooked_lm.hub.composite import described
 from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
-from hooked_lm.hub.model_classes import Model, kept_part
-from hooked_lm.hub.options import Tree
-from hooked_lm.models.config.tree import DecoderConfig, VisionLanguageConfig
+from hooked_lm.hub.model_classes import Loaded, kept_part
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import Plan, place
+from hooked_lm.models.text.tokenizer import Tokenizer
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.weights import Row, expand, load, slots
 from hooked_lm.weights.mapped import in_file
 
 logger = logging.getLogger(__name__)
 
 
-def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, tensors = checkpoint.options, checkpoint.tensors()
     with naming(checkpoint.name):
@@ -45,7 +48,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
 
     fill(model, tensors, checkpoint.family, full, plan, is_copied)
     model.cfg.tokenizer_name = cfg.tokenizer_name
-    if isinstance(full, VisionLanguageConfig):
+    if isinstance(model, VisionLanguage):
         model.processor, model.why_no_processor = checkpoint.find_processor()
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
@@ -65,7 +68,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
     return model
 
 
-def unfilled(model_class: Any, cfg: Any, tokenizer: Any) -> Any:
+def unfilled(model_class: type[Loaded], cfg: FlatConfig, tokenizer: Tokenizer | None) -> Loaded:
     """Builds the model without values for its weights. Raises ValueError for sizes that cannot be allocated."""
     try:
         return model_class(replace(cfg, tokenizer_name=None) if tokenizer is None else cfg, tokenizer=tokenizer)
@@ -81,7 +84,7 @@ def concrete_rows(module: ModuleType, tree: Tree, layers: Iterable[int]) -> list
 
 
 def fill(
-    model: Model,
+    model: BaseModel,
     tensors: Mapping[str, Tensor],
     module: ModuleType,
     full: Tree,
@@ -118,7 +121,7 @@ def fill(
     finish(model, plan)
 
 
-def finish(model: Model, plan: Plan) -> None:
+def finish(model: BaseModel, plan: Plan) -> None:
     """Makes a loaded model ready: attention weights as matrices in memory, everything on the devices of the plan.
 
     Raises ValueError for weights without values.

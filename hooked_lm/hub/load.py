@@ -2,23 +2,23 @@
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.hf_checkpoint import from_model, from_source
 from hooked_lm.hub.hf_load import load_hf
-from hooked_lm.hub.model_classes import model_class
-from hooked_lm.hub.options import Options, Tree
+from hooked_lm.hub.model_classes import Loaded
+from hooked_lm.hub.options import Options
 from hooked_lm.hub.own import find_own, load_own
 from hooked_lm.hub.source import TOKENIZER_FILES, WEIGHT_FILES, find
 from hooked_lm.hub.tl_checkpoint import find_tl, load_tl
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 
 
-def load(model_name: str | os.PathLike[str], options: Options, class_of: Callable[[Tree], Any] = model_class) -> Any:
+def load(model_name: str | os.PathLike[str], options: Options, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     check_name(model_name)
     if options.hf_model is not None:

@@ -1,8 +1,9 @@
 """The model class for each kind of config tree."""
 
-from typing import Any
+from typing import Any, TypeVar
 
-from hooked_lm.hub.options import Tree
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     DualEncoderConfig,
@@ -19,7 +20,8 @@ from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
 Model = Decoder | Encoder | EncoderDecoder | VisionEncoder | DualEncoder
-_CLASSES: dict[type, Any] = {
+Loaded = TypeVar("Loaded", bound=BaseModel)
+_CLASSES: dict[type, type[Any]] = {
     DecoderConfig: Decoder,
     EncoderConfig: Encoder,
     EncoderDecoderConfig: EncoderDecoder,
@@ -29,11 +31,11 @@ _CLASSES: dict[type, Any] = {
 }
 
 
-def model_class(tree: Tree) -> Any:
+def model_class(tree: Tree) -> type[Any]:
     """The class in `hooked_lm.models` that a tree describes."""
     return _CLASSES[type(tree)]
 
 
-def kept_part(model: Model) -> str:
+def kept_part(model: BaseModel) -> str:
     """What a model that was loaded from a composite is of it."""
     return "vision tower" if isinstance(model, VisionEncoder) else "language model"

@@ -10,16 +10,10 @@ from torch import Tensor, nn
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
-from hooked_lm.hub.device_map import Placement, default_device
-from hooked_lm.models.config.tree import (
-    DecoderConfig,
-    DualEncoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
-    VisionConfig,
-)
+from hooked_lm.hub.device_map import Device, Placement, default_device
+from hooked_lm.models.config.read import Tree
+from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig
 
-Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
 DOWNLOAD_OPTIONS = ("token", "cache_dir", "force_download")
 QUANTIZED_OPTIONS = ("quantization", "quantization_config", "load_in_8bit", "load_in_4bit")
 QUANTIZED_TENSORS = (
@@ -90,7 +84,7 @@ class Options:
 
 
 def one_device(
-    device: torch.device | str | int | None, device_map: Any = None, move_to_device: bool = True
+    device: Device | None, device_map: Device | Mapping[str, Device] | None = None, move_to_device: bool = True
 ) -> torch.device:
     """The device of these arguments, of which `device_map` names one; by default the first GPU, else the CPU.
 

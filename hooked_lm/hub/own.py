@@ -18,12 +18,13 @@ from hooked_lm.files import OF_DAMAGE
 from hooked_lm.hub import seals
 from hooked_lm.hub.export import folder_of, moved_when_done
 from hooked_lm.hub.hf_load import finish, unfilled
-from hooked_lm.hub.model_classes import Model, model_class
-from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.model_classes import Loaded, Model, model_class
+from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.source import Directory, Source, tokenizer_in
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.placement import Plan
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized
@@ -131,7 +132,7 @@ def _folder(source: Source) -> Directory | None:
     return Directory(source.name, source.folder(), source.repository)
 
 
-def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, source = checkpoint.options, checkpoint.source
     weights: Mapping[str, Tensor] = open_checkpoint(source.file(WEIGHTS), mmap=options.mmap)

@@ -3,7 +3,11 @@
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import ProcessorMixin
+    from transformers.video_processing_utils import BaseVideoProcessor
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
@@ -43,11 +47,11 @@ def without_videos(folder: Path) -> Any:
     name = next(name for name in names if name)
     kind = getattr(transformers, name)
 
-    def check(processor: Any, argument_name: str, argument: Any) -> Any:
+    def check(processor: "ProcessorMixin", argument_name: str, argument: object) -> Any:
         is_of_videos = argument_name == "video_processor"
         return None if is_of_videos else kind.check_argument_for_proper_class(processor, argument_name, argument)
 
-    def refuse(videos: Any, *args: Any, **options: Any) -> None:
+    def refuse(videos: "BaseVideoProcessor", *args: object, **options: object) -> None:
         raise ImportError("videos need torchvision, which is not installed")
 
     videos = type("NoVideos", (BaseVideoProcessor,), {"__call__": refuse})(**described.get("video_processor", {}))

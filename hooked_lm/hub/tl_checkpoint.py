@@ -16,11 +16,13 @@ from torch import Tensor
 
 from hooked_lm.hub.config_checks import check_values, naming
 from hooked_lm.hub.hf_load import unfilled
-from hooked_lm.hub.options import Options, Tree, real_dtype, with_limits
+from hooked_lm.hub.model_classes import Loaded
+from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.hub.source import TOKENIZER_FILES, Source, find, tokenizer_in
 from hooked_lm.hub.tl_weights import check_layers_alike, in_public_names
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.placement import place
 from hooked_lm.models.weights.state import check_state, load_state
@@ -178,7 +180,7 @@ def find_tl(source: Source, options: Options) -> TLCheckpoint | None:
     return TLCheckpoint(source, file.parent, names, options)
 
 
-def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], Any]) -> Any:
+def load_tl(checkpoint: TLCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     step = checkpoint.step()
     tensors = checkpoint.tensors(step)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Rewrite
+from hooked_lm.engine.edit import Change, Edit, Rewrite
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
@@ -50,7 +50,7 @@ class HookObject(Shown, ABC):
     _is_on: bool = field(default=True, init=False)
     _kinds: ClassVar[dict[str, type["HookObject"]]] = {}  # by `kind_name`
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         HookObject._kinds[cls.kind_name()] = cls
 
@@ -94,7 +94,12 @@ class HookObject(Shown, ABC):
 
     @is_enabled.setter
     def is_enabled(self, is_on: bool) -> None:
-        self._is_on = is_on
+        for one in (self, *self.switched_with()):
+            one._is_on = is_on
+
+    def switched_with(self) -> "tuple[HookObject, ...]":
+        """The hook objects that are switched on and off with this one."""
+        return ()
 
     @property
     def is_off_here(self) -> bool:
@@ -112,7 +117,7 @@ class HookObject(Shown, ABC):
     @contextmanager
     def disabled(self) -> Iterator[None]:
         """Switches the hook off inside the block, in this thread or task only."""
-        token = _disabled.set((*_disabled.get(), self))
+        token = _disabled.set((*_disabled.get(), self, *self.switched_with()))
         try:
             yield
         finally:
@@ -135,8 +140,18 @@ class HookObject(Shown, ABC):
                 f"{self!r} cannot be serialised: the constructor of {type(self).__name__} and its fields differ in "
                 f"{', '.join(wrong)}. Make the class a dataclass whose fields are its settings, and define no __init__"
             )
+        found = self.packed(found)
         check_no_functions(self, found)
         return {"kind": self.kind_name(), **found}
+
+    def packed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings in the form of `to_dict`."""
+        return settings
+
+    @classmethod
+    def unpacked(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of the constructor from settings in the form of `to_dict`."""
+        return settings
 
     @staticmethod
     def from_dict(described: Mapping[str, Any]) -> "HookObject":
@@ -148,7 +163,7 @@ class HookObject(Shown, ABC):
         return HookObject.kind_named(settings.pop("kind", None)).from_settings(settings)
 
     @staticmethod
-    def kind_named(name: Any, is_old: bool = False) -> type["HookObject"]:
+    def kind_named(name: object, is_old: bool = False) -> type["HookObject"]:
         """The class of that name. `is_old`: the name is from a version 1 file, without the modules of user classes."""
         kinds = HookObject._kinds
         if isinstance(name, str) and name in kinds and not is_old:
@@ -165,7 +180,7 @@ class HookObject(Shown, ABC):
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "HookObject":
         """The object of this class with these settings, in the form of `to_dict`."""
-        return cls(**settings)
+        return cls(**cls.unpacked(settings))
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: "HookFile") -> dict[str, Any]:
@@ -177,9 +192,15 @@ class HookObject(Shown, ABC):
         return self.to_dict()
 
     def rows_shown(self) -> Table:
-        """The settings, with the site first, and whether the hook is switched off."""
+        """What the hook found, if it shows that; else its settings, with the site first, and whether it is switched off."""
+        if (found := self.found_shown()) is not None:
+            return found
         settings = [(name, in_short(value)) for name, value in self.settings().items() if value is not None]
         return Table(("setting", "value"), [*settings, *([] if self.is_enabled else [("enabled", "no")])])
+
+    def found_shown(self) -> Table | None:
+        """The table of what the hook found, for a notebook; None: its settings are shown."""
+        return None
 
     def __repr__(self) -> str:
         """The site, and the settings that differ from their defaults."""
@@ -204,7 +225,7 @@ class Detector(HookObject):
     records: ClassVar[bool] = True
     copies: ClassVar[bool] = True
 
-    def __call__(self, value: Any, hook: HookPoint) -> None:
+    def __call__(self, value: object, hook: HookPoint) -> None:
         if not self.is_enabled:
             return
         if self.copies:
@@ -236,7 +257,11 @@ class Controller(HookObject):
         `Rewrite` of the whole value, which needs whole forward passes. `like` is a tensor on the meta device with the shape
         and dtype of the value; None if unknown.
         """
-        return rewrite(self, point)
+        return self.local_edit(point, like) or rewrite(self, point)
+
+    def local_edit(self, point: HookPoint, like: Tensor | None) -> Edit | None:
+        """The change as an `Edit`; None if the changed part is unknown, or positions depend on each other."""
+        return None
 
 
 def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
@@ -244,7 +269,7 @@ def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
     return Rewrite(point.name or "", partial(_rewritten, hook, point))
 
 
-def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Any) -> Any:
+def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Tensor) -> Any:
     new = hook(value, hook=point)
     if isinstance(new, Tensor) and new.shape != value.shape:
         raise ValueError(f"{hook!r} replaced {tuple(value.shape)} at '{point.name}' by {tuple(new.shape)}")
@@ -335,12 +360,12 @@ def check_no_functions(hook: HookObject, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"{hook!r} cannot be serialised: its {function} is a function")
 
 
-def _version(value: Any) -> int:
+def _version(value: object) -> int:
     """The number of in-place writes to a tensor; 0 for inference tensors, which have no version counter."""
     return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name!r}: {_as_text(one)}" for name, one in value.items()) + "}"
     return f"tensor{list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -58,7 +58,7 @@ def _flat(cell: GivenHooks) -> Iterator[Any]:
         yield cell
 
 
-def _points(model: HookedRootModule, hook: Any, cell: str, known: dict[Any, list[HookPoint]]) -> list[HookPoint]:
+def _points(model: HookedRootModule, hook: object, cell: str, known: dict[Any, list[HookPoint]]) -> list[HookPoint]:
     """The points at which a hook acts; raises TypeError if it changes no value. `known` caches the points of sites."""
     try:
         if isinstance(hook, (Edit, Rewrite)):
@@ -78,7 +78,7 @@ def _points(model: HookedRootModule, hook: Any, cell: str, known: dict[Any, list
         raise _named(error, cell, hook) from error
 
 
-def _change(hook: Any, point: HookPoint, like: Mapping[str, Tensor], cell: str) -> Change:
+def _change(hook: object, point: HookPoint, like: Mapping[str, Tensor], cell: str) -> Change:
     if isinstance(hook, (Edit, Rewrite)):
         return hook
     if not isinstance(hook, Controller):
@@ -89,7 +89,7 @@ def _change(hook: Any, point: HookPoint, like: Mapping[str, Tensor], cell: str) 
         raise _named(error, cell, hook) from error
 
 
-def _named(error: Exception, cell: str, hook: Any) -> Exception:
+def _named(error: Exception, cell: str, hook: object) -> Exception:
     """The same error with the cell and the hook in its message."""
     return type(error)(f"cell '{cell}', {hook!r}: {error}")
 
@@ -107,7 +107,7 @@ def labels_of(model: HookedRootModule, cells: Sequence[GivenHooks]) -> list[str]
     return labels
 
 
-def label_of(hook: Any) -> str:
+def label_of(hook: object) -> str:
     """A short description of a hook: what it does, and where.
 
     >>> from hooked_lm.interventions import ZeroAblate

@@ -49,7 +49,7 @@ class Collector(Detector):
         self._run = self.store if isinstance(self.store, Run) else None
         self._lock = Lock()
 
-    def __call__(self, value: Any, hook: HookPoint) -> None:
+    def __call__(self, value: object, hook: HookPoint) -> None:
         with self._lock:
             super().__call__(value, hook)
 

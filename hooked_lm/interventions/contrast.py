@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.prompts import site_of_layer, some_rows
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
@@ -35,7 +36,7 @@ PENALTY = 0.01  # of the squared weights of the logistic probe, in inputs of mea
 # ---- the prompts -----------------------------------------------------------------------------------------------------
 
 
-def check_model(model: Any) -> None:
+def check_model(model: object) -> None:
     """Raises TypeError unless the model is a decoder or an encoder."""
     if not isinstance(model, (Decoder, Encoder)):
         raise TypeError(
@@ -82,7 +83,9 @@ def tokenized(model: Any, prompts: Listed) -> tuple[tuple[Rows], dict[str, Any],
     return args, options, torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool().to(tokens.device)
 
 
-def sites_of(model: Any, site: str, layers: Any, dims: tuple[str, ...]) -> dict[int, str]:
+def sites_of(
+    model: HookedRootModule, site: str, layers: str | int | Sequence[int], dims: tuple[str, ...]
+) -> dict[int, str]:
     """Layer -> full name, for the layers that have the site; it must have these axes.
 
     Raises KeyError, with similar names, if no layer has it (or one of the given layers lacks it), IndexError for a layer out
@@ -118,13 +121,16 @@ class _Taker:
     kept: dict[str, list[Tensor]]
     records = True
 
-    def __call__(self, value: Tensor, hook: Any) -> None:
-        found = self.take(hook.name, value.detach(), self.real.to(value.device), self.rows)
-        self.kept.setdefault(hook.name, []).append(found.float().cpu())
+    def __call__(self, value: Tensor, hook: HookPoint) -> None:
+        name = hook.name or ""
+        found = self.take(name, value.detach(), self.real.to(value.device), self.rows)
+        self.kept.setdefault(name, []).append(found.float().cpu())
 
 
 @torch.no_grad()
-def read(model: Any, prompts: Listed, sites: Sequence[str], take: Take, batch_size: int) -> dict[str, list[Tensor]]:
+def read(
+    model: HookedRootModule, prompts: Listed, sites: Sequence[str], take: Take, batch_size: int
+) -> dict[str, list[Tensor]]:
     """The results of `take` for each site, batch by batch; the values themselves are not kept."""
     if batch_size < 1:
         raise ValueError(f"batch_size is a number of prompts, at least 1, got {batch_size}")
@@ -141,7 +147,7 @@ def read(model: Any, prompts: Listed, sites: Sequence[str], take: Take, batch_si
 
 
 def values_at(
-    model: Any, prompts: Listed, sites: Sequence[str], positions: Tensor | str, batch_size: int
+    model: HookedRootModule, prompts: Listed, sites: Sequence[str], positions: Tensor | str, batch_size: int
 ) -> dict[str, Float[Tensor, "prompt ..."]]:
     """Each site's values [prompt, ...] at one position of each prompt [prompt], or (for "mean") the mean over its tokens.
 
@@ -315,7 +321,7 @@ def _above(one: Tensor, other: Tensor) -> Tensor:
 
 
 def rank_heads(
-    model: Any,
+    model: HookedRootModule,
     positive: Prompts,
     negative: Prompts,
     *,
@@ -363,7 +369,13 @@ def rank_heads(
 
 
 def prepared(
-    model: Any, positive: Prompts, negative: Prompts, positions: PairPositions, method: str, held_out: float, seed: int
+    model: HookedRootModule,
+    positive: Prompts,
+    negative: Prompts,
+    positions: PairPositions,
+    method: str,
+    held_out: float,
+    seed: int,
 ) -> tuple[Any, Split, Any, torch.Generator]:
     """Checks the arguments; returns both sides, the split, the positions of both sides, and a random generator."""
     check_model(model)
@@ -382,7 +394,7 @@ def settings_of(method: str, positions: PairPositions, split: Split, seed: int) 
     return {"method": method, "positions": where, "seed": seed, **counts}
 
 
-def _present(model: Any, site: str, dims: tuple[str, ...]) -> dict[int, str]:
+def _present(model: HookedRootModule, site: str, dims: tuple[str, ...]) -> dict[int, str]:
     """The layers that have a site; empty if none has it."""
     try:
         return sites_of(model, site, "each", dims)

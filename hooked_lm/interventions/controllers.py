@@ -149,7 +149,7 @@ class Noise(LocalController):
         if (self.std or self.multiple or 0.0) < 0:
             raise ValueError(f"a deviation is not negative, got std={self.std}, multiple={self.multiple}")
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         changed = value
         for part in self.parts(value, hook):
             if not part.is_empty:

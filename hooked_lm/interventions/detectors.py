@@ -81,7 +81,7 @@ class Record(PartHook, Collector):
         self._dims: dict[str, tuple[str, ...]] = {}
         self.n_bytes, self.n_dropped = 0, 0
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor):
             raise TypeError(f"'{name}' passes a {type(value).__name__}, and a record keeps tensors")
@@ -121,7 +121,7 @@ class Record(PartHook, Collector):
         enough_calls = self.most_calls is None or len(kept) < self.most_calls
         return enough_calls and (self.most_bytes is None or n_bytes + size <= self.most_bytes)
 
-    def rows_shown(self) -> Table:
+    def found_shown(self) -> Table:
         """A row for each site: the number of calls that are kept, the shape of the last, and their memory."""
         kept = self.values.items()
         rows = [(site, len(v), [*v[-1].shape], bytes_in_words(sum(one.nbytes for one in v))) for site, v in kept]
@@ -190,7 +190,7 @@ class NanGuard(Collector):
 
     nan_only: bool = field(default=False, kw_only=True)
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
             return
         value = value.detach()

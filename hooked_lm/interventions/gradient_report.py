@@ -53,7 +53,7 @@ class GradientReport(Tabular, Detector):
         if not self.factor > 1:
             raise ValueError(f"factor must be above 1, got {self.factor}")
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         if not isinstance(value, Tensor):
             return
         with self._lock:  # threads may share the report

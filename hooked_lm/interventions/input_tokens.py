@@ -108,7 +108,7 @@ class InputTokens(Collector):
             self._begin(tokens, self._not_padding(tokens) if mask is None else mask)
         self._reading.value.is_given = True
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: Tensor, hook: HookPoint) -> None:
         reading, before, generation = self._reading.value, self.latest, current()
         was_given, reading.is_given = reading.is_given, False
         if generation is not None and generation.text in reading.generated:

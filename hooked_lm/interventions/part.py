@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -185,7 +185,7 @@ class Part:
         others = [axis for axis in range(len(self.shape)) if axis != self.pos_axis]
         return [_compact(self.indices.get(axis)) for axis in others]
 
-    def has_positions(self, given: Any) -> bool:
+    def has_positions(self, given: object) -> bool:
         """Whether a tensor that broadcasts to the part, or to the whole value, differs between positions."""
         if self.pos_axis is None or not isinstance(given, Tensor):
             return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.edit import Change, Edit
+from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.values_like import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
@@ -78,7 +78,7 @@ class LocalController(PartHook, Controller):
         super().__post_init__()
         self.rest = tuple(plain_indices("rest", index) for index in self.rest)
 
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
+    def __call__(self, value: object, hook: HookPoint) -> Any:
         if not self.is_enabled:
             return None
         if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
@@ -96,7 +96,7 @@ class LocalController(PartHook, Controller):
 
     # ---- as a cell of a sweep ----------------------------------------------------------------------------------------
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
@@ -113,12 +113,12 @@ class LocalController(PartHook, Controller):
         """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
         return None
 
-    def as_edit(self, point: HookPoint, like: Tensor | None = None) -> Change:
+    def local_edit(self, point: HookPoint, like: Tensor | None) -> Edit | None:
         if like is None or not is_positional(like, point.dims):
-            return super().as_edit(point, like)
+            return None
         [part] = self.parts(like, point)
         if part.pos_axis is None or not self.acts_by_position(part):
-            return super().as_edit(point, like)
+            return None
         positions, site = part.positions, point.name or ""
         if part.is_empty:
             return Edit(site, torch.zeros([1] * like.ndim), ())
@@ -143,7 +143,7 @@ class PartEditor(LocalController):
     passes of a sweep; see docs/interventions.md.
     """
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         for part in self.parts(value, hook):
             value = part.replaced(value, partial(self.edit, part=part))
         return value
@@ -153,7 +153,7 @@ class PartEditor(LocalController):
         """The new values of a part, with all axes of the site; must not change `value` in place."""
 
 
-def check_finite(hook: Any, *names: str) -> None:
+def check_finite(hook: HookObject, *names: str) -> None:
     """Raises ValueError for settings that are or contain NaN, infinity or an int too large for a float; None is allowed."""
     for name in names:
         given = getattr(hook, name)

@@ -84,7 +84,7 @@ class SourcedController(LocalController):
         values = dict(cache.items())  # a module that is called several times has several values
         return cls(**settings, source=values if len(values) > 1 else next(iter(values.values())))
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         given = self._given(hook)
         source = None if given is None else self.made(_with_axes(given.to(value), value, hook), value, hook)
         own = self.made(value, value, hook) if source is None else value
@@ -213,7 +213,7 @@ class OfLayer(SourcedController):
     layer: int | None = None
     positions: Positions = None
     source: Source = None
-    default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer`)
+    default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer` or glob with "{layer}")
 
     def __post_init__(self) -> None:
         if self.layer is not None and not isinstance(self.layer, SupportsIndex):
@@ -226,7 +226,14 @@ class OfLayer(SourcedController):
 
     @classmethod
     def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        return (hook_point if hook_point != "" else cls.default_site[layer is not None]), layer
+        if hook_point != "":
+            return hook_point, layer
+        site = cls.default_site[layer is not None]
+        if layer is None or "{layer}" not in site:
+            return site, layer
+        if layer < 0:
+            raise ValueError(f"the sites of {cls.__name__} go by a glob, which counts layers from 0; got {layer}")
+        return site.format(layer=layer), None
 
 
 @dataclass(eq=False, repr=False)
@@ -354,16 +361,7 @@ class FreezeNorm(OfLayer):
     With a source, at its values; without, at those of the forward pass, detached from the graph. `layer` counts from 0.
     """
 
-    default_site = ("*.hook_scale", "scale")
-
-    @classmethod
-    def place(cls, hook_point: Site, layer: int | None) -> tuple[Site, int | None]:
-        site, layer = super().place(hook_point, layer)
-        if hook_point != "" or layer is None:
-            return site, layer
-        if layer < 0:
-            raise ValueError(f"the norms of a layer go by a glob, which counts layers from 0; got {layer}")
-        return f"*.{layer}.*.hook_scale", None
+    default_site = ("*.hook_scale", "*.{layer}.*.hook_scale")
 
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         return source.detach()
@@ -384,7 +382,7 @@ def _put(new: Tensor, part: Part, old: Tensor) -> Tensor:
     return fitted(new, old, part, "the source")
 
 
-def _of_site(source: Mapping[str, Tensor], site: Any) -> Source:
+def _of_site(source: Mapping[str, Tensor], site: object) -> Source:
     """The values of a source for a site, or all of them if its names do not match the site."""
     if isinstance(site, str) and f"{site}@1" in source:
         return {name: value for name, value in source.items() if name.partition("@")[0] == site}

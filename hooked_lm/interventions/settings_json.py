@@ -13,7 +13,7 @@ from torch import Tensor
 DEEPEST = 20  # nested lists
 
 
-def as_json(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
+def as_json(value: object, key: str, tensors: dict[str, Tensor]) -> Any:
     """A setting as JSON; tensors are added to `tensors`. Raises ValueError for types that cannot be serialised."""
     if isinstance(value, Tensor):
         tensors[key] = value.detach()
@@ -31,7 +31,7 @@ def as_json(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def from_json(value: Any, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
+def from_json(value: object, tensors: Mapping[str, Tensor], depth: int = 0) -> Any:
     """The setting from the output of `as_json`; ValueError for anything else."""
     if depth > DEEPEST:
         raise ValueError(f"a setting is nested more than {DEEPEST} deep")
@@ -65,7 +65,7 @@ def check_types(kind: type, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of {kind.__name__} is {repr(value)[:80]}, which it does not take")
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits(value: object, hint: Any) -> bool:
     """Whether a JSON value or tensor matches a type hint; unsupported hints match everything.
 
     >>> fits(3, float | int | None), fits("3", float | int), fits([1, "a"], list[int])
@@ -79,8 +79,7 @@ def fits(value: Any, hint: Any) -> bool:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(one, parts[1]) for one in value.values())
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        several = isinstance(value, (list, tuple)) and not isinstance(value, str)
-        return several and all(fits(one, parts[0]) for one in value)
+        return isinstance(value, (list, tuple)) and all(fits(one, parts[0]) for one in value)
     if origin is not None:
         return True
     if hint is float:

@@ -196,7 +196,7 @@ class Statistics(Streaming[Moments]):
             if len(self.edges) < 2 or any(not a < b for a, b in zip(self.edges, self.edges[1:], strict=False)):
                 raise ValueError(f"edges must be at least two increasing numbers, got {self.edges}")
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor) or value.ndim < self.n_axes:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -225,7 +225,7 @@ class Statistics(Streaming[Moments]):
         """The statistics of a site, by its name or as ("z", 1); KeyError if it had no values."""
         return self._states[pick_site(site, self._states)].summary()
 
-    def rows_shown(self) -> Table:
+    def found_shown(self) -> Table:
         """A row for each site: its features, the number of vectors, and the smallest, mean and largest number."""
         rows = []
         for site, state in self._states.items():

@@ -15,6 +15,7 @@ from torch import Tensor
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.extras import later
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.changes import changes_of
@@ -185,7 +186,9 @@ class SteeringVectors(Tabular):
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
-    def project(self, model: Any, prompts: Prompts, layers: Layers = "each", batch_size: int = 32) -> Scores:
+    def project(
+        self, model: HookedRootModule, prompts: Prompts, layers: Layers = "each", batch_size: int = 32
+    ) -> Scores:
         """Projects the activations of prompts on the directions.
 
         0 is the midpoint between the sides of the training pairs, 0.5 the mean of the positive and -0.5 that of the negative
@@ -215,7 +218,7 @@ class SteeringVectors(Tabular):
         about = origin(model, site=self.site, method=self.method, unit="distance between the sides")
         return Scores(values, {"layer": list(sites), "position": positions}, about=about)
 
-    def _check_width(self, model: Any, sites: Mapping[int, str]) -> None:
+    def _check_width(self, model: HookedRootModule, sites: Mapping[int, str]) -> None:
         for layer, site in sites.items():
             if (width := len(self.directions[layer])) != model.cfg.d_model:
                 raise ValueError(f"the direction of layer {layer} is {width} wide, '{site}' {model.cfg.d_model}")
@@ -266,7 +269,7 @@ class SteeringVectors(Tabular):
 
 
 def steering_vectors(
-    model: Any,
+    model: HookedRootModule,
     positive: Prompts,
     negative: Prompts,
     *,
@@ -339,7 +342,7 @@ def _flush(parts: list[Tensor]) -> list[Tensor]:
 
 
 def sweep_steering(
-    model: Any,
+    model: HookedRootModule,
     vectors: SteeringVectors,
     prompts: Prompts,
     metric: Metrics,
@@ -418,7 +421,7 @@ def _labels(coefficients: Sequence[float | int]) -> list[Label]:
     return [int(number) if number == int(number) else repr(float(number)) for number in coefficients]
 
 
-def _ids(model: Any, prompts: contrast.Listed) -> list[Int[Tensor, "1 pos"]]:
+def _ids(model: HookedRootModule, prompts: contrast.Listed) -> list[Int[Tensor, "1 pos"]]:
     """The ids of each prompt separately; ValueError for pairs of texts, since sweeps do not support token types."""
     if isinstance(prompts, VisionInputs):
         return list(prompts.tokens.split(1))

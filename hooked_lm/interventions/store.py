@@ -58,7 +58,7 @@ class Run(Shown):
         return self.path.name
 
     def add(
-        self, site: str, tensors: Mapping[str, Tensor], prompts: Sequence[str] | None = None, **about: Any
+        self, site: str, tensors: Mapping[str, Tensor], prompts: Sequence[str] | None = None, **about: object
     ) -> Batch:
         """Writes the tensors of a site; `prompts` are the texts of its rows (default: the `prompts` of the run).
 
@@ -127,7 +127,7 @@ class Store(Shown):
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def start(self, **about: Any) -> Run:
+    def start(self, **about: object) -> Run:
         """Starts a run; `about` is JSON-serialisable metadata. Versions and the time are added."""
         versions = {"hooked_lm": version("hooked-lm"), "torch": str(torch.__version__)}
         header = {**versions, **about, "started": time.time_ns()}

@@ -1,7 +1,6 @@
 """Base class of detectors that process a data set batch by batch, with a state for each site."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.input_tokens import InputTokens
-from hooked_lm.shown import Table, bytes_in_words
 
 __all__ = ["Streaming"]
 
@@ -50,20 +48,9 @@ class Streaming(Collector, Generic[Found]):
         """The hook objects that must run before this one."""
         return (self.inputs,)
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether the hook acts in forward passes of this thread or task."""
-        return super().is_enabled
-
-    @is_enabled.setter
-    def is_enabled(self, is_on: bool) -> None:
-        self._is_on = self.inputs.is_enabled = is_on
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Switches the hook off inside the block; its texts are not counted."""
-        with super().disabled(), self.inputs.disabled():
-            yield
+    def switched_with(self) -> tuple[InputTokens]:
+        """The input tokens: while the detector is off, texts are not counted."""
+        return (self.inputs,)
 
     def clear(self) -> None:
         """Deletes all results, and counts texts from 0 again."""
@@ -92,14 +79,6 @@ class Streaming(Collector, Generic[Found]):
         return sum(
             tensor.numel() * tensor.element_size() for state in self._states.values() for tensor in state.tensors
         )
-
-    def rows_shown(self) -> Table:
-        """A row for each site that had values, with its features and the memory of its state."""
-        states = self._states.items()
-        rows = [
-            (site, [*state.features], bytes_in_words(sum(t.nbytes for t in state.tensors))) for site, state in states
-        ]
-        return Table(("site", "features", "memory"), rows)
 
     @property
     def sites(self) -> list[str]:

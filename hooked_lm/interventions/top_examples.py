@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +18,7 @@ from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
+from hooked_lm.shown import Table, bytes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +147,15 @@ class TopExamples(Streaming[TopPositions]):
             got = f"{list(self.directions.shape)} and measure={self.measure!r}"
             raise ValueError(f"directions are [direction, width], with measure='entries'; got {got}")
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def found_shown(self) -> Table:
+        """A row for each site that had values, with its features and the memory of its state."""
+        states = self._states.items()
+        rows = [
+            (site, [*state.features], bytes_in_words(sum(t.nbytes for t in state.tensors))) for site, state in states
+        ]
+        return Table(("site", "features", "memory"), rows)
+
+    def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""
         if not isinstance(value, Tensor) or value.ndim < 3 or hook.dims[:2] not in ((), ("batch", "pos")):
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -12,15 +12,16 @@ from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
-from hooked_lm.models.aliases import aliases, same_value
+from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
-from hooked_lm.models.names import site_name
+from hooked_lm.models.names import side_site_name, site_name
 from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.shown import model_html
 from hooked_lm.models.stack import Stack, follow_flags
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.weights.foreign_state_dict import in_our_names
 from hooked_lm.models.weights.init import init_weights, leave_unfilled, still_unfilled
 from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
@@ -44,6 +45,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
+    config_class: ClassVar[type[FlatConfig]]
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any
@@ -59,7 +61,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
-    def _set_config(self, cfg: Any, tokenizer: Any, default_padding_side: str | None = None) -> None:
+    def _set_config(
+        self, cfg: FlatConfig, tokenizer: Tokenizer | None, default_padding_side: str | None = None
+    ) -> None:
         """Sets the tokenizer and a copy of the config, from which the caller may build other models."""
         self.cfg = copy(cfg)
         if default_padding_side is not None:
@@ -67,7 +71,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         self.set_tokenizer(self.find_tokenizer(tokenizer))
         self.cfg.check_tree()
 
-    def find_tokenizer(self, tokenizer: Any) -> Any:
+    def find_tokenizer(self, tokenizer: Tokenizer | None) -> Any:
         """The given tokenizer; the classes in `pretrained` load the one named by the config if None."""
         return tokenizer
 
@@ -111,9 +115,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         self.cfg.device, self.cfg.dtype = str(self.device), self.embed.W_E.dtype
         return self
 
-    def cuda(self: Model, device: Any = None) -> Model:
+    def cuda(self: Model, device: torch.device | int | None = None) -> Model:
         """Moves the model to a CUDA device."""
-        return self.to("cuda" if device is None else torch.device("cuda", device))
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device or "cuda")
 
     def cpu(self: Model) -> Model:
         """Moves the model to the CPU."""
@@ -131,13 +135,23 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     def find_aliases(self, names: Collection[str]) -> dict[str, str]:
         """Alias -> site, for names of other libraries."""
+        if len(self.stacks) > 1:
+            return side_aliases(names, self._layers_of_sides())
         return aliases(
             names, self.cfg.n_layers, scaled=[i for i, block in enumerate(self.blocks) if scales_outputs(block)]
         )
 
     def site_name(self, site: object) -> str:
-        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end."""
+        """The full name of a site given as "z5" or ("z", 5); negative layers count from the end.
+
+        Those of an encoder-decoder name its side: ("decoder.z", 5) or ("decoder.z", 5, "cross_attn").
+        """
+        if len(self.stacks) > 1:
+            return side_site_name(site, self._layers_of_sides())
         return site_name(site, self.cfg.n_layers)
+
+    def _layers_of_sides(self) -> dict[str, int]:
+        return {stack.blocks: len(stack.blocks_of(self)) for stack in self.stacks}
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The cache that `run_with_cache` returns."""

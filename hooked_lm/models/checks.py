@@ -10,12 +10,13 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.readable import check
 from hooked_lm.components.streams import MergedRMSNorm
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.loss import from_the_end
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 
 
-def one_input(input: Any, input_ids: Tensor | None) -> Any:
+def one_input(input: object, input_ids: Tensor | None) -> Any:
     """The model's input, given by either name. Raises TypeError for none and for both."""
     if (input is None) == (input_ids is None):
         given = "neither" if input is None else "both"
@@ -104,7 +105,7 @@ def check_equal_heads(model: nn.Module, what: str) -> None:
         )
 
 
-def check_stream(input: Any, d_model: int, *widths: int) -> None:
+def check_stream(input: object, d_model: int, *widths: int) -> None:
     """Raises ValueError unless this is a residual stream, of this or another of some widths."""
     if not isinstance(input, Tensor) or input.ndim != 3 or input.shape[-1] not in (d_model, *widths):
         got = tuple(input.shape) if isinstance(input, Tensor) else type(input).__name__
@@ -134,7 +135,7 @@ def check_loss(logits: Tensor, tokens: Tensor | None) -> Tensor:
     return tokens
 
 
-def checked_global_mask(model: Any, mask: Tensor | None, tokens: Tensor) -> Tensor | None:
+def checked_global_mask(model: HookedRootModule, mask: Tensor | None, tokens: Tensor) -> Tensor | None:
     """The mask of global tokens [batch, pos]; ValueError for another shape, and for a model without global attention."""
     if mask is None:
         return None

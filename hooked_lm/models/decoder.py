@@ -16,6 +16,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
@@ -48,7 +49,7 @@ class Decoder(DecoderMethods):
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         move_to_device: bool = True,
         default_padding_side: str | None = None,
     ) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -161,7 +162,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         attention_mask: Tensor | None = None,
         tokens: Tensor | None = None,
         return_shortformer_pos_embed: bool = True,
-        device: Any = None,
+        device: torch.device | str | None = None,
     ) -> Any:
         """Returns the stream of token embeddings at positions from `pos_offset`, and a shortformer's position embedding."""
         check_stream(embed, self.cfg.d_model)

@@ -18,6 +18,7 @@ from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
 from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
 from hooked_lm.models.text.encoder import EncoderText, Text
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.verification.identities import encoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import EncoderWeightViews
@@ -49,7 +50,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         move_to_device: bool = True,
         default_padding_side: str | None = None,
     ) -> None:

@@ -1,6 +1,6 @@
 """An encoder-decoder: source and target in, logits out."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Bool, Int
@@ -10,7 +10,6 @@ from hooked_lm.components.embeddings.embed import TiedUnembed, soft_capped
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.components.stack_context import EncodedSource, EncoderDecoderCache, StackContext
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.models.aliases import side_aliases
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.checks import check_length, check_loss, check_options, check_rows, checked_global_mask
@@ -19,9 +18,9 @@ from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.verification.identities import encoder_decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
@@ -66,7 +65,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
     def __init__(
         self,
         cfg: HookedTransformerConfig | dict[str, Any],
-        tokenizer: Any = None,
+        tokenizer: Tokenizer | None = None,
         move_to_device: bool = True,
     ) -> None:
         super().__init__()
@@ -245,14 +244,6 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits), **masks)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
-
-    def find_aliases(self, names: Collection[str]) -> dict[str, str]:
-        """Alias -> site, for names of other libraries."""
-        return side_aliases(names, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
-
-    def site_name(self, site: object) -> str:
-        """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
-        return side_site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
     # ---- config ------------------------------------------------------------------------------------------------------
 

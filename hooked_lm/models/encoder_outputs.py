@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.embeddings.embed import soft_capped
 from hooked_lm.components.heads import SpanClassifier
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
+from hooked_lm.models.text.encoder import Text
 
 RETURN_TYPES = ("logits", "predictions", "embeddings", "pooled", "nsp", None)
 SEQUENTIAL = ("The sentences are sequential", "The sentences are NOT sequential")
@@ -17,7 +18,7 @@ SEQUENTIAL = ("The sentences are sequential", "The sentences are NOT sequential"
 Real = Bool[Tensor, "batch pos"]
 
 
-def check_return_type(model: Any, return_type: str | None) -> None:
+def check_return_type(model: HookedRootModule, return_type: str | None) -> None:
     """Raises ValueError for an unknown return type, or one that needs a head that the model lacks."""
     if return_type not in RETURN_TYPES:
         known = ", ".join(map(repr, RETURN_TYPES))
@@ -121,7 +122,7 @@ class EncoderOutputs:
         return _one_or_all([[self.label(int(i)) for i in row] for row in rows])
 
     def predict_contacts(
-        self, input: Any, attention_mask: Tensor | None = None
+        self, input: Text | Tensor, attention_mask: Tensor | None = None
     ) -> Float[Tensor, "batch residue residue"]:
         """Returns the contact probability of each pair of residues of a protein; for models with a `contact_head` (ESM)."""
         if self.contact_head is None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.stack_context import EncodedSource
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.weights.offloaded import Offloaded
 
 DeviceMap = dict[str, torch.device]  # the names of all blocks, and "" for the other parts of the model
@@ -114,7 +114,7 @@ def device_of(name: str, device_map: DeviceMap) -> torch.device:
     return device_map.get(block_of(name), device_map[""])
 
 
-def place(model: Any, plan: Plan) -> None:
+def place(model: HookedRootModule, plan: Plan) -> None:
     """Moves weights to the devices of the plan where they are elsewhere, one at a time, and registers the hooks.
 
     A model that computes on one device needs no hooks.

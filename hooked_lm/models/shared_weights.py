@@ -2,16 +2,16 @@
 
 from collections.abc import Hashable, Iterator, Mapping
 from itertools import product
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hooked_lm.components.adapters import Adapter
 from hooked_lm.components.blocks.ngram import NgramBlock
+from hooked_lm.hooks import HookedRootModule
 
 
-def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
+def shared_parts(model: HookedRootModule) -> Iterator[tuple[str, str]]:
     """(a part of a block, the part of an earlier block whose weights it shares), by their names in the model.
 
     An encoder's `shares` are of whole blocks. Predicting streams share the weights of the main stream in their layer.
@@ -33,7 +33,7 @@ def shared_parts(model: Any) -> Iterator[tuple[str, str]]:
                 yield f"{name}.predicting.{stream}.{part}", f"{name}.{part}"
 
 
-def share_weights(model: Any) -> None:
+def share_weights(model: HookedRootModule) -> None:
     """Gives parts that share weights one set of parameters; hook points stay separate."""
     for name, source in shared_parts(model):
         shared = dict(model.get_submodule(source).named_modules())
@@ -42,7 +42,7 @@ def share_weights(model: Any) -> None:
                 own._parameters = shared[part]._parameters  # one dictionary, so replacing a weight replaces it for all
 
 
-def check_shared(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
+def check_shared(model: HookedRootModule, state_dict: Mapping[str, Tensor]) -> None:
     """Raises ValueError for different values of a weight that layers share."""
     for part, origin in shared_parts(model):
         shared = dict(model.get_submodule(origin).named_parameters())

@@ -1,6 +1,7 @@
 """Attention whose heads are split over ranks."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -19,7 +20,7 @@ from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.parallel.guard import SplitModule, computing, split_class
 from hooked_lm.parallel.norms import split_norm
-from hooked_lm.parallel.points import replicate_point, split_point
+from hooked_lm.parallel.points import replace_points, replicated_point, split_point
 from hooked_lm.parallel.ranks import Ranks
 
 HEADS, KV_HEADS = places_of(GatedAttention, "head"), places_of(GatedAttention, "kv_head")  # weights -> axis
@@ -56,9 +57,9 @@ class SplitAttention(SplitModule, Attention):
         with computing():
             return super().forward(queries, keys, values, context, layer)
 
-    def n_full_at(self, point: HookPoint) -> int | None:
+    def n_full_at(self, name: str) -> int | None:
         """The number of heads of a full value at `hook_z`, where the engine lets cells enter."""
-        return self.cfg.n_heads if point is self.hook_z and self.ranks.size > 1 else None
+        return self.cfg.n_heads if name == "hook_z" and self.ranks.size > 1 else None
 
     def _own(self, x: Tensor) -> Tensor:
         """The input of this rank's heads: the stream, or their copies of it."""
@@ -134,23 +135,26 @@ def obstacles(attn: Attention, ranks: Ranks) -> Iterator[str]:
         yield "later layers use its keys and values"
 
 
-def split_attention(module: nn.Module, ranks: Ranks) -> None:
-    """Splits attention, in place, by heads."""
+def split_attention(module: nn.Module, ranks: Ranks) -> SplitAttention:
+    """The attention for this one, split by heads."""
     attn = split_class(module, CLASSES[type(module)], ranks)
     attn.splits_kv = attn.cfg.n_kv % ranks.size == 0
     for name, axis in (HEADS | KV_HEADS if attn.splits_kv else HEADS).items():
         if attn._parameters.get(name) is not None:
             attn.take_part(name, axis)
-    for name, part in attn.named_children():
+    for name, part in list(attn.named_children()):
         is_replicated = isinstance(part, RelativeBias) or (name in KV_PARTS and not attn.splits_kv)
-        for point in part.modules():
-            if isinstance(point, HookPoint):
-                replicate_point(point) if is_replicated else split_point(point, ranks, attn.n_full_at(point))
+        new = replicated_point if is_replicated else partial(split_point, ranks=ranks, n_full=attn.n_full_at(name))
+        if isinstance(part, HookPoint):
+            setattr(attn, name, new(part))
+            continue
+        replace_points(part, new)
         if isinstance(part, RMSNorm | LayerNorm) and not is_replicated:
             _split_norm(attn, name, part)
         elif not is_replicated:
             for weight, _ in part.named_parameters():  # of the activation function of a gate
                 attn.sum_gradient(f"{name}.{weight}")
+    return attn
 
 
 def _split_norm(attn: SplitAttention, name: str, norm: RMSNorm | LayerNorm) -> None:
@@ -159,4 +163,4 @@ def _split_norm(attn: SplitAttention, name: str, norm: RMSNorm | LayerNorm) -> N
     for weight, _ in norm.named_parameters():
         attn.take_part(f"{name}.{weight}", 0) if per_head else attn.sum_gradient(f"{name}.{weight}")
     if per_head:
-        split_norm(norm, attn.ranks)
+        setattr(attn, name, split_norm(norm, attn.ranks))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 
 from torch import Tensor, nn
 
-from hooked_lm.parallel.points import _in_split_module
+from hooked_lm.parallel.points import _in_split_module, remade
 from hooked_lm.parallel.ranks import Ranks
 
 Split = TypeVar("Split", bound="SplitModule")
@@ -94,8 +94,7 @@ def parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def split_class(module: nn.Module, kind: type[Split], ranks: Ranks) -> Split:
-    """Makes a module one of a split class, in place; returns it."""
-    module.__class__ = kind
-    assert isinstance(module, kind)
-    module.ranks, module.parts = ranks, {}
-    return module
+    """The module of a split class for this one, with its weights, submodules and hooks."""
+    made = remade(module, kind)
+    made.ranks, made.parts = ranks, {}
+    return made

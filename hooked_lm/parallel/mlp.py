@@ -53,7 +53,7 @@ class SplitGatedMLP(NeuronSplit, GatedMLP):
         return self.hook_out(self.summed(partial, self.b_out))
 
 
-CLASSES: dict[type[nn.Module], type[NeuronSplit]] = {MLP: SplitMLP, GatedMLP: SplitGatedMLP}
+CLASSES: dict[type[nn.Module], type[SplitMLP | SplitGatedMLP]] = {MLP: SplitMLP, GatedMLP: SplitGatedMLP}
 
 
 def obstacles(mlp: MLP | GatedMLP, ranks: Ranks) -> Iterator[str]:
@@ -68,14 +68,15 @@ def obstacles(mlp: MLP | GatedMLP, ranks: Ranks) -> Iterator[str]:
         yield f"its activation function {activation_name(act_fn)} is computed over all neurons, or is unknown"
 
 
-def split_mlp(module: nn.Module, ranks: Ranks) -> None:
-    """Splits an MLP, in place, by neurons."""
+def split_mlp(module: nn.Module, ranks: Ranks) -> SplitMLP | SplitGatedMLP:
+    """The MLP for this one, split by neurons."""
     mlp = split_class(module, CLASSES[type(module)], ranks)
     for name, axis in NEURON_AXES.items():
         if mlp._parameters.get(name) is not None:
             mlp.take_part(name, axis)
-    for name, part in mlp.named_children():
+    for name, part in list(mlp.named_children()):
         if isinstance(part, HookPoint):
-            split_point(part, ranks)
+            setattr(mlp, name, split_point(part, ranks))
         for weight, _ in part.named_parameters():  # of the activation function
             mlp.sum_gradient(f"{name}.{weight}")
+    return mlp

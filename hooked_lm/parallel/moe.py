@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hooked_lm.components.experts.moe import ExpertPoint, Indices, InputWeightedMoE, MoE, Routed, Stream, Weights
 from hooked_lm.parallel import mlp
 from hooked_lm.parallel.guard import SplitModule, computing, parameter, split_class
-from hooked_lm.parallel.points import SplitExpertPoint
+from hooked_lm.parallel.points import SplitExpertPoint, split_expert_point
 from hooked_lm.parallel.ranks import Ranks, joined
 
 
@@ -109,18 +109,18 @@ def obstacles(moe: MoE, ranks: Ranks) -> Iterator[str]:
             yield from (f"in its shared expert {reason}" for reason in mlp.obstacles(moe.shared, ranks))  # type: ignore[arg-type]
 
 
-def split_moe(module: nn.Module, ranks: Ranks) -> None:
-    """Splits a mixture, in place, by experts; a shared expert is split by neurons."""
+def split_moe(module: nn.Module, ranks: Ranks) -> SplitMoE:
+    """The mixture for this one, split by experts; a shared expert is split by neurons."""
     moe = split_class(module, CLASSES[type(module)], ranks)
     moe.shapes = {name: weight.shape for name, weight in moe.experts[0].named_parameters()}
-    for number, expert in enumerate(moe.experts):
+    for number, whole in enumerate(moe.experts):
         is_here = moe.owner(number) == ranks.rank
-        for point in expert.children():
+        moe.experts[number] = expert = split_class(whole, expert_class(whole), ranks)
+        for name, point in list(expert.named_children()):
             if isinstance(point, ExpertPoint):
-                point.__class__ = SplitExpertPoint
-                point.is_here = is_here  # type: ignore[assignment]
-        split_class(expert, expert_class(expert), ranks)
+                setattr(expert, name, split_expert_point(point, is_here))
         for weight in expert.parameters():
             weight.data = weight.data.clone() if is_here else weight.data.new_empty(0)
     if moe.shared is not None:
-        mlp.split_mlp(moe.shared, ranks)
+        moe.shared = mlp.split_mlp(moe.shared, ranks)
+    return moe

@@ -40,10 +40,11 @@ class SplitJointNorm(SplitRMSNorm):
         return (squares / (n_heads * width) + self.cfg.eps).sqrt()
 
 
-def split_norm(norm: RMSNorm | LayerNorm, ranks: Ranks) -> None:
-    """Makes a norm with weights for each head one of this rank's heads; its weights are split by the attention."""
+def split_norm(norm: RMSNorm | LayerNorm, ranks: Ranks) -> SplitRMSNorm | SplitLayerNorm:
+    """The norm with weights for each head of this rank for this one; its weights are split by the attention."""
     if isinstance(norm, RMSNorm) and norm.cfg.joint:
-        split_class(norm, SplitJointNorm, ranks)
-        return
-    split_class(norm, SplitRMSNorm if isinstance(norm, RMSNorm) else SplitLayerNorm, ranks)
-    norm.cfg = replace(norm.cfg, n_heads=norm.cfg.n_heads // ranks.size)
+        return split_class(norm, SplitJointNorm, ranks)
+    kind: type[SplitRMSNorm | SplitLayerNorm] = SplitRMSNorm if isinstance(norm, RMSNorm) else SplitLayerNorm
+    split = split_class(norm, kind, ranks)
+    split.cfg = replace(norm.cfg, n_heads=norm.cfg.n_heads // ranks.size)
+    return split

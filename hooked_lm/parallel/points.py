@@ -4,16 +4,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.experts.moe import ExpertPoint
 from hooked_lm.hooks import Hook, HookPoint
 from hooked_lm.hooks.values import takes_hook_keyword
 from hooked_lm.parallel.ranks import Ranks
 
+Made = TypeVar("Made", bound=nn.Module)
 SPLIT_AXES = ("head", "kv_head", "d_mlp")
 
 _all_local = ContextVar("all_local", default=False)
@@ -28,7 +29,7 @@ class LocalHook:
     def __init__(self, hook: Callable[..., object]) -> None:
         self._hook, self._takes_keyword = hook, takes_hook_keyword(hook)
 
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
+    def __call__(self, value: Tensor, hook: HookPoint) -> Any:
         return self._hook(value, hook=hook) if self._takes_keyword else self._hook(value, hook)
 
     def __getattr__(self, name: str) -> Any:
@@ -140,14 +141,44 @@ class SplitExpertPoint(ComputedPoint, ExpertPoint):
         return self._has_torch_hooks() or any(not is_local(hook) for hook in self.active_hooks())
 
 
-def split_point(point: HookPoint, ranks: Ranks, n_full: int | None = None) -> None:
-    """Makes a point of a split module one whose value is split along its axis of heads or neurons, if it has one."""
+def remade(module: nn.Module, kind: type[Made]) -> Made:
+    """A module of another class, with the name, the weights, the submodules and the hooks of this one, whose place it takes.
+
+    Both have the same hooks: a handle from before removes its hook from the new module.
+    """
+    made = kind.__new__(kind)
+    made.__dict__.update(module.__dict__)
+    return made
+
+
+def split_point(point: HookPoint, ranks: Ranks, n_full: int | None = None) -> ComputedPoint:
+    """The point of a split module for this one, whose value is split along its axis of heads or neurons, if it has one."""
     axes = [i for i, axis in enumerate(point.dims) if axis in SPLIT_AXES]
-    point.__class__ = SplitPoint if axes else ComputedPoint
-    if isinstance(point, SplitPoint):
-        point.axis, point.ranks, point.n_full = axes[0], ranks, n_full
+    if not axes:
+        return replicated_point(point)
+    split = remade(point, SplitPoint)
+    split.axis, split.ranks, split.n_full = axes[0], ranks, n_full
+    return split
 
 
-def replicate_point(point: HookPoint) -> None:
-    """Makes a point of a split module one whose value every rank has."""
-    point.__class__ = ComputedPoint
+def replicated_point(point: HookPoint) -> ComputedPoint:
+    """The point of a split module for this one, whose value every rank has."""
+    return remade(point, ComputedPoint)
+
+
+def split_expert_point(point: ExpertPoint, is_here: bool) -> SplitExpertPoint:
+    """The point of an expert that one rank has for this one; whether this is that rank."""
+    split = remade(point, SplitExpertPoint)
+    split.is_here = is_here
+    if point in split.hooked_points:
+        split.hooked_points.remove(point)
+        split.hooked_points.add(split)
+    return split
+
+
+def replace_points(module: nn.Module, new: Callable[[HookPoint], HookPoint]) -> None:
+    """Replaces each point below a module."""
+    for parent in module.modules():
+        for name, point in list(parent.named_children()):
+            if isinstance(point, HookPoint):
+                setattr(parent, name, new(point))

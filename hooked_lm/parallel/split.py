@@ -24,7 +24,7 @@ class Kind(NamedTuple):
     """How modules of some classes are split."""
 
     obstacles: Callable[[Any, Ranks], Iterator[str]]
-    split: Callable[[Any, Ranks], None]
+    split: Callable[[Any, Ranks], nn.Module]
 
 
 KINDS: dict[type[nn.Module], Kind] = {
@@ -59,8 +59,10 @@ def tensor_parallel(model: Model, group: dist.ProcessGroup | None = None) -> Mod
     if problems:
         raise ValueError(f"this model cannot be split over {ranks.size} ranks: " + "; ".join(problems))
     _check_same_weights(model, [name for name, *_ in plan], ranks)
-    for _, module, kind in plan:
-        kind.split(module, ranks)
+    for name, module, kind in plan:
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, kind.split(module, ranks))
+    model.setup()
     model.cfg.processed = (*model.cfg.processed, "tensor_parallel")  # it cannot be exported
     return model
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -26,7 +25,7 @@ from hooked_lm.engine.prompts import (
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.interventions.patch import other_rows
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.renamed import renamed
@@ -148,7 +147,7 @@ def _check_options(
             raise ValueError(f"{name}={choice!r} goes with components={name!r}, but components={components!r}")
 
 
-def _present(model: Any, names: Sequence[str], layers: Which) -> list[str]:
+def _present(model: HookedRootModule, names: Sequence[str], layers: Which) -> list[str]:
     """The site names that at least one of the layers has; if there is none, the first, for which `Plan` raises."""
     some = chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers)
     present = [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
@@ -209,10 +208,11 @@ def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]
     means: dict[str, Tensor] = {}
     n_seen = n_new = 0
 
-    def add(value: Tensor, hook: Any) -> None:
-        check_has_mean(hook.name, value)
+    def add(value: Tensor, hook: HookPoint) -> None:
+        name = hook.name or ""
+        check_has_mean(name, value)
         new = value.to(torch.promote_types(value.dtype, torch.float32)).mean((0, 1), keepdim=True)
-        means[hook.name] = torch.lerp(means.get(hook.name, new), new, n_new / (n_seen + n_new))
+        means[name] = torch.lerp(means.get(name, new), new, n_new / (n_seen + n_new))
 
     with torch.no_grad():
         for group in groups:

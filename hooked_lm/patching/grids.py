@@ -56,7 +56,7 @@ class Grid:
         return [list(cell) for cell in product(*map(range, self.shape(sizes)))]
 
 
-def table(grid: Grid, model: HookedRootModule, tokens: Any) -> "pd.DataFrame":
+def table(grid: Grid, model: HookedRootModule, tokens: object) -> "pd.DataFrame":
     """The cells of a grid, one per row."""
     if grid.index_df is not None:
         return grid.index_df
@@ -112,7 +112,7 @@ def one_number(
 # ---- checks before a sweep -------------------------------------------------------------------------------------------
 
 
-def axis_sizes(model: HookedRootModule, activation_name: str, tokens: Any) -> dict[str, int]:
+def axis_sizes(model: HookedRootModule, activation_name: str, tokens: object) -> dict[str, int]:
     """The size of each axis for this site. Raises KeyError if no layer has the site, TypeError if `tokens` is not a tensor."""
     refuse_two_stacks(model, "a classic sweep")
     if not isinstance(tokens, (Tensor, VisionInputs)):
@@ -163,7 +163,7 @@ def _checked_sites(
 
 
 def _check_cache(
-    model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Any, aligned: bool
+    model: HookedRootModule, clean_cache: Mapping[str, Tensor], sites: Iterable[str], tokens: Rows, aligned: bool
 ) -> None:
     """Raises if the clean cache lacks a site, or, with `aligned`, if its shape does not fit the prompts or the model."""
     batch, n_pos = tokens.shape if len(tokens.shape) == 2 else (1, tokens.shape[0])

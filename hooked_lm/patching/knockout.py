@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -16,7 +15,7 @@ from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_la
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.engine.undisturbed import undisturbed
-from hooked_lm.hooks import HookedRootModule, UnknownSite
+from hooked_lm.hooks import HookedRootModule, HookPoint, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.patching.windows import windows_of
@@ -87,7 +86,9 @@ def attention_knockout(
 class _Grid:
     """Edges x layers x heads, each cell a window of layers."""
 
-    def __init__(self, model: Any, tokens: Rows, edges: Edges, layers: Which, heads: Which, window: int) -> None:
+    def __init__(
+        self, model: HookedRootModule, tokens: Rows, edges: Edges, layers: Which, heads: Which, window: int
+    ) -> None:
         if not edges:
             raise ValueError("edges is empty: name at least one")
         self.edges = {name: _positions(name, ends, tokens.shape[1]) for name, ends in edges.items()}
@@ -168,8 +169,9 @@ def _visible(
     seen: dict[str, Tensor] = {}
     n_heads: dict[str, int] = {}
 
-    def record(scores: Tensor, hook: Any) -> None:
-        seen[hook.name], n_heads[hook.name] = (scores > float("-inf")).all(1).cpu(), scores.shape[1]
+    def record(scores: Tensor, hook: HookPoint) -> None:
+        name = hook.name or ""
+        seen[name], n_heads[name] = (scores > float("-inf")).all(1).cpu(), scores.shape[1]
 
     with torch.no_grad():
         model.run_with_hooks(tokens, return_type=None, fwd_hooks=[(site, record) for site in sites.values()])

@@ -103,7 +103,7 @@ def _numbered(numbers: Sequence[Label], wanted: Any) -> list[int]:
     return [len(numbers) + index] if is_ascending else []
 
 
-def _nearest(labels: Sequence[Label], tokens: Sequence[re.Match[str] | None], wanted: Any) -> str:
+def _nearest(labels: Sequence[Label], tokens: Sequence[re.Match[str] | None], wanted: object) -> str:
     """The labels that are most similar to a string, for an error."""
     if not isinstance(wanted, str):
         return ""

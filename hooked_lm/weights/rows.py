@@ -274,7 +274,7 @@ def _labels(axis: Axis | None) -> Iterable[Any]:
     return range(axis) if isinstance(axis, int) else axis or ()
 
 
-def _part_of(axis: Axis, label: Any, kept: bool) -> tuple[int | slice, int]:
+def _part_of(axis: Axis, label: object, kept: bool) -> tuple[int | slice, int]:
     """The index or slice of a labelled part in its axis, and the size of the axis."""
     if isinstance(axis, Mapping):
         start = 0

@@ -1,5 +1,6 @@
 """Loading onto several devices: plans, requests that are refused, and the way of each tensor."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.hub.device_map import Placement
 from hooked_lm.models.placement import Plan
 from hooked_lm.models.weights.offloaded import Offloaded
@@ -204,9 +205,10 @@ def test_requests_that_are_refused(options: dict[str, Any], message: str):
 
 
 def test_what_is_no_device_map():
+    in_use = inspect.unwrap(pretrained.from_pretrained)  # without the annotations' checks, as users call it
     for wrong in ([], True, 1.5):
         with pytest.raises(TypeError, match="device_map must be one of 'auto'"):
-            load(device_map=wrong)
+            in_use("demo", device_map=wrong)
 
 
 def test_layers_that_share_weights_stay_together():

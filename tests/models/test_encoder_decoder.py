@@ -461,7 +461,10 @@ def test_text_becomes_text(reader: HookedEncoderDecoder):
 
 def test_targets_of_a_tokenizer_with_two_vocabularies(model: HookedEncoderDecoder):
     class TwoVocabularies:
-        pad_token_id, eos_token_id = 0, 1
+        pad_token_id, eos_token_id, bos_token_id = 0, 1, None
+
+        def decode(self, ids: list[int], **options: Any) -> str:
+            return " ".join(map(str, ids))
 
         def __call__(self, texts: Any = None, text_target: Any = None, **options: Any) -> dict[str, list[list[int]]]:
             assert options.pop("verbose") is False

@@ -34,6 +34,11 @@ HOOKS = mutants({
          "hooks/test_point.py::an_edit_in_place_by_a_hook_of_torch_stays_behind_the_point",
          "return point(x.clone()) if is_listening(point)", "return point(x) if is_listening(point)"),
     ],
+    "hooks/module_points.py": [
+        ("hooks on the inputs of a module that is replaced are lost",
+         "parallel/test_one_process.py::hooks_on_the_inputs_of_a_module_that_is_replaced_stay",
+         "module._forward_pre_hooks is self._owner[0]._forward_pre_hooks", "self._owner[0] is module"),
+    ],
     "hooks/values.py": [
         ("an edit in place reaches the model's own tensor", "hooks/test_point.py::both_directions_and_removing_one",
          "        return value.clone()\n", "        return value.detach()\n"),

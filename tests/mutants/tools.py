@@ -274,6 +274,11 @@ TOOLS = mutants({
          "if any(isinstance(module, SplitModule) for module in model.modules()):",
          "if all(isinstance(module, SplitModule) for module in model.modules()):"),
     ],
+    "parallel/points.py": [
+        ("a point that is split loses its hooks",
+         "parallel/test_one_process.py::points_that_are_replaced_keep_names_axes_and_hooks",
+         "made.__dict__.update(module.__dict__)", 'made.__dict__.update({**module.__dict__, "_hooks": {}})'),
+    ],
     "parallel/attention.py": [
         ("the output bias of split attention is dropped",
          "parallel/test_one_process.py::values_edits_and_gradients_are_those_of_the_whole_model",

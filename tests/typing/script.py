@@ -4,13 +4,39 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import assert_type
 
-from hooked_lm import ActivationCache, HookedTransformer, HookPoint, Pairs, patching, utils
+from hooked_lm import (
+    ActivationCache,
+    HookedEncoder,
+    HookedTransformer,
+    HookPoint,
+    Pairs,
+    patching,
+    pretrained,
+    utils,
+)
 from hooked_lm.analysis import logit_lens, metrics
+
+
+class MyModel(HookedTransformer):
+    pass
 
 
 def load() -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo")
+
+
+def load_any(name: str) -> MyModel:
+    assert_type(pretrained.from_pretrained(name), pretrained.PretrainedModel)
+    assert_type(pretrained.from_pretrained(name, cls=HookedTransformer), HookedTransformer)
+    assert_type(pretrained.from_pretrained_no_processing(name, cls=MyModel), MyModel)
+    assert_type(HookedTransformer.from_pretrained_no_processing(name), HookedTransformer)
+    return MyModel.from_pretrained(name)
+
+
+def load_encoder(name: str) -> HookedEncoder:
+    return HookedEncoder.from_pretrained(name)
 
 
 def without_first_head(z: Tensor, hook: HookPoint) -> Tensor:
@@ -44,6 +70,7 @@ def main(folder: Path) -> str:
     text = model.generate(clean, max_new_tokens=2, do_sample=False, verbose=False)
     shapes = f"{tuple(pattern.shape)} {tuple(resid.shape)} {len(kept)} {lens.tokens.shape} {model.cfg.n_layers}"
     changed = float((edited - logits).abs().max().detach())
+    assert load_any("demo").cfg.n_layers == model.cfg.n_layers
     return f"{text!s} {shapes} {float(loss):.2f} {changed:.2f} {cells}"
 
 

@@ -1,6 +1,6 @@
 """Parts that vision towers share, and the two sides of vision-language models."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -23,7 +23,7 @@ Block = PreNormBlock.Config
 TOWER = "vision."  # in front of the parameters of a vision-language model's tower
 
 
-def square(size: Any, what: str) -> int:
+def square(size: int | Sequence[int], what: str) -> int:
     """A size that is a number, or the same number twice. Raises ValueError for another."""
     sizes = {size} if isinstance(size, int) else set(size)
     if len(sizes) > 1:
@@ -31,7 +31,7 @@ def square(size: Any, what: str) -> int:
     return int(next(iter(sizes)))
 
 
-def image_size(size: Any) -> tuple[int, int]:
+def image_size(size: int | Sequence[int]) -> tuple[int, int]:
     """The height and width of images."""
     height, width = (size, size) if isinstance(size, int) else size
     return int(height), int(width)

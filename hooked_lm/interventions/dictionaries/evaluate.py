@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
 from hooked_lm.interventions.dictionaries.site import site_read
@@ -110,7 +110,7 @@ def _of_runs(model: Decoder, stream: Activations, sae: Coder, rows: Sequence[ran
     def kept(hook: Callable[..., Any]) -> Callable[..., Any]:
         """A hook that does not change the skipped positions."""
 
-        def change(value: Tensor, hook_point: Any) -> Tensor | None:
+        def change(value: Tensor, hook_point: HookPoint) -> Tensor | None:
             new = hook(value, hook_point)
             return (
                 new

@@ -248,7 +248,7 @@ def _unpickled(file: Path) -> Tensors:
     return dict(found)
 
 
-def _with_weights(described: Any, tensors: Tensors, path: Path) -> SAE:
+def _with_weights(described: object, tensors: Tensors, path: Path) -> SAE:
     """A dictionary with these weights, all converted to the dtype of `W_enc`."""
     same = {
         name: weight.to(tensors["W_enc"].dtype) if "W_enc" in tensors else weight for name, weight in tensors.items()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.keywords import check_keywords
-from hooked_lm.interventions.base import Controller, Detector, HookObject, check_no_functions
+from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
@@ -102,7 +102,7 @@ class DictionaryHook(HookObject):
         """Deletes the features of the last forward pass in this thread."""
         self._seen.value.clear()
 
-    def _encoded(self, value: Any, hook: HookPoint) -> "_Read":
+    def _encoded(self, value: object, hook: HookPoint) -> "_Read":
         """The features of the vectors at a site."""
         name = str(hook.name)
         x = flat(self.sae, value, f"'{name}'")
@@ -127,25 +127,23 @@ class DictionaryHook(HookObject):
             kept.append((self, name, watched))
         return _Read(name, x, features, watched)
 
-    def to_dict(self) -> dict[str, Any]:
-        """As for any hook object, with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
-        sae, settings = self.sae, self.settings()
+    def packed(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings with the dictionary's kind and sizes, and its weights as tensors `sae.<name>`."""
+        sae = self.sae
         if not isinstance(sae, SAE):
             raise ValueError(
                 f"{self!r} cannot be serialised: its sae is a {type(sae).__name__}, not a dictionary of this package"
             )
-        del settings["sae"]
-        check_no_functions(self, settings)
         weights = {f"sae.{name}": weight.detach().cpu() for name, weight in sae.state_dict().items()}
-        return {"kind": self.kind_name(), **settings, "sae": sae.to_dict(), **weights}
+        return {**settings, "sae": sae.to_dict(), **weights}
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, Any]) -> "DictionaryHook":
-        """The object of a description from `to_dict`."""
+    def unpacked(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of the constructor, with the dictionary that the settings describe."""
         weights = {name[4:]: value.clone() for name, value in settings.items() if name.startswith("sae.")}
         rest = {name: value for name, value in settings.items() if not name.startswith("sae.")}
         sae = filled(rest.pop("sae", None), weights, "its dictionary")
-        return cls(**rest, sae=frozen(sae))
+        return {**rest, "sae": frozen(sae)}
 
 
 @dataclass(eq=False, repr=False)
@@ -161,7 +159,7 @@ class Features(DictionaryHook, Detector):
     512
     """
 
-    def see(self, value: Any, hook: HookPoint) -> None:
+    def see(self, value: object, hook: HookPoint) -> None:
         self._encoded(value, hook)
 
 
@@ -235,7 +233,7 @@ class Dictionary(DictionaryHook, Controller):
         if written is not None:
             raise ValueError(f"a transcoder reads one site and writes another ({written!r}): use Transcode")
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         return self._spliced(self._encoded(value, hook), value, hook)
 
     def _spliced(self, read: _Read, value: Tensor, hook: HookPoint) -> Tensor:
@@ -321,7 +319,7 @@ class Transcode(Dictionary):
                 f"a transcoder has two sites by full name, [read, written], and no layer; got {sites!r}, layer {self.layer}"
             )
 
-    def change(self, value: Any, hook: HookPoint) -> Any:
+    def change(self, value: Tensor, hook: HookPoint) -> Any:
         reads = self._reads.value
         if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
             if hook.name == self.hook_point[1]:  # type: ignore[index]
@@ -419,7 +417,7 @@ def width(sae: object) -> int | None:
     return next((size for size in known if isinstance(size, int)), None)
 
 
-def flat(sae: object, value: Any, where: str) -> Tensor:
+def flat(sae: object, value: object, where: str) -> Tensor:
     """A site's value with heads flattened to [..., head * d_head], if that is the dictionary's width.
 
     Raises ValueError, with both widths, if neither shape fits; TypeError unless the value is a floating-point tensor.

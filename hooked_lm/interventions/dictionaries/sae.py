@@ -79,7 +79,7 @@ class SAE(Shown, nn.Module):
 
     kind: ClassVar[str] = "standard"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         KINDS.setdefault(cls.kind, cls)
 
@@ -231,7 +231,7 @@ def build(described: Mapping[str, Any], seed: int = 0) -> SAE:
     return config(**settings).build(seed)
 
 
-def config_of(kind: Any) -> type[SAE.Config]:
+def config_of(kind: object) -> type[SAE.Config]:
     """The Config of a kind of dictionary; ValueError for an unknown kind."""
     if kind not in KINDS:
         raise ValueError(f"there is no dictionary of kind {kind!r}; there are {', '.join(KINDS)}")
@@ -256,7 +256,7 @@ def read_dictionary(path: str | Path) -> tuple[SAE, str | None]:
     return frozen(filled(header.get("dictionary"), weights, str(path))), header.get("normalized")
 
 
-def filled(described: Any, tensors: Mapping[str, Tensor], where: str) -> SAE:
+def filled(described: object, tensors: Mapping[str, Tensor], where: str) -> SAE:
     """A dictionary with these weights, in their dtypes.
 
     Raises ValueError for an invalid description, and for weights that are missing, unexpected, or of the wrong shape. Shapes

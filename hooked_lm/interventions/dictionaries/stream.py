@@ -173,7 +173,7 @@ def as_rows(model: HookedRootModule, prompts: Prompts) -> Prompts:
     return rows_of(model, prompts) if isinstance(prompts, VisionInputs) else prompts
 
 
-def inputs_of(model: Any, prompts: Prompts, rows: Sequence[int]) -> Read:
+def inputs_of(model: HookedRootModule, prompts: Prompts, rows: Sequence[int]) -> Read:
     """The model's input for some of the prompts, and the mask of real tokens (None: the input has no padding)."""
     if isinstance(prompts, VisionInputs):
         some = some_rows(model, prompts, rows).to(model.device)

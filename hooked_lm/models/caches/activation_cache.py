@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.wiring import has_part
-from hooked_lm.hooks import Cache, Slice, SliceInput, UnknownSite, site_glob
+from hooked_lm.hooks import Cache, HookedRootModule, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.select import advice
 from hooked_lm.models.caches import decompose
@@ -33,7 +33,7 @@ def _with_labels(stack_and_labels: tuple[Tensor, list[str]], return_labels: bool
 class NamedCache(Cache):
     """Name -> tensor of one run; reads the model's short names too, as in `cache["decoder.pattern", 0, "cross_attn"]`."""
 
-    def __init__(self, cache_dict: dict[str, Tensor], model: Any, has_batch_dim: bool = True) -> None:
+    def __init__(self, cache_dict: dict[str, Tensor], model: HookedRootModule, has_batch_dim: bool = True) -> None:
         super().__init__(cache_dict, has_batch_dim)
         self.model = model
 
@@ -61,7 +61,7 @@ class NamedCache(Cache):
         points = getattr(self.model, "hook_dict", {})
         return points[site].dims if site in points else ()
 
-    def full_name(self, key: Any) -> str:
+    def full_name(self, key: object) -> str:
         """Resolves a short name, a tuple or another library's name to a full name; each may end in "_grad"."""
         first, *rest = key if isinstance(key, tuple) else (key,)
         if not isinstance(first, str):
@@ -200,8 +200,8 @@ class ActivationCache(NamedCache):
     def logit_attrs(
         self,
         residual_stack: Stack,
-        tokens: Any,
-        incorrect_tokens: Any = None,
+        tokens: object,
+        incorrect_tokens: object = None,
         pos_slice: Part = None,
         batch_slice: Part = None,
         has_batch_dim: bool = True,

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm import hooks
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
@@ -58,7 +59,7 @@ def _stacked(model: HookedRootModule, components: list[Tensor], like: Callable[[
 
 def accumulated_resid(
     model: HookedRootModule,
-    cache: Cache,
+    cache: hooks.Cache,
     layer: int | None = None,
     incl_mid: bool = False,
     apply_ln: bool = False,
@@ -120,7 +121,7 @@ def written(cache: Cache, terms: Sequence[Term], pos: Slice) -> dict[str, Vector
 
 def apply_ln_to_stack(
     model: HookedRootModule,
-    cache: Any,
+    cache: hooks.Cache,
     residual_stack: Stack,
     layer: int | None = None,
     mlp_input: bool = False,
@@ -161,10 +162,10 @@ def _check_fits(stack: Tensor, scale: Tensor) -> None:
 
 def logit_attrs(
     model: HookedRootModule,
-    cache: Any,
+    cache: hooks.Cache,
     residual_stack: Stack,
-    tokens: Any,
-    incorrect_tokens: Any = None,
+    tokens: object,
+    incorrect_tokens: object = None,
     pos_slice: Part = None,
     batch_slice: Part = None,
     has_batch_dim: bool = True,
@@ -192,7 +193,7 @@ def logit_attrs(
     return torch.einsum("...m,...m->...", stack, _with_pos_axis(directions.to(stack), stack.shape[1:-1]))
 
 
-def _ids(model: HookedRootModule, tokens: Any) -> Tensor:
+def _ids(model: HookedRootModule, tokens: object) -> Tensor:
     """Token ids of strings or ids; a scalar if there is one."""
     ids = model.tokens.single_token_ids(tokens, model.device)
     return ids.flatten()[0] if ids.numel() == 1 else ids

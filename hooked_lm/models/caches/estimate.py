@@ -1,6 +1,6 @@
 """The memory of a cache, before the run that fills it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +40,13 @@ class _EvenRouting(TorchFunctionMode):
     How many tokens an expert gets depends on values; how many all experts of a layer get does not.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func is not Tensor.bincount or not isinstance(args[0], FakeTensor):
             return func(*args, **kwargs)

@@ -1,7 +1,7 @@
 """Builds config trees from flat names: decoders, BERT-like encoders, T5-like encoder-decoders."""
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
 
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.attention.cross import CrossAttention
@@ -27,6 +27,8 @@ from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.components.vision.patch_embed import ImagePosEmbed, PatchEmbed
 from hooked_lm.components.vision.projector import MLPProjector
+from hooked_lm.models.config.read import RELATIVE, Tree
+from hooked_lm.models.config.row import DECODER, ENCODER, ENCODER_DECODER, VISION
 from hooked_lm.models.config.tree import (
     DecoderConfig,
     EncoderConfig,
@@ -38,7 +40,25 @@ from hooked_lm.models.config.tree import (
 )
 
 
-def _check_together(c: Any) -> None:
+def tree_of_kind(kind: str, c: SimpleNamespace, is_sketch: bool = False) -> Tree | None:
+    """The tree of a kind of models with these flat names; None while names that it needs are missing.
+
+    A sketch is a tree with the sizes of a model that flat names alone do not describe, for `edited`.
+    """
+    is_known = c.d_vocab >= 0
+    if kind == DECODER:
+        needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
+        return decoder(c) if is_known and c.positional_embedding_type != RELATIVE and not needs_act_fn else None
+    if kind == ENCODER:
+        return encoder(c, is_sketch) if is_known else None
+    if kind == ENCODER_DECODER:
+        return encoder_decoder(c, is_sketch) if is_known else None
+    if kind == VISION:
+        return vision(c, is_sketch) if c.image_size is not None or is_sketch else None
+    return None  # flat names do not describe two towers
+
+
+def _check_together(c: SimpleNamespace) -> None:
     """Raises ValueError for flat names that contradict each other."""
     if (c.num_experts is None) != (c.experts_per_token is None):
         raise ValueError("num_experts and experts_per_token go together")
@@ -51,7 +71,7 @@ def _check_together(c: Any) -> None:
         raise ValueError(f"{' and '.join(stretched)} exclude each other: positions are stretched in one way")
 
 
-def decoder(cfg: Any) -> DecoderConfig:
+def decoder(cfg: SimpleNamespace) -> DecoderConfig:
     """The decoder tree for these flat names. Raises ValueError for invalid combinations."""
     _check_together(cfg)
     if cfg.n_heads == cfg.d_head == -1:
@@ -86,7 +106,7 @@ def decoder(cfg: Any) -> DecoderConfig:
     )
 
 
-def encoder(cfg: Any, is_sketch: bool = False) -> EncoderConfig:
+def encoder(cfg: SimpleNamespace, is_sketch: bool = False) -> EncoderConfig:
     """The tree of a BERT with these flat names. Raises ValueError for encoders of another kind.
 
     With `is_sketch` it is the BERT with the sizes of an encoder of any kind.
@@ -121,7 +141,7 @@ def encoder(cfg: Any, is_sketch: bool = False) -> EncoderConfig:
     )
 
 
-def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
+def vision(cfg: SimpleNamespace, is_sketch: bool = False) -> VisionConfig:
     """The tree of a ViT with these flat names. Raises ValueError for towers of another kind.
 
     With `is_sketch` it is the ViT with the sizes of a tower of any kind.
@@ -151,7 +171,7 @@ def vision(cfg: Any, is_sketch: bool = False) -> VisionConfig:
     )
 
 
-def vision_language(cfg: Any, decoder: DecoderConfig, tower: VisionConfig) -> VisionLanguageConfig:
+def vision_language(cfg: SimpleNamespace, decoder: DecoderConfig, tower: VisionConfig) -> VisionLanguageConfig:
     """The tree of a LLaVA that reads the normalised output of a tower."""
     return VisionLanguageConfig(
         **vars(decoder),
@@ -163,7 +183,7 @@ def vision_language(cfg: Any, decoder: DecoderConfig, tower: VisionConfig) -> Vi
     )
 
 
-def encoder_decoder(cfg: Any, is_sketch: bool = False) -> EncoderDecoderConfig:
+def encoder_decoder(cfg: SimpleNamespace, is_sketch: bool = False) -> EncoderDecoderConfig:
     """The tree of a T5 with these flat names. Raises ValueError for encoder-decoders of another kind.
 
     With `is_sketch` it is the T5 with the sizes of an encoder-decoder of any kind.
@@ -205,7 +225,7 @@ def encoder_decoder(cfg: Any, is_sketch: bool = False) -> EncoderDecoderConfig:
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _block(cfg: Any, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config:
+def _block(cfg: SimpleNamespace, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Config | ParallelBlock.Config:
     norm = _norm(cfg, cfg.normalization_type)
     post = _norm(cfg, unfolded(cfg.normalization_type)) if cfg.use_normalization_before_and_after else None
     attn = _attention(cfg, layer)
@@ -215,7 +235,7 @@ def _block(cfg: Any, layer: int) -> AttentionOnlyBlock.Config | PreNormBlock.Con
     return kind.Config(attn=attn, ln1=norm, ln1_post=post, mlp=_mlp(cfg), ln2=norm, ln2_post=post)
 
 
-def _attention(cfg: Any, layer: int) -> Attention.Config:
+def _attention(cfg: SimpleNamespace, layer: int) -> Attention.Config:
     scale = _scale(cfg) / (layer + 1 if cfg.scale_attn_by_inverse_layer_idx else 1)
     local = cfg.use_local_attn and (cfg.attn_types is None or cfg.attn_types[layer] == "local")
     if local and cfg.window_size is None:
@@ -239,7 +259,7 @@ def _attention(cfg: Any, layer: int) -> Attention.Config:
     )
 
 
-def _rotary(cfg: Any, local: bool) -> Rotary:
+def _rotary(cfg: SimpleNamespace, local: bool) -> Rotary:
     """The rotary embedding of a layer. Local layers are not scaled if they have a separate base, nor by a linear factor."""
     dim = cfg.rotary_dim or cfg.d_head
     base = float(cfg.rotary_base if cfg.rotary_base_local is None or not local else cfg.rotary_base_local)
@@ -258,7 +278,7 @@ def _rotary(cfg: Any, local: bool) -> Rotary:
     return Rotary(dim, base, cfg.rotary_adjacent_pairs, scaling)
 
 
-def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
+def _mlp(cfg: SimpleNamespace) -> MLPConfig | MoE.Config:
     act_fn, d_mlp = XIELU.Config() if cfg.act_fn == "xielu" else cfg.act_fn or "", cfg.d_mlp or 4 * cfg.d_model
     if cfg.num_experts is not None:
         kind = GatedMLP if cfg.gated_mlp else MLP
@@ -271,7 +291,7 @@ def _mlp(cfg: Any) -> MLPConfig | MoE.Config:
     return kind.Config(cfg.d_model, d_mlp, act_fn, bias=True, mid_norm=mid_norm)
 
 
-def _mid_norm(cfg: Any, d_mlp: int) -> NormConfig:
+def _mid_norm(cfg: SimpleNamespace, d_mlp: int) -> NormConfig:
     """The norm of the MLP activations; it has weights if the model's norms are layer norms with weights."""
     has_weights = cfg.normalization_type == "LN"
     return LayerNorm.Config(d_mlp, cfg.eps, weight=has_weights, bias=has_weights)
@@ -282,7 +302,7 @@ def unfolded(normalization_type: str | None) -> str | None:
     return None if normalization_type is None else normalization_type.removesuffix("Pre")
 
 
-def _norm(cfg: Any, normalization_type: str | None) -> NormConfig | None:
+def _norm(cfg: SimpleNamespace, normalization_type: str | None) -> NormConfig | None:
     match normalization_type:
         case None:
             return None
@@ -294,7 +314,7 @@ def _norm(cfg: Any, normalization_type: str | None) -> NormConfig | None:
             raise ValueError(f"unknown normalization_type {other!r}: None, 'LN', 'LNPre', 'RMS' or 'RMSPre'")
 
 
-def _final_norm(cfg: Any) -> NormConfig | None:
+def _final_norm(cfg: SimpleNamespace) -> NormConfig | None:
     has_weights = cfg.normalization_type not in ("LNPre", "RMSPre")
     return (
         RMSNorm.Config(cfg.d_model, cfg.eps, weight=has_weights)
@@ -307,10 +327,10 @@ def _cap(flat: float) -> float | None:
     return flat if flat > 0 else None
 
 
-def _check_layers(cfg: Any) -> None:
+def _check_layers(cfg: SimpleNamespace) -> None:
     if cfg.n_layers < 1:
         raise ValueError(f"n_layers must be a whole number of at least 1, got {cfg.n_layers!r}")
 
 
-def _scale(cfg: Any) -> float:
+def _scale(cfg: SimpleNamespace) -> float:
     return float(1 / cfg.attn_scale) if cfg.use_attn_scale else 1.0

@@ -14,7 +14,7 @@ import torch
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
-from hooked_lm.models.config import build, defaults, read
+from hooked_lm.models.config import defaults, read
 from hooked_lm.models.config.flat_config import FlatConfig, remembers
 from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, ENCODER, ENCODER_DECODER, OF_TEXT, fact, of_tree
 from hooked_lm.models.config.tree import DecoderConfig, EncoderConfig, EncoderDecoderConfig
@@ -227,13 +227,6 @@ class HookedTransformerConfig(FlatConfig):
     # fmt: on
     tree: DecoderConfig | None = field(default=None, repr=False)
 
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The decoder tree; None while required names are missing."""
-        needs_act_fn = c.act_fn is None and not c.attn_only and c.n_layers > 0
-        is_decoder = c.positional_embedding_type != read.RELATIVE
-        return build.decoder(c) if c.d_vocab >= 0 and is_decoder and not needs_act_fn else None
-
 
 @remembers
 @dataclass(repr=False)
@@ -255,17 +248,11 @@ class HookedEncoderConfig(HookedTransformerConfig):
     tie_word_embeddings: bool = True
     tree: EncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The encoder tree; None while `d_vocab` is unknown."""
-        return build.encoder(c, is_sketch) if c.d_vocab >= 0 else None
-
     @classmethod
-    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> "HookedEncoderConfig":
-        """Returns an encoder config unchanged; converts a dict, or the flat names of a decoder config, to one."""
-        if isinstance(config, HookedTransformerConfig) and not isinstance(config, cls):
-            return cls(**config.flat_values() | {"attention_dir": "bidirectional"})
-        return cls.from_dict(config) if isinstance(config, dict) else config
+    def adopted(cls, config: FlatConfig) -> FlatConfig:
+        """An encoder config unchanged; the flat names of a decoder config as one."""
+        is_other = isinstance(config, HookedTransformerConfig) and not isinstance(config, cls)
+        return cls(**config.flat_values() | {"attention_dir": "bidirectional"}) if is_other else config
 
 
 @remembers
@@ -296,17 +283,12 @@ class HookedEncoderDecoderConfig(HookedTransformerConfig):
     tie_word_embeddings: bool = True
     tree: EncoderDecoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The encoder-decoder tree; None while `d_vocab` is unknown."""
-        return build.encoder_decoder(c, is_sketch) if c.d_vocab >= 0 else None
-
     @classmethod
-    def unwrap(cls, config: HookedTransformerConfig | dict[str, Any]) -> HookedTransformerConfig:
-        """Converts a dict, or a decoder config with relative position biases, to this class; other configs are unchanged."""
-        if isinstance(config, dict):
-            return cls.from_dict(config)
-        if isinstance(config, cls) or config.positional_embedding_type != read.RELATIVE:
+    def adopted(cls, config: FlatConfig) -> FlatConfig:
+        """A decoder config with relative position biases as one of this class; other configs unchanged."""
+        if isinstance(config, cls) or not isinstance(config, HookedTransformerConfig):
+            return config
+        if config.positional_embedding_type != read.RELATIVE:
             return config
         unset = {f"relative_attention_{name}" for name in ("num_buckets", "max_distance")}
         values = {n: v for n, v in config.flat_values().items() if not (n in unset and v is None)}

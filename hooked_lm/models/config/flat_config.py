@@ -7,9 +7,8 @@ name changes only the parts that the name describes (`tree_edit.py`). A set name
 
 import difflib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Container
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import wraps
 from inspect import signature
 from types import SimpleNamespace
@@ -18,6 +17,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.models.config.build import tree_of_kind
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.row import ABSENT, table
 from hooked_lm.models.config.shown import ShownConfig
 from hooked_lm.models.config.stored import StoredConfig
@@ -39,7 +40,7 @@ KINDS_OF_PARTS = {"positional_embedding_type", "normalization_type", "attention_
 UNSET = (None, -1, -1.0)  # values of a derived name before it is computed
 
 
-class FlatConfig(ShownConfig, StoredConfig, ABC):
+class FlatConfig(ShownConfig, StoredConfig):
     """A config as flat names, and its tree.
 
     `_given` holds the names that were set, with their values; `_base`, the tree that the config was made from; `_shown`, the
@@ -48,6 +49,8 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     __slots__ = ("_base", "_given", "_of_model", "_shown")
     kind: ClassVar[str]  # decoder, encoder or encoder-decoder
+    # names without which there is no tree -> the error that says so
+    needed: ClassVar[dict[str, str]] = {"d_vocab": "d_vocab is missing: give it in the config, or give a tokenizer"}
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     _given: dict[str, Any]
@@ -61,18 +64,15 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         """This config. `dataclasses.replace` passes it to the new config, before the copied fields."""
         return self
 
-    @staticmethod
-    @abstractmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The tree built from flat names; None while required names are missing.
-
-        A sketch is a tree with the sizes of a model that flat names alone do not describe, for `edited`.
-        """
+    @classmethod
+    def build(cls, c: SimpleNamespace, is_sketch: bool = False) -> Any:
+        """The tree built from flat names; None while required names are missing. See `tree_of_kind`."""
+        return tree_of_kind(cls.kind, c, is_sketch)
 
     # ---- other ways to make one, and out again -----------------------------------------------------------------------
 
     @classmethod
-    def from_tree(cls: type[Config], tree: Any, **facts: Any) -> Config:
+    def from_tree(cls: type[Config], tree: Tree, **facts: Any) -> Config:
         """The config of a tree; `facts` are the fields that are not in the tree (names, device, dtype, defaults)."""
         made: Any = cls
         return made(**{**values_of(cls, tree), **facts}, tree=tree)
@@ -91,8 +91,13 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     @classmethod
     def unwrap(cls, config: Any) -> Any:
-        """Converts a dict to a config; a config is returned unchanged."""
-        return cls.from_dict(config) if isinstance(config, dict) else config
+        """The config of a dict, or the config of a model of this class for a given one; see `adopted`."""
+        return cls.from_dict(config) if isinstance(config, dict) else cls.adopted(config)
+
+    @classmethod
+    def adopted(cls, config: "FlatConfig") -> "FlatConfig":
+        """The config of a model of this class for a config of any kind: by default the same."""
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """The flat names and the tree as a dict, for `from_dict`."""
@@ -106,12 +111,12 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
 
     # ---- setting names -----------------------------------------------------------------------------------------------
 
-    def __post_init__(self, origin: Any) -> None:
+    def __post_init__(self, origin: "FlatConfig | None") -> None:
         for name, row in table(type(self)).rows.items():
             if row.is_fact:
                 row.check(name, getattr(self, name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         row = table(type(self)).rows.get(name)
         if not hasattr(self, "_given"):  # during __init__
             return object.__setattr__(self, name, value)
@@ -145,7 +150,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
             )
         object.__setattr__(self, name, value)
 
-    def _set_on_model(self, name: str, value: Any) -> None:
+    def _set_on_model(self, name: str, value: object) -> None:
         """Accepts only the same value, or any `n_ctx`; ValueError otherwise, as the modules are built."""
         if name == "n_ctx" and isinstance(value, int) and value > 0:
             object.__setattr__(self, name, value)  # limits prompts only; the position embedding keeps its size
@@ -170,7 +175,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         """Marks this as the config of a built model: names that determine its modules can no longer be changed."""
         self._of_model = True
 
-    def adopt_tree(self, tree: Any) -> None:
+    def adopt_tree(self, tree: Tree) -> None:
         """Replaces the tree after a model's modules were changed."""
         values = values_of(type(self), tree)
         self._given = {n: value for n, value in self._given.items() if n not in values or same(values[n], value)}
@@ -183,8 +188,9 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         if self.tree is not None:
             return
         cfg: Any = self
-        if cfg.d_vocab == -1:
-            raise ValueError("d_vocab is missing: give it in the config, or give a tokenizer")
+        for name, problem in self.needed.items():
+            if getattr(self, name) in UNSET:
+                raise ValueError(problem)
         if cfg.act_fn is None and not cfg.attn_only:
             raise ValueError("a model with MLPs needs act_fn, e.g. 'gelu' or 'relu'")
         raise ValueError(
@@ -295,7 +301,7 @@ class FlatConfig(ShownConfig, StoredConfig, ABC):
         """The state without `_of_model`: a copy is not the config of a built model."""
         return dict(vars(self)), dict(self._given), self._base, dict(self._shown)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: tuple[dict[str, Any], dict[str, Any], Tree | None, dict[str, Any]]) -> None:
         values, given, base, shown = state
         vars(self).update(values)
         self._given, self._base, self._shown, self._of_model = given, base, shown, False
@@ -324,7 +330,7 @@ def remembers(cls: type[Config]) -> type[Config]:
         self._of_model, self._shown = False, {}
         is_copied = origin is not None and "tree" not in chosen
         self._base = origin._base if is_copied else self.tree
-        if self._base is not None and not is_dataclass(self._base):
+        if self._base is not None and not isinstance(self._base, Tree):
             raise TypeError(f"tree must be a tree of component configs, got {type(self._base).__name__}")
         is_from_tree = self._base is not None and origin is None
         in_tree = completed(cls, {**values_of(cls, self._base), "init_mode": self.init_mode}) if is_from_tree else {}
@@ -352,7 +358,7 @@ def remembers(cls: type[Config]) -> type[Config]:
 # ---- values ----------------------------------------------------------------------------------------------------------
 
 
-def values_of(cls: type[FlatConfig], tree: Any) -> dict[str, Any]:
+def values_of(cls: type[FlatConfig], tree: Tree | None) -> dict[str, Any]:
     """The flat names of a tree and their values, without names for parts that the tree lacks."""
     names = table(cls)
     last_tree, values = names.last_read
@@ -413,7 +419,7 @@ def without_foreign(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in FOREIGN_FIELDS}
 
 
-def normalized(cls: type[FlatConfig], name: str, value: Any) -> Any:
+def normalized(cls: type[FlatConfig], name: str, value: object) -> Any:
     """The stored form of a value: dtype names become torch dtypes, device None a device, ints in float fields floats."""
     if name == "dtype" and isinstance(value, str):
         dtype = getattr(torch, value.removeprefix("torch."), None)
@@ -422,11 +428,12 @@ def normalized(cls: type[FlatConfig], name: str, value: Any) -> Any:
         return dtype
     if name == "device" and value is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_int and name in table(cls).floats else value
+    if isinstance(value, int) and not isinstance(value, bool) and name in table(cls).floats:
+        return float(value)
+    return value
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two values are equal; floats up to a relative difference of 1e-9."""
     if isinstance(a, float) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-9)

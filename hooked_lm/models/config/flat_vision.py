@@ -1,9 +1,11 @@
 """Flat names of models that read images: towers, vision-language models, dual encoders."""
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
-from hooked_lm.models.config import build, read
+from hooked_lm.models.config import read
+from hooked_lm.models.config.build import vision_language
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import remembers
 from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, VISION, of_tree, table
@@ -20,6 +22,7 @@ class HookedVisionConfig(HookedTransformerConfig):
     """
 
     kind: ClassVar[str] = VISION
+    needed = {"image_size": "image_size is missing: give it in the config"}
 
     # fmt: off
     n_ctx: int = of_tree("longest input, in class tokens and patches", "n_ctx", default=-1, least=1, kinds=(VISION,),
@@ -39,17 +42,6 @@ class HookedVisionConfig(HookedTransformerConfig):
     eps: float = 1e-12
     tree: VisionConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
 
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """The tree of a ViT; None while the size of images is unknown."""
-        return build.vision(c, is_sketch) if c.image_size is not None or is_sketch else None
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None:
-            raise ValueError("image_size is missing: give it in the config")
-
 
 @remembers
 @dataclass(repr=False)
@@ -66,6 +58,11 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     (16, 64)
     """
 
+    needed = {
+        "vision": "vision is missing: give the flat names of the tower, vision=dict(...)",
+        "image_token": "image_token is missing: give the id of the tokens that images replace",
+        **HookedTransformerConfig.needed,
+    }
     # fmt: off
     vision: Any = of_tree("the vision tower: a dict of its flat names, a config or a tree", "vision", default=None,
                           kinds=(DECODER,), spelling=lambda value, c: tower_of(value))
@@ -73,28 +70,19 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     # fmt: on
     tree: VisionLanguageConfig | None = field(default=None, repr=False)
 
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
+    @classmethod
+    def build(cls, c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The tree of a LLaVA; None while required names are missing. With `is_sketch`, that of its decoder."""
-        decoder = HookedTransformerConfig.build(c, is_sketch)
+        decoder = super().build(c, is_sketch)
         if decoder is None or is_sketch:
             return decoder
         tower = None if c.image_token == -1 else tower_of(c.vision)
         if c.image_token >= c.d_vocab:
             raise ValueError(f"image_token={c.image_token} is no token: the ids of d_vocab={c.d_vocab} end before it")
-        return None if tower is None else build.vision_language(c, decoder, tower)
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None and self.vision is None:
-            raise ValueError("vision is missing: give the flat names of the tower, vision=dict(...)")
-        if self.tree is None and self.image_token == -1:
-            raise ValueError("image_token is missing: give the id of the tokens that images replace")
-        super().check_tree()
+        return None if tower is None else vision_language(c, decoder, tower)
 
 
-def tower_of(given: Any) -> VisionConfig | None:
+def tower_of(given: dict[str, Any] | HookedVisionConfig | VisionConfig | None) -> VisionConfig | None:
     """The tree of a tower without heads. Raises ValueError for flat names that are of a model, not of a tower."""
     if isinstance(given, dict):
         of_model = {name for name, row in table(HookedVisionConfig).rows.items() if row.is_fact or name == "n_classes"}
@@ -115,17 +103,5 @@ class HookedDualEncoderConfig(HookedTransformerConfig):
     """The config of a dual encoder, which is made from a tree. Flat names describe the text tower."""
 
     kind: ClassVar[str] = DUAL_ENCODER
+    needed = {"tree": "a dual encoder is built from a tree: HookedDualEncoderConfig.from_tree(DualEncoderConfig(...))"}
     tree: DualEncoderConfig | None = field(default=None, repr=False)  # type: ignore[assignment]
-
-    @staticmethod
-    def build(c: Any, is_sketch: bool = False) -> Any:
-        """None: flat names do not describe two towers."""
-        return None
-
-    def check_tree(self) -> None:
-        """Raises ValueError if no model can be built from this config."""
-        self.resolve()
-        if self.tree is None:
-            raise ValueError(
-                "a dual encoder is built from a tree: HookedDualEncoderConfig.from_tree(DualEncoderConfig(...))"
-            )

@@ -5,23 +5,33 @@ from typing import Any
 
 from hooked_lm.components.activations import activation_name
 from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.grouped import GroupedMLP
-from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import NormConfig
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed
 from hooked_lm.models.config.row import ABSENT, found
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    DualEncoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+)
 
+Tree = DecoderConfig | EncoderConfig | EncoderDecoderConfig | VisionConfig | DualEncoderConfig
+AnyMLPConfig = MLPConfig | ClampedGatedMLP.Config | MoE.Config
 RELATIVE = "relative_positional_bias"
 
 
-def position_type(tree: Any) -> str:
+def position_type(tree: Tree) -> str:
     """The kind of position embedding."""
     if hasattr(tree, "encoder"):
         has_bias = tree.encoder.rel_pos_bias or found(tree, "encoder.blocks.*.attn.position_bias[RelativeBias]")
@@ -45,7 +55,7 @@ def norm_type(norm: NormConfig | None) -> str | None:
     return ("LN" if isinstance(norm, LayerNorm.Config) else "RMS") + ("" if norm.weight else "Pre")
 
 
-def is_tied(tree: Any) -> bool:
+def is_tied(tree: DecoderConfig | EncoderConfig | EncoderDecoderConfig) -> bool:
     """Whether the unembedding is the whole token embedding, transposed."""
     if tree.unembed is None:
         return False
@@ -53,7 +63,7 @@ def is_tied(tree: Any) -> bool:
     return bool(tree.unembed.tied and embed.d_vocab == tree.unembed.d_vocab)
 
 
-def image_size(tree: Any) -> int | None:
+def image_size(tree: VisionConfig) -> int | None:
     """The height of images in pixels; None if a tower reads images of any size."""
     return None if tree.pos_embed is None else int(tree.pos_embed.rows * tree.embed.patch_size)
 
@@ -61,19 +71,19 @@ def image_size(tree: Any) -> int | None:
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
-def scale_of(attn: Any) -> float:
+def scale_of(attn: Attend.Config) -> float:
     """The factor that attention scores are multiplied by; 1 / sqrt(d_head) by default."""
     return float(attn.d_head**-0.5 if attn.scale is None else attn.scale)
 
 
-def scales_by_layer(blocks: Any) -> bool:
+def scales_by_layer(blocks: tuple[object, ...]) -> bool:
     """Whether the scores of layer n are also divided by n + 1."""
     scales = [scale_of(attn) for attn in found(blocks, "*.attn")]
     divided = [isclose(scale * (layer + 1), scales[0]) for layer, scale in enumerate(scales)]
     return len(blocks) == len(scales) > 1 and all(divided)
 
 
-def layer_types(blocks: Any) -> list[str] | None:
+def layer_types(blocks: tuple[object, ...]) -> list[str] | None:
     """For each layer "local" or "global"; None if no layer is local, or some layer has no attention."""
     windows = found(blocks, "*.attn.window")
     has_windows = any(windows) and len(windows) == len(blocks)
@@ -112,12 +122,12 @@ def _rotaries(attns: list[Any]) -> tuple[Any, Any]:
 # ---- MLPs ------------------------------------------------------------------------------------------------------------
 
 
-def one_mlp(mlp: Any) -> Any:
+def one_mlp(mlp: AnyMLPConfig) -> Any:
     """The MLP itself, or an expert if it is a mixture."""
     return mlp.expert if isinstance(mlp, MoE.Config) else mlp
 
 
-def act_fn(mlp: Any) -> str:
+def act_fn(mlp: AnyMLPConfig) -> str:
     """The name of the activation; it ends in `_ln` if a norm follows it."""
     one = one_mlp(mlp)
     of_its_own = isinstance(one, MLP.Config) or (isinstance(one, GatedMLP.Config) and one.act_fn == "solu")
@@ -125,7 +135,7 @@ def act_fn(mlp: Any) -> str:
     return activation_name(one.act_fn) + ("_ln" if has_norm else "")
 
 
-def is_gated(mlp: Any) -> bool:
+def is_gated(mlp: AnyMLPConfig) -> bool:
     """Whether the activation is multiplied by a second projection."""
     return isinstance(one_mlp(mlp), (GatedMLP.Config, ClampedGatedMLP.Config))
 
@@ -133,7 +143,7 @@ def is_gated(mlp: Any) -> bool:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
 
-def n_params(tree: Any) -> int:
+def n_params(tree: Tree) -> int:
     """The number of matrix entries in the blocks, without biases, norms and embeddings; shared weights count once."""
     sets = getattr(tree, "shares", None) or range(len(tree.blocks))
     once = dict(zip(sets, tree.blocks, strict=True)).values()
@@ -156,7 +166,7 @@ def _of_adapters(attn: WideAttention.Config, mlp: GatedMLP.Config) -> int:
     return n
 
 
-def _of_block(block: Any) -> int:
+def _of_block(block: object) -> int:
     n = block.mixer.n_weights if isinstance(block, MixerPart.Config) else 0
     if isinstance(block, SharedBlock.Config):
         return n + block.ln3.d_model**2 + _of_adapters(block.attn, block.mlp)
@@ -168,7 +178,7 @@ def _of_block(block: Any) -> int:
     return n + (_of_mlp(block.mlp) * (1 + getattr(block, "n_ffn", 0)) if hasattr(block, "mlp") else 0)
 
 
-def _of_mlp(mlp: Any) -> int:
+def _of_mlp(mlp: AnyMLPConfig) -> int:
     if isinstance(mlp, MoE.Config):
         shared = 0 if mlp.shared is None else _of_mlp(mlp.shared) + mlp.shared_gate * mlp.d_model
         return int(mlp.n_experts * (mlp.d_model + _of_mlp(mlp.expert)) + shared)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from inspect import signature
 from typing import Any, get_args
 
@@ -46,7 +46,7 @@ class Row:
         """The names that the value is derived from."""
         return () if self.follows is None else tuple(signature(self.follows).parameters)
 
-    def value(self, tree: Any) -> Any:
+    def value(self, tree: object) -> Any:
         """The value of the name in a tree, or ABSENT."""
         for path in self.paths:
             if parts := found(tree, path):
@@ -54,14 +54,15 @@ class Row:
                 return part if self.read is None else self.read(part)
         return ABSENT
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: object) -> None:
         """Raises ValueError for a value that is not in `choices` or below `least`."""
         if len(self.choices) == 1 and value not in self.choices:
             raise ValueError(f"{name} is {self.doc}; got {value!r}")
         if self.choices and value not in self.choices:
             raise ValueError(f"{name} must be one of {self.choices}, got {value!r}")
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        if self.least is not None and not (is_whole and value >= self.least):
+        if self.least is not None and not (
+            isinstance(value, int) and not isinstance(value, bool) and value >= self.least
+        ):
             raise ValueError(f"{name} must be a whole number of at least {self.least}, got {value!r}")
 
 
@@ -78,7 +79,7 @@ def fact(doc: str, default: Any = MISSING, *paths: str, factory: Any = MISSING, 
     return field(default=default, metadata=metadata)
 
 
-def found(tree: Any, path: str) -> list[Any]:
+def found(tree: object, path: str) -> list[Any]:
     """The parts of a tree at a path.
 
     >>> from hooked_lm.models.config.flat import HookedTransformerConfig
@@ -86,7 +87,7 @@ def found(tree: Any, path: str) -> list[Any]:
     >>> found(cfg.tree, "blocks.*.attn.n_heads"), found(cfg.tree, "blocks.*.attn.rotary.theta")
     ([2, 2], [])
     """
-    parts = [tree]
+    parts: list[Any] = [tree]
     for step in path.split(".") if path else ():
         if step == "*":
             parts = [each for part in parts for each in part]
@@ -107,7 +108,7 @@ class Table:
     that was read last, and its values.
     """
 
-    def __init__(self, cls: Any) -> None:
+    def __init__(self, cls: type) -> None:
         declared = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__]
         candidates = {f.name: [d[f.name].metadata.get("row") for d in declared if f.name in d] for f in fields(cls)}
         self.rows: dict[str, Row] = {name: row for name, of in candidates.items() for row in filter(None, of[::-1])}
@@ -120,7 +121,11 @@ class Table:
         self.floats = frozenset(f.name for f in fields(cls) if {float, int} <= {*get_args(f.type)})
 
 
-@cache
-def table(cls: Any) -> Table:
+TABLES: dict[type, Table] = {}
+
+
+def table(cls: type) -> Table:
     """The table of a config class, cached."""
-    return Table(cls)
+    if cls not in TABLES:
+        TABLES[cls] = Table(cls)
+    return TABLES[cls]

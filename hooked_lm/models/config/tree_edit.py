@@ -4,9 +4,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from hooked_lm.components.attention.multihead import Attention
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Sizes of several parts of a tree, and those that every part has under the same name.
 SIZES = ("d_model", "n_heads", "d_head", "d_mlp")
@@ -25,7 +28,7 @@ class Change:
         """The sizes that change, with the values before."""
         return {name: self.before[name] for name in SIZES if self.before.get(name) != self.after.get(name)}
 
-    def followed(self, name: str, value: Any) -> Any:
+    def followed(self, name: str, value: object) -> Any:
         """The value of a field `name` that flat names do not describe; fields of `FOLLOWING` in it follow."""
         if name in FOLLOWING and _same(value, self.before[name]):
             return self.after[name]
@@ -38,7 +41,7 @@ class Change:
         return value if all(parts[name] is own[name] for name in own) else replace(value, **parts)
 
 
-def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
+def edited(tree: object, old: object, new: object, before: Mapping[str, object], after: Mapping[str, object]) -> Any:
     """Applies a change of flat names to `tree`: the values `before` and `after` it, and the trees built from them.
 
     Where `old` and `new` differ, `tree` is changed in the same way. In parts that flat names do not describe, fields of
@@ -53,7 +56,7 @@ def edited(tree: Any, old: Any, new: Any, before: Mapping[str, object], after: M
     return _edited(_normalised(tree), old, new, "", Change(before, after))
 
 
-def _edited(actual: Any, old: Any, new: Any, place: str, change: Change) -> Any:
+def _edited(actual: object, old: object, new: object, place: str, change: Change) -> Any:
     if old is None and new is None:
         _check_sizes(actual, place, change.sizes)
     # nothing changed, or `tree` lacks the part
@@ -80,11 +83,11 @@ def _edited(actual: Any, old: Any, new: Any, place: str, change: Change) -> Any:
     raise ValueError(f"the tree has {actual!r} at {place.lstrip('.')}, where flat names describe {old!r}")
 
 
-def _is_config(part: object) -> bool:
+def _is_config(part: object) -> "TypeGuard[DataclassInstance]":
     return is_dataclass(part) and not isinstance(part, type)
 
 
-def _check_sizes(part: Any, place: str, sizes: Mapping[str, object], name: str = "") -> None:
+def _check_sizes(part: object, place: str, sizes: Mapping[str, object], name: str = "") -> None:
     """Raises ValueError if a part that flat names do not describe has one of the sizes that change."""
     if _is_config(part):
         for field in fields(part):
@@ -114,20 +117,20 @@ def _edited_layers(
     return tuple(_edited(*parts, f"{place}.{layer}", change) for layer, parts in enumerate(whole))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Whether two values or configs are equal; floats up to a relative difference of 1e-9."""
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-9)
     if type(a) is not type(b):
         return bool(a == b)
-    if isinstance(a, tuple):
+    if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
-    if is_dataclass(a):
+    if _is_config(a):
         return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
     return bool(a == b)
 
 
-def _normalised(part: Any) -> Any:
+def _normalised(part: object) -> Any:
     """The tree with the default scale of every attention filled in, and None for as many key and value heads as heads."""
     if isinstance(part, tuple):
         return tuple(_normalised(each) for each in part)

@@ -298,7 +298,7 @@ def _pieces(
         yield rest
 
 
-def _added(output: Any, sent: Any) -> Any:
+def _added(output: Output, sent: Any) -> Any:
     """The part of an output after `sent`, which it begins with."""
     if sent is None:
         return output
@@ -307,7 +307,7 @@ def _added(output: Any, sent: Any) -> Any:
     return output[len(sent) :] if isinstance(output, str) else output[:, sent.shape[1] :]
 
 
-def _complete(output: Any) -> Any:
+def _complete(output: Output) -> Any:
     """The output without a trailing incomplete UTF-8 character."""
     if isinstance(output, list):
         return [_complete(text) for text in output]

@@ -163,15 +163,15 @@ def check_in_vocab(model: HookedRootModule, name: str, ids: Sequence[int]) -> No
 
 
 def converter(
-    model: HookedRootModule, input: Any, return_type: str, kinds: Sequence[str]
+    model: HookedRootModule, input: str | Sequence[str] | Tensor, return_type: str, kinds: Sequence[str]
 ) -> Callable[[TokenSequence], Any]:
     """The function that converts a sequence to `return_type`: one of `kinds`, or the type of the input."""
     if return_type not in ("input", *kinds):
         known = ", ".join(map(repr, ("input", *kinds)))
         raise ValueError(f"return_type must be one of {known}, got {return_type!r}")
     is_text = not isinstance(input, Tensor)
-    if return_type == "input":
-        return_type = "str" if is_text else "embeds" if input.is_floating_point() else "tokens"
+    if return_type == "input" and isinstance(input, Tensor):
+        return_type = "embeds" if input.is_floating_point() else "tokens"
     if return_type == "tokens":
         return lambda sequence: sequence.tokens
     if return_type == "embeds":

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.text.tokens import ids_of, padded
 
 Pair = tuple[str, str]
@@ -66,7 +67,7 @@ class EncoderText(TextMethods):
         return self.tokens.get_token_position(single_token, ids, mode)
 
 
-def texts_of(input: Any) -> list[str | Pair]:
+def texts_of(input: object) -> list[str | Pair]:
     """The input as a list of texts and pairs; TypeError for anything else, ValueError for an empty list."""
     texts = [input] if isinstance(input, (str, tuple)) else input
     if not isinstance(texts, list):
@@ -79,7 +80,7 @@ def texts_of(input: Any) -> list[str | Pair]:
     return texts
 
 
-def _is_text(input: Any) -> bool:
+def _is_text(input: object) -> bool:
     """Whether the input is one text or pair, or a list whose first item is one."""
     if isinstance(input, list):
         return bool(input) and not isinstance(input[0], list) and _is_text(input[0])
@@ -88,7 +89,7 @@ def _is_text(input: Any) -> bool:
     )
 
 
-def encoded(tokenizer: Any, parts: list[str]) -> tuple[list[int], list[int], list[int | None]]:
+def encoded(tokenizer: Tokenizer, parts: list[str]) -> tuple[list[int], list[int], list[int | None]]:
     """The ids of one text or a pair with special tokens, their token types, and the part (0, 1, None) of each id.
 
     Never truncates or pads, whatever is set on the tokenizer.

@@ -1,7 +1,6 @@
 """Text methods of encoder-decoders: texts to encoder ids and decoder ids, and back."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -10,6 +9,7 @@ from torch import Tensor
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of, padded
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
@@ -21,10 +21,9 @@ class SourceAndTargetText(TextMethods):
 
     cfg: HookedEncoderDecoderConfig
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        return False, "right"
+    pads_on = "right"
 
-    def set_tokenizer(self, tokenizer: Any) -> None:  # type: ignore[override]
+    def set_tokenizer(self, tokenizer: Tokenizer | None) -> None:  # type: ignore[override]
         """Sets the model's tokenizer, which is never modified."""
         super().set_tokenizer(tokenizer)
 
@@ -71,7 +70,7 @@ class SourceAndTargetText(TextMethods):
         """Whether the tokenizer appends an end token to a text."""
         return self.tokenizer.eos_token_id in ids_of(self.tokenizer, [""], specials=True)[0]
 
-    def to_str_tokens(self, input: Any) -> list[str] | list[list[str]]:
+    def to_str_tokens(self, input: str | Sequence[str] | Tensor) -> list[str] | list[list[str]]:
         """Returns the tokens of text (with special tokens) or of ids, each as a string."""
         if isinstance(input, Tensor):
             return self.tokens.to_str_tokens(input)
@@ -101,7 +100,9 @@ class SourceAndTargetText(TextMethods):
             token for token in known if token is not None and token < min(self.cfg.d_vocab, self.cfg.d_vocab_out)
         )
 
-    def _source_tokens(self, input: Any, mask: Tensor | None) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
+    def _source_tokens(
+        self, input: str | Sequence[str] | Tensor, mask: Tensor | None
+    ) -> tuple[Int[Tensor, "batch pos"], Tensor | None]:
         """Encoder ids and their mask; a mask given by the caller takes precedence."""
         if isinstance(input, Tensor):
             return checked_ids(self._ids(input), self.cfg.d_vocab).to(self.device), mask

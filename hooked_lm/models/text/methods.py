@@ -1,7 +1,7 @@
 """Text methods shared by all model classes, and those of decoders."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Sized
+from typing import Any, ClassVar, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import defaults
 from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.text.tokens import Tokens, prepends_bos
 
 
@@ -23,11 +24,12 @@ class TextMethods:
     device: torch.device
     _tokens: tuple[tuple[Any, ...], Tokens] | None = None  # the arguments of the last `Tokens`, and it
     _side_at_first: tuple[Any, str | None] = (None, None)  # the tokenizer, and its `padding_side` when it was set
+    pads_on: ClassVar[str | None] = None  # the side of padding, if it is always the same
     _copied: tuple[Any, Any] = (None, None)  # the tokenizer, and the one that was set, of which it may be a copy
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        """The defaults of `prepend_bos` and `padding_side`."""
-        return False, self.padding_side
+    def _prepends_bos(self) -> bool:
+        """The default of `prepend_bos`."""
+        return False
 
     @property
     def padding_side(self) -> str:
@@ -43,14 +45,20 @@ class TextMethods:
     @property
     def tokens(self) -> Tokens:
         """The tokenizer with the current defaults of the config."""
-        made_from = (self.tokenizer, *self._text_defaults(), self.cfg.n_ctx, self.cfg.d_vocab)
+        made_from = (
+            self.tokenizer,
+            self._prepends_bos(),
+            self.pads_on or self.padding_side,
+            self.cfg.n_ctx,
+            self.cfg.d_vocab,
+        )
         if self._tokens is None or self._tokens[0] != made_from:
             *defaults, n_ctx, d_vocab = made_from
             self._tokens = made_from, Tokens(*defaults, n_ctx=n_ctx, d_vocab=d_vocab)
         return self._tokens[1]
 
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Sets the model's tokenizer, which is never modified."""
+    def set_tokenizer(self, tokenizer: Tokenizer | None, default_padding_side: str | None = None) -> None:
+        """Sets the model's tokenizer, which is never modified; of a decoder under the name `transformer_lens`, a copy of it."""
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
         self.tokenizer = self._for_texts(tokenizer)
@@ -59,8 +67,12 @@ class TextMethods:
         if tokenizer is None:
             return
         self.cfg.tokenizer_name = self.cfg.tokenizer_name or getattr(tokenizer, "name_or_path", None)
-        if self.cfg.d_vocab == -1:
+        if self.cfg.d_vocab == -1 and isinstance(tokenizer, Sized):
             self.cfg.d_vocab = len(tokenizer)
+        self._note_tokenizer()
+
+    def _note_tokenizer(self) -> None:
+        """Called with a new tokenizer: what the config says about it follows."""
 
     def _for_texts(self, tokenizer: object) -> Any:
         """The tokenizer that the model has once this one is set."""
@@ -73,7 +85,7 @@ class TextMethods:
         is_same = copy is self.tokenizer and (copy is None or len(copy) == len(original))
         return original if is_same else self.tokenizer
 
-    def to_string(self, tokens: Any) -> str | list[str]:
+    def to_string(self, tokens: TokenIds) -> str | list[str]:
         """Decodes token ids: a string for one sequence, a list of strings for a batch."""
         return self.tokens.to_string(tokens)
 
@@ -99,14 +111,11 @@ class DecoderText(TextMethods):
 
     cfg: HookedTransformerConfig
 
-    def _text_defaults(self) -> tuple[bool, str]:
-        return self.cfg.default_prepend_bos, self.padding_side
+    def _prepends_bos(self) -> bool:
+        return self.cfg.default_prepend_bos
 
-    def set_tokenizer(self, tokenizer: Any, default_padding_side: str | None = None) -> None:
-        """Sets the model's tokenizer, which is never modified; under the name `transformer_lens`, a copy of it."""
-        super().set_tokenizer(tokenizer, default_padding_side)
-        if tokenizer is not None:
-            self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
+    def _note_tokenizer(self) -> None:
+        self.cfg.tokenizer_prepends_bos = prepends_bos(self.tokenizer)
 
     def _for_texts(self, tokenizer: object) -> Any:
         return tokenizer if tokenizer is None else defaults.tokenizer_for(tokenizer, self.cfg)
@@ -130,15 +139,15 @@ class DecoderText(TextMethods):
         return self.tokens.to_tokens(input, prepend_bos, padding_side, truncate, device)
 
     def to_str_tokens(
-        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+        self, input: str | TokenIds, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
         """Returns the tokens of text or ids, each as a string; for a list of texts, one list per text."""
         return self.tokens.to_str_tokens(input, prepend_bos, padding_side)
 
     def get_token_position(
         self,
-        single_token: str | int,
-        input: Any,
+        single_token: str | SupportsIndex,
+        input: str | TokenIds,
         mode: str = "first",
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
@@ -146,7 +155,7 @@ class DecoderText(TextMethods):
         """Returns the "first" or "last" position of a token in text or ids; ValueError if it does not occur."""
         return self.tokens.get_token_position(single_token, input, mode, prepend_bos, padding_side)
 
-    def tokens_to_residual_directions(self, tokens: Any) -> Float[Tensor, "*tokens d_model"]:
+    def tokens_to_residual_directions(self, tokens: object) -> Float[Tensor, "*tokens d_model"]:
         """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
         `tokens` is a single-token string or an id, a list of such strings, or ids of any shape; of one token, in any shape, it
@@ -159,7 +168,7 @@ class DecoderText(TextMethods):
 
     def _tokens_and_mask(
         self,
-        input: Any,
+        input: str | Sequence[str] | Tensor,
         prepend_bos: bool | None,
         padding_side: str | None,
         attention_mask: Tensor | None,

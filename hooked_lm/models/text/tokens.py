@@ -11,7 +11,7 @@ import copy
 import operator
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from torch import Tensor
 from hooked_lm.errors import ArgumentError
 from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.byte_tokens import as_text
+from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
 
 
-def special_prefix(tokenizer: Any) -> list[int]:
+def special_prefix(tokenizer: Tokenizer) -> list[int]:
     """The special tokens that `tokenizer` puts before every text: none, BOS, or (rarely) several."""
     specials = ids_of(tokenizer, [""], specials=True)[0]
     if tokenizer.bos_token_id in specials:
@@ -35,7 +36,7 @@ def special_prefix(tokenizer: Any) -> list[int]:
     return specials
 
 
-def prepends_bos(tokenizer: Any) -> bool:
+def prepends_bos(tokenizer: Tokenizer) -> bool:
     """Whether `tokenizer` puts a special token before every text (Llama and Gemma do, GPT-2 does not).
 
     >>> from tokenizers import Tokenizer, models, processors
@@ -87,7 +88,7 @@ class Tokens:
 
     def __init__(
         self,
-        tokenizer: Any,  # a transformers fast or slow tokenizer, or None
+        tokenizer: Tokenizer | None,  # a transformers fast or slow tokenizer, or None
         default_prepend_bos: bool,
         default_padding_side: str,
         *,
@@ -102,20 +103,20 @@ class Tokens:
 
     @cached_property
     def _prefix(self) -> list[int]:
-        return special_prefix(self.tokenizer)
+        return special_prefix(self.need_tokenizer())
 
     @property
     def bos_ids(self) -> list[int]:
         """The ids that `prepend_bos=True` puts before a row; empty for a tokenizer with neither BOS nor EOS."""
         if self._prefix:
             return self._prefix
-        candidates = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        candidates = (self.need_tokenizer().bos_token_id, self.need_tokenizer().eos_token_id)
         return [token for token in candidates if token is not None][:1]
 
     @property
     def pad_id(self) -> int:
         """The id that pads short rows; always below `d_vocab`, so that the model can embed it."""
-        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        candidates = (self.need_tokenizer().pad_token_id, self.need_tokenizer().eos_token_id, 0)
         return next(token for token in candidates if token is not None and token < self.d_vocab)
 
     def to_tokens(
@@ -176,7 +177,7 @@ class Tokens:
         padding[:, -1] = False
         return mask.masked_fill(padding if side == "left" else padding.flip(-1), 0)
 
-    def to_string(self, tokens: Any) -> str | list[str]:
+    def to_string(self, tokens: TokenIds) -> str | list[str]:
         """Decodes ids: a string for one id or [pos], a list of strings for [batch, pos].
 
         Ids are a tensor, an array or a list (of ids, or of rows of any lengths). Special tokens are included.
@@ -187,7 +188,7 @@ class Tokens:
         return texts if rank == 2 else texts[0]
 
     def to_str_tokens(
-        self, input: Any, prepend_bos: bool | None = None, padding_side: str | None = None
+        self, input: str | TokenIds, prepend_bos: bool | None = None, padding_side: str | None = None
     ) -> list[str] | list[list[str]]:
         """Returns each token as a string. Bytes that are part of a character are written as `<0xE2>`; see `to_string`.
 
@@ -199,7 +200,7 @@ class Tokens:
         tokenizer = self.need_tokenizer()
         input = input.tokens if isinstance(input, VisionInputs) else input
         is_batch = isinstance(input, (list, tuple))
-        if isinstance(input, str) or (is_batch and (not input or isinstance(input[0], str))):
+        if isinstance(input, str) or (isinstance(input, (list, tuple)) and (not input or isinstance(input[0], str))):
             rows = self._rows(input, prepend_bos, truncate=True)
         else:
             rows, rank = _to_rows(input)
@@ -219,14 +220,14 @@ class Tokens:
             )
             raise ValueError(
                 f"{string!r} is not a single token: it becomes the {len(row)} tokens "
-                f"{_decode_each(self.tokenizer, row)}, ids {row}; {fix}"
+                f"{_decode_each(self.need_tokenizer(), row)}, ids {row}; {fix}"
             )
         return row[0]
 
     def _is_single_token(self, string: str) -> bool:
         return bool(string) and len(self._rows(string, prepend_bos=False, truncate=False)[0]) == 1
 
-    def single_token_ids(self, tokens: Any, device: torch.device | str | None = None) -> Int[Tensor, "..."]:
+    def single_token_ids(self, tokens: object, device: torch.device | str | None = None) -> Int[Tensor, "..."]:
         """Returns the checked ids of a single-token string, a list of such strings, or ids of any shape."""
         if isinstance(tokens, str):
             tokens = self.to_single_token(tokens)
@@ -237,7 +238,7 @@ class Tokens:
         return ids
 
     def answer_ids(
-        self, answers: Any, name: str = "answers", device: torch.device | str | None = None
+        self, answers: object, name: str = "answers", device: torch.device | str | None = None
     ) -> Int[Tensor, "..."]:
         """The ids of answers: a string that is one token, a list of such strings or ids, or a tensor of ids of any shape.
 
@@ -267,8 +268,8 @@ class Tokens:
 
     def get_token_position(
         self,
-        single_token: Any,
-        input: Any,
+        single_token: str | SupportsIndex,
+        input: str | TokenIds,
         mode: str = "first",
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
@@ -332,8 +333,8 @@ class Tokens:
         self, run_length: Int[Tensor, "batch 1"], side: str, prepend_bos: bool | None
     ) -> Int[Tensor, ""] | int:
         """How many tokens at the inner end of each row's run of pad tokens are text."""
-        pad, bos = self.pad_id, self.bos_ids
-        if pad == self.tokenizer.pad_token_id and pad not in (*bos, self.tokenizer.eos_token_id):
+        pad, bos, tokenizer = self.pad_id, self.bos_ids, self.need_tokenizer()
+        if pad == tokenizer.pad_token_id and pad not in (*bos, tokenizer.eos_token_id):
             return 0
         if side == "left" and self._bos_wanted(prepend_bos):
             return int(bos[0] == pad)
@@ -345,7 +346,7 @@ class Tokens:
             raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
         return side
 
-    def need_tokenizer(self) -> Any:
+    def need_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer; ValueError if there is none."""
         if self.tokenizer is None:
             raise ArgumentError(
@@ -370,7 +371,7 @@ def padded(
     return tokens, mask
 
 
-def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
+def ids_of(tokenizer: Tokenizer, texts: list[str], specials: bool) -> list[list[int]]:
     """The ids of each text, with or without the tokenizer's special tokens, never padded or truncated."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -388,17 +389,17 @@ def ids_of(tokenizer: Any, texts: list[str], specials: bool) -> list[list[int]]:
     ]
 
 
-def _decode(tokenizer: Any, ids: list[int]) -> str:
+def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
     if any(token < 0 for token in ids):
         raise ValueError(f"token id {min(ids)} is negative: ids start at 0")
     return tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def _decode_each(tokenizer: Any, ids: list[int]) -> list[str]:
+def _decode_each(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     return [as_text(tokenizer, token, _decode(tokenizer, [token])) for token in ids]
 
 
-def checked_texts(input: Any) -> list[str]:
+def checked_texts(input: object) -> list[str]:
     texts = [input] if isinstance(input, str) else input
     if not isinstance(texts, (list, tuple)):
         raise TypeError(f"text must be a string or a list of strings, got {type(input).__name__}")
@@ -410,7 +411,7 @@ def checked_texts(input: Any) -> list[str]:
     return list(texts)
 
 
-def _to_rows(tokens: Any) -> tuple[list[list[int]], int]:
+def _to_rows(tokens: object) -> tuple[list[list[int]], int]:
     """Ids of rank 0, 1 or 2 as rows, and the rank; the rows of a list may differ in length. Of `VisionInputs`, their ids."""
     tokens = tokens.tokens if isinstance(tokens, VisionInputs) else tokens
     if isinstance(tokens, (Tensor, np.ndarray)):

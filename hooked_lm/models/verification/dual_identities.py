@@ -1,7 +1,6 @@
 """The identities between the sites of a dual encoder."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from jaxtyping import Int
 from torch import Tensor
@@ -10,6 +9,7 @@ from hooked_lm.components import verification
 from hooked_lm.components.verification.registry import Identity, Sites, within
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.verification.identities import stack_identities, stack_output, tower_identities
+from hooked_lm.models.vision.text_tower import TextTower
 
 
 def dual_encoder_identities(
@@ -34,7 +34,7 @@ def dual_encoder_identities(
     yield "logits_per_image == output", lambda: (at("hook_logits_per_image"), logits)
 
 
-def text_identities(tower: Any, at: Sites, tokens: Int[Tensor, "text pos"]) -> Iterator[Identity]:
+def text_identities(tower: TextTower, at: Sites, tokens: Int[Tensor, "text pos"]) -> Iterator[Identity]:
     """Identities of a text tower: of its embeddings, the stack, and the vector of a text."""
     yield (
         "embed + pos_embed == resid_pre",

@@ -18,6 +18,7 @@ from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Sites, norm_identity, norm_output, within
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.stack import Stack
+from hooked_lm.models.vision.tower import TowerParts
 
 # ---- a stack ---------------------------------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ def head_identities(model: HookedRootModule, at: Sites, stream: LazyTensor, outp
 # ---- vision towers ---------------------------------------------------------------------------------------------------
 
 
-def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
+def tower_identities(tower: TowerParts, at: Sites) -> Iterator[Identity]:
     """Identities of a vision tower: of its embeddings, the stack and the heads."""
 
     def total() -> Tensor:
@@ -222,7 +223,7 @@ def tower_identities(tower: Any, at: Sites) -> Iterator[Identity]:
                 yield f"{name}: {identity}", pair
 
 
-def vision_identities(model: HookedRootModule, at: Sites, output: Tensor) -> Iterator[Identity]:
+def vision_identities(model: TowerParts, at: Sites, output: Tensor) -> Iterator[Identity]:
     """Identities of a vision encoder: of the tower and its output."""
     yield from tower_identities(model, at)
     if model.pooler is None and model.merger is None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hooked_lm.components.attention.global_tokens import every_third
 from hooked_lm.components.verification.registry import Identity, Pair, Sites
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.shown import Shown, Table
 
 Errors = dict[str, list[float]]
@@ -82,13 +83,15 @@ def _where(check: Check) -> str:
     return f" in layers {', '.join(layers)}" if len(check.errors) > 1 else ""
 
 
-def drawn_tokens(cfg: Any, d_vocab: int | None = None, most: int = 12, seed: int = 0) -> Int[Tensor, "2 pos"]:
+def drawn_tokens(
+    cfg: HookedTransformerConfig, d_vocab: int | None = None, most: int = 12, seed: int = 0
+) -> Int[Tensor, "2 pos"]:
     """Random token ids for a check, [2, up to `most`]; the same ids on every call."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(d_vocab or cfg.d_vocab, (2, min(most, cfg.n_ctx)), generator=generator)
 
 
-def drawn_masks(model: Any, tokens: Int[Tensor, "batch pos"]) -> dict[str, Tensor]:
+def drawn_masks(model: HookedRootModule, tokens: Int[Tensor, "batch pos"]) -> dict[str, Tensor]:
     """The masks of a check: every third token has global attention, where tokens can; the sites are reached only then."""
     if model.global_tokens is None:
         return {}
@@ -103,7 +106,7 @@ def check_inputs(inputs: tuple[Any, ...]) -> None:
 
 @torch.no_grad()
 def verify(
-    model: Any,
+    model: HookedRootModule,
     inputs: tuple[Tensor, ...],
     identities: Callable[[Sites, Tensor], Iterator[Identity]],
     **masks: Tensor,
@@ -128,7 +131,7 @@ def verify(
 
 
 @contextmanager
-def without_copies(model: Any) -> Iterator[None]:
+def without_copies(model: HookedRootModule) -> Iterator[None]:
     """Switches off `use_attn_in` and `use_split_qkv_input` in a `with` block, so that norms read the stream itself."""
     own, model.cfg = model.cfg, copy(model.cfg)
     model.cfg.use_attn_in = model.cfg.use_split_qkv_input = False
@@ -139,7 +142,7 @@ def without_copies(model: Any) -> Iterator[None]:
 
 
 def _checked(
-    model: Any,
+    model: HookedRootModule,
     inputs: tuple[Tensor, ...],
     identities: Callable[[Sites, Tensor], Iterator[Identity]],
     masks: dict[str, Tensor],
@@ -167,7 +170,7 @@ def _is_read(name: str, point: HookPoint) -> bool:
 
 
 def run_recorded(
-    model: Any, inputs: tuple[Tensor, ...], names: list[str], **masks: Tensor
+    model: HookedRootModule, inputs: tuple[Tensor, ...], names: list[str], **masks: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], Counter[str]]:
     """The model's output, the values at these sites, and how often each site fired."""
     fired: Counter[str] = Counter()
@@ -177,7 +180,8 @@ def run_recorded(
         fired[hook.name or ""] += 1
         sites[hook.name or ""] = value.clone()
 
-    logits = model.run_with_hooks(*inputs, **masks, fwd_hooks=[(names, record)])
+    with model.hooks([(names, record)]):
+        logits = model(*inputs, **masks)
     return logits, sites, fired
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components import verification
-from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.multihead import Attend, Attention
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
@@ -183,7 +183,7 @@ REWRITES = (
 
 
 def process_weights(
-    model: Any,
+    model: HookedRootModule,
     fold_ln: bool = True,
     center_writing_weights: bool = True,
     center_unembed: bool = True,
@@ -230,7 +230,7 @@ def _move_value_biases(model: HookedRootModule) -> bool:
     return done
 
 
-def _refactor_values(attn: Any) -> None:
+def _refactor_values(attn: Attend) -> None:
     n_kv, (d_head, d_model) = attn.cfg.n_kv, attn.W_O.shape[1:]
     outputs = _working(attn.W_O).view(n_kv, -1, d_head, d_model)
     grouped = outputs.transpose(1, 2).flatten(2)  # [kv_head, d_head, heads of the group x d_model]
@@ -323,7 +323,7 @@ def _center(*weights: Tensor | None) -> None:
                 values -= values.mean(-1, keepdim=True)
 
 
-def _add(module: Any, name: str, value: Tensor) -> None:
+def _add(module: nn.Module, name: str, value: Tensor) -> None:
     """Adds a value to a bias, which is created if absent."""
     if getattr(module, name) is None:
         make_biases(module, name)
@@ -334,7 +334,7 @@ def _add(module: Any, name: str, value: Tensor) -> None:
 # ---- methods of a model ------------------------------------------------------------------------------------
 
 
-class FoldMethods:
+class FoldMethods(HookedRootModule):
     """`process_weights_` and `load_and_process_state_dict` of a model."""
 
     def process_weights_(

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hooked_lm.components.blocks.wiring import shares_norm
 from hooked_lm.components.float8 import float8_problem
+from hooked_lm.hooks import HookedRootModule
 
 # Endings of buffers that other libraries save with the weights; ignored.
 TABLES = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos", ".alibi")
@@ -24,7 +24,7 @@ NAMES = [
 ]
 
 
-def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def in_our_names(model: HookedRootModule, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Converts a state dict, which may be of another library, to the names and conventions of this model.
 
     Drops buffers (masks, rotary angles), all-zero biases that the model lacks, and the unused position embedding of alibi
@@ -51,7 +51,7 @@ def in_our_names(model: Any, state_dict: Mapping[str, Tensor]) -> dict[str, Tens
     return {name: value for name, value in given.items() if name in own or not _is_zero_bias(name, value)}
 
 
-def _share_norms(model: Any, given: dict[str, Tensor]) -> None:
+def _share_norms(model: HookedRootModule, given: dict[str, Tensor]) -> None:
     """Drops the second of two equal norms if the block has a single shared one."""
     for prefix, block in model.named_modules():
         for leaf in "wb" if shares_norm(block) else "":

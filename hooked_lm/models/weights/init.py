@@ -3,18 +3,18 @@
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.axes import weights_with_axes
+from hooked_lm.models.config.flat import HookedTransformerConfig
 
 # Weight matrices, lists of them, and vectors that stand in for embeddings; other parameters have values from the start.
 DRAWN = re.compile(r"(.*\.)?(W|W\.\d+|W_.*|image_newline|w_replaced)")
 
 
-def init_weights(model: nn.Module, cfg: Any) -> None:
+def init_weights(model: nn.Module, cfg: HookedTransformerConfig) -> None:
     """Initializes every weight matrix according to `cfg.init_mode`; biases stay zeros and norms ones.
 
     "gpt2": normal with standard deviation `cfg.initializer_range`. "xavier_uniform", "xavier_normal" (Glorot and Bengio

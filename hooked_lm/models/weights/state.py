@@ -19,6 +19,7 @@ from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
 from hooked_lm.models.weights.quantize import refuse_quantized
 
@@ -34,7 +35,7 @@ BIASES = {
 }
 
 
-def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
+def load_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
     """Loads a state dict, also one of another library (see `in_our_names`), and clears `cfg.processed`.
 
     Norms and biases follow the state dict: those absent from it become identities or zeros; those absent from the model
@@ -62,12 +63,12 @@ def load_state(model: Any, state_dict: dict[str, Tensor]) -> None:
     model.load_state_dict(given)
 
 
-def check_state(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+def check_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
     """Raises ValueError for a state dict that `load_state` would refuse. The model may be on the meta device."""
     _check_fit(model, in_our_names(model, state_dict))
 
 
-def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
+def _check_fit(model: HookedRootModule, given: Mapping[str, Tensor]) -> None:
     """Raises ValueError listing every name and shape of a state dict that does not fit the model."""
     state = {name: value for name, value in model.state_dict().items() if not name.endswith(TABLES)}
     own = {name: tuple(value.shape) for name, value in state.items()}
@@ -91,12 +92,12 @@ def _check_fit(model: Any, given: Mapping[str, Tensor]) -> None:
         raise ValueError(f"the weights do not fit the model, which was not changed:{shown}")
 
 
-def _has_product(model: Any, given: Mapping[str, Tensor]) -> bool:
+def _has_product(model: HookedRootModule, given: Mapping[str, Tensor]) -> bool:
     """Whether a state dict has a single `W_U` for a model with a factored unembedding."""
     return isinstance(model.unembed, FactoredUnembed) and "unembed.W_U" in given
 
 
-def _optional_shapes(model: Any) -> dict[str, tuple[int, ...]]:
+def _optional_shapes(model: HookedRootModule) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the weights that a state dict may omit: norms, biases and a tied unembedding."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path, module in model.named_modules():
@@ -117,7 +118,7 @@ def _bias_shape(module: nn.Module, weight_name: str) -> tuple[int, ...] | None:
     return None if axes is None else tuple(shape[axis] for axis in axes.outputs)
 
 
-def _match_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
+def _match_norm(norm: LayerNorm | RMSNorm, prefix: str, given: dict[str, Tensor], like: Tensor) -> None:
     """Gives norm and state dict the same parameters; new ones have dtype and device of `like`."""
     for name, flag in (("w", "weight"), ("b", "bias")):
         if prefix + name in given and getattr(norm.cfg, flag, None) is False:
@@ -128,7 +129,7 @@ def _match_norm(norm: Any, prefix: str, given: dict[str, Tensor], like: Tensor) 
         given.setdefault(prefix + name, torch.full_like(parameter, identity[name]))
 
 
-def _match_biases(module: Any, prefix: str, given: dict[str, Tensor]) -> None:
+def _match_biases(module: nn.Module, prefix: str, given: dict[str, Tensor]) -> None:
     """Gives module and state dict the same biases."""
     for name in (bias for group in BIASES.values() for bias in group):
         if prefix + name in given and getattr(module, name, True) is None:
@@ -153,7 +154,7 @@ def make_biases(module: Any, name: str) -> None:
     module.cfg = replace(module.cfg, **{flag: True})
 
 
-def sync_config(model: Any) -> None:
+def sync_config(model: HookedRootModule) -> None:
     """Updates the config, tree and flat names, from the model's modules.
 
     The model gets a copy of its config, which may be shared. A replaced module keeps the config of the original.
@@ -179,12 +180,12 @@ def sync_config(model: Any) -> None:
     model.cfg.seal()
 
 
-def _has_config(module: Any) -> bool:
+def _has_config(module: object) -> bool:
     """Whether a module is one of our components, with a config that builds it."""
     return hasattr(getattr(module, "cfg", None), "build")
 
 
-def _mlp_cfg(mlp: Any) -> Any:
+def _mlp_cfg(mlp: nn.Module) -> Any:
     if isinstance(mlp, (MLP, GatedMLP)) and isinstance(norm := getattr(mlp, "ln", None), (LayerNorm, RMSNorm)):
         mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
     if isinstance(mlp, MoE):

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.blocks.wiring import has_norms_before_parts, has_part, sublayer_of, wiring_of
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
@@ -35,6 +36,7 @@ class WeightViews:
     unembed: Any
     blocks: Any  # a ModuleList of blocks
     parameters: Any
+    positions_at: ClassVar[tuple[str, ...]] = ("pos_embed",)  # the path of the position embedding
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """As `nn.Module.named_parameters`, but with a block's norms before its sublayers and its router last, the order
@@ -85,7 +87,7 @@ class WeightViews:
                 f"read it from an expert: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
             )
 
-        def read(block: Any) -> Tensor:
+        def read(block: nn.Module) -> Tensor:
             weight = getattr(block.mlp, name)
             if weight is None:  # a bias, as long as the last axis of its weight
                 return self._zeros(getattr(block.mlp, name.replace("b_", "W_")).shape[-1])
@@ -94,7 +96,7 @@ class WeightViews:
         return self._stack(read)
 
     def _head_bias(self, name: str) -> Tensor:
-        def read(attn: Any) -> Tensor:
+        def read(attn: Attend) -> Tensor:
             bias = getattr(attn, name)
             if bias is None:
                 return self._zeros(self.cfg.n_heads, self.cfg.d_head)
@@ -114,7 +116,10 @@ class WeightViews:
 
     def _positions(self) -> Any:
         """The module of learned positions."""
-        if getattr(module := self._modules.get("pos_embed"), "W_pos", None) is None:
+        module: Any = self
+        for name in self.positions_at:
+            module = getattr(module, name, None)
+        if getattr(module, "W_pos", None) is None:
             raise NoView("the positions of this model are not learned, so it has no W_pos")
         return module
 
@@ -280,10 +285,7 @@ class WeightViews:
 class EncoderWeightViews(WeightViews):
     """Weight views of an encoder; `W_E`, `W_pos` and `W_token_type` have the width of the embedding."""
 
-    def _positions(self) -> Any:
-        if self.embed.pos_embed is None:
-            raise NoView("the positions of this model are not learned, so it has no W_pos")
-        return self.embed.pos_embed
+    positions_at = ("embed", "pos_embed")
 
     @property
     def W_token_type(self) -> Float[Tensor, "type d_embed"]:
@@ -333,7 +335,7 @@ class CrossWeightViews(WeightViews):
         return torch.stack(together([block.cross_attn.W_O for block in self.decoder], self.embed.W_E.device))
 
 
-def _constant(block: Any, term: Term) -> Tensor | None:
+def _constant(block: nn.Module, term: Term) -> Tensor | None:
     """What the biases of a sublayer and of the norm after it add to the stream at the place of its term, None for nothing;
     ValueError if the norm divides them by the scale of a run."""
     step = term.step

@@ -381,6 +381,9 @@ def test_half_a_character_waits_for_the_other_half() -> None:
     class Bytes:
         eos_token_id, bos_token_id, pad_token_id, padding_side = 0, 0, 0, "right"
 
+        def __call__(self, texts: list[str], **options: Any) -> dict[str, list[list[int]]]:
+            return {"input_ids": [list(text.encode()) for text in texts]}
+
         def decode(self, tokens: Tensor, **options: Any) -> str:
             return bytes(tokens.tolist()).decode(errors="replace")
 
