@@ -1,4 +1,4 @@
-"""The parts of a transformer, one mechanism per file. Each part is built from its nested `Config`.
+"""The parts of a transformer that the field has words for, one mechanism per file. Each part is built from its nested `Config`.
 
 The names of axes, here and in all modules:
 

@@ -1,10 +1,11 @@
-"""The ends of a model with several residual streams: the token embedding becomes all of them, and the final norm reads one
-vector that is made of all. Alternating updates (AltUp, Baykal et al. 2023, arXiv:2301.13310; Gemma 3n, Google DeepMind 2025) and
-hyper-connections (Zhu et al. 2024, arXiv:2409.19606) differ in how.
+"""What models with several residual streams have in common: the token embedding becomes all of them, blocks read and write
+several, and the final norm reads one vector that is made of all. Alternating updates (AltUp, Baykal et al. 2023,
+arXiv:2301.13310; Gemma 3n, Google DeepMind 2025) and hyper-connections (Zhu et al. 2024, arXiv:2409.19606) differ in how.
 
 Blocks hand on the streams side by side in one tensor, [batch, pos, stream * d_model].
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.hooks import HookPoint
 
@@ -19,7 +21,7 @@ STREAMS = ("batch", "pos", "stream", "d_model")
 SMALLEST = 1e-5  # mean square of a projection, below which it is not scaled up further
 
 Stream = Float[Tensor, "batch pos d_model"]
-Streams = Float[Tensor, "*batch stream d_model"]
+Streams = Float[Tensor, "batch pos stream d_model"]
 Wide = Float[Tensor, "batch pos stream_x_d_model"]
 
 
@@ -95,8 +97,18 @@ class MergedRMSNorm(RMSNorm):
         """Adds the weights of the mean."""
         self.W = _projections(self.cfg.n_streams, self.cfg.d_model)
 
-    def merged(self, streams: Streams) -> Float[Tensor, "*batch d_model"]:
+    def merged(self, streams: Float[Tensor, "*batch stream d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The mean over the streams, projected and scaled."""
         first, *others = streams.unbind(-2)
         projected = [_projected(x, weight, first) for x, weight in zip(others, self.W, strict=True)]
         return torch.stack([first, *projected], -2).mean(-2)
+
+
+class StreamsBlock(Block):
+    """A layer that reads and writes several streams."""
+
+    further_streams = ("streams",)  # `hook_streams_post` is the next block's `hook_streams_pre`
+
+    @abstractmethod
+    def attn_stream(self, resid: Wide | Stream) -> Stream:
+        """The stream that attention reads, from what enters the layer."""

@@ -1,4 +1,5 @@
-"""The supported architectures: one file per `model_type`, in a folder per model class.
+"""The supported architectures: one file per `model_type`, in a folder per model class; a package for a family with mechanisms
+that no other has.
 
 A family defines `config(hf)`, which translates a checkpoint's config into a tree of component configs, and `rows(tree)`,
 which maps the checkpoint's tensors to parameters. `PREFIX` is the prefix that the tensor names of a base model (without

@@ -1,20 +1,17 @@
 """Layers that share weights: one set of parameters, with hook points and cache entries for each layer."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from itertools import product
 
 import torch
 from torch import Tensor
 
-from hooked_lm.components.adapters import Adapter
-from hooked_lm.components.blocks.ngram import NgramBlock
 from hooked_lm.hooks import HookedRootModule
 
 
 def shared_parts(model: HookedRootModule) -> Iterator[tuple[str, str]]:
     """(a part of a block, the part of an earlier block whose weights it shares), by their names in the model.
 
-    An encoder's `shares` are of whole blocks. Predicting streams share the weights of the main stream in their layer.
+    An encoder's `shares` are of whole blocks. A block names the parts within it that share weights (`shared_within`).
     """
     first: dict[Hashable, str] = {}
     sets = getattr(model.cfg.tree, "shares", None) or ()
@@ -28,9 +25,8 @@ def shared_parts(model: HookedRootModule) -> Iterator[tuple[str, str]]:
             if source != name:
                 yield name, source
     for name, block in model.named_modules():
-        if isinstance(block, NgramBlock):
-            for stream, part in product(range(block.cfg.n_predicting), block.shared_parts):
-                yield f"{name}.predicting.{stream}.{part}", f"{name}.{part}"
+        for part, source in getattr(block, "shared_within", ()):
+            yield f"{name}.{part}", f"{name}.{source}"
 
 
 def share_weights(model: HookedRootModule) -> None:
@@ -38,7 +34,7 @@ def share_weights(model: HookedRootModule) -> None:
     for name, source in shared_parts(model):
         shared = dict(model.get_submodule(source).named_modules())
         for part, own in model.get_submodule(name).named_modules():
-            if own._parameters and not isinstance(own, Adapter):
+            if own._parameters and getattr(own, "shares_weights", True):
                 own._parameters = shared[part]._parameters  # one dictionary, so replacing a weight replaces it for all
 
 

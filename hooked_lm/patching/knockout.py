@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer
@@ -96,9 +95,8 @@ class _Grid:
         self.windows = windows_of(self.layers, window, model.cfg.n_layers)
         near = sorted(set().union(*self.windows))
         found = {layer: site_of_layer(model, "attn_scores", layer) for layer in near}
-        pooled = [
-            layer for layer in near if isinstance(getattr(model.blocks[layer], "attn", None), CompressedAttention)
-        ]
+        attns = {layer: getattr(model.blocks[layer], "attn", None) for layer in near}
+        pooled = [layer for layer, attn in attns.items() if getattr(attn, "pools_keys", False)]
         if pooled:
             raise ValueError(
                 f"the layers {pooled} also attend to blocks that pool several tokens, so an edge is not all that connects two "

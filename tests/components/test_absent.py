@@ -10,10 +10,10 @@ from torch import nn
 from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embeddings.embed import Embed

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hooked_lm.components.experts.moe import ClampedGatedMLP, InputWeightedMoE, MoE
-from hooked_lm.components.experts.normed_moe import NormedMoE
 from hooked_lm.components.experts.router import (
     CorrectedSoftmaxRouter,
     GroupedSigmoidRouter,
@@ -28,6 +27,7 @@ from hooked_lm.components.experts.router import (
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.verification import identities, input_weights, output_from_sites, output_weights
+from hooked_lm.families.decoders.gemma4_text.normed_moe import NormedMoE
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from tests.close import GRADIENT, assert_close, is_close
 

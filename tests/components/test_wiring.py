@@ -2,20 +2,19 @@
 
 import copy
 import inspect
-import pkgutil
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components import blocks, verification
+from hooked_lm.components import verification
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.wiring import InStream, Sublayer, Sum, Wiring
 from hooked_lm.components.verification import weights_after_norms
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.verification import verify
+from tests.components.modules import modules
 from tests.components.wired import Mark, Recorded, added_up, corrupted, problems, recorded
 from tests.core import marks
 from tests.families import CASES, VISION_CASES
@@ -207,10 +206,12 @@ def run(model: Any, case: Case) -> Any:
 
 
 def all_blocks() -> list[type[Block]]:
-    """The classes of blocks, of which each file of the folder has some."""
-    modules = [import_module(f"{blocks.__name__}.{module.name}") for module in pkgutil.iter_modules(blocks.__path__)]
+    """The classes of blocks, of components and of families."""
     classes = {
-        kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass) if issubclass(kind, Block)
+        kind
+        for module in modules()
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, Block)
     }
     return sorted((kind for kind in classes if not inspect.isabstract(kind)), key=lambda kind: kind.__name__)
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from hooked_lm.components import verification
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.cross import CrossPart
-from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.blocks.wiring import InStream, Step, Sublayer, Sum, Wiring
 from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import Identity, LazyTensor
+from hooked_lm.families.encoder_decoders.t5gemma2.merged import MergedBlock
 from hooked_lm.models.verification import verify
 from tests.unchecked import unchecked
 

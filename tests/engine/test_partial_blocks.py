@@ -10,11 +10,9 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.routed import RoutedAttention
-from hooked_lm.components.attention.value_mask import ValueMaskedAttention
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.components.blocks.weighted import WeightedResidualBlock
@@ -27,6 +25,8 @@ from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.engine.metric_trace import EVERYTHING
 from hooked_lm.engine.schedule import Planner
+from hooked_lm.families.decoders.doge.value_mask import ValueMaskedAttention
+from hooked_lm.families.decoders.jetmoe.routed import RoutedAttention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.patching import Edit, Experiment
 from tests.close import assert_close

@@ -8,17 +8,16 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.ssm.mamba import Mamba
-from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.experiment import Experiment
+from hooked_lm.families.decoders.lfm2.short_conv import ShortConv
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.core import thinned

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention
-from hooked_lm.components.attention.grouped import GroupedAttention
-from hooked_lm.components.attention.mixed import MixedAttention
-from hooked_lm.components.blocks.adapter import AdapterPostNormBlock
-from hooked_lm.components.blocks.conv import ConvPostNormBlock
-from hooked_lm.components.blocks.narrow import NarrowBlock, SeveralMLPsBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embeddings.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
 from hooked_lm.components.embeddings.extra_embed import BoxEmbed
 from hooked_lm.components.embeddings.extra_embed import sizes as sizes_of_kinds
-from hooked_lm.components.embeddings.trigram import TrigramEmbed
 from hooked_lm.components.heads import MLMHead, TwoLayerMLMHead
+from hooked_lm.families._shared.deberta_like.conv import ConvPostNormBlock
+from hooked_lm.families.encoders.convbert.mixed import MixedAttention
+from hooked_lm.families.encoders.mobilebert.narrow import NarrowBlock, SeveralMLPsBlock
+from hooked_lm.families.encoders.mobilebert.trigram import TrigramEmbed
+from hooked_lm.families.encoders.squeezebert.grouped import GroupedAttention
+from hooked_lm.families.encoders.xmod.adapter import AdapterPostNormBlock
 from hooked_lm.models.config.tree import EncoderConfig
 from tests.families._case import Case, reference
 from tests.families._models import hooked

@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder
 from hooked_lm.components import constants
-from hooked_lm.components.attention.routed import RoutedAttention
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.stack_context import EncoderDecoderCache
+from hooked_lm.families.decoders.jetmoe.routed import RoutedAttention
 from tests.unchecked import unchecked
 
 DEVICE = "meta"  # stands for a GPU: reading a value of its tensors is an error

@@ -7,9 +7,6 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
-from hooked_lm.components.attention.block_local import KINDS, BlockLocalAttention
-from hooked_lm.components.attention.compressed import CompressedAttention
-from hooked_lm.components.attention.convolutional import ConvolutionalAttention
 from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferentialAttention
 from hooked_lm.components.attention.gated import (
@@ -21,56 +18,57 @@ from hooked_lm.components.attention.gated import (
 from hooked_lm.components.attention.global_tokens import WindowAttention
 from hooked_lm.components.attention.latent import LatentAttention
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.ngram import MainAttention, PredictingAttention
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.components.attention.routed import RoutedAttention
-from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.attention.tied_kv import TiedKVAttention
-from hooked_lm.components.attention.transient_global import TransientGlobalAttention, TransientGlobalBias
-from hooked_lm.components.attention.value_mask import ValueMaskedAttention
-from hooked_lm.components.attention.value_width import ValueWidthAttention
-from hooked_lm.components.blocks.altup import AltUp, AltUpBlock, Laurel
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
 from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
-from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
-from hooked_lm.components.blocks.hybrid import HybridBlock
-from hooked_lm.components.blocks.hyper import HashHyperBlock, HyperBlock
-from hooked_lm.components.blocks.merged import MergedBlock
+from hooked_lm.components.blocks.hyper import HyperBlock, HyperConnection
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
-from hooked_lm.components.blocks.ngram import NgramBlock, NgramEmbed
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.blocks.shared import RepeatedEmbed, SharedBlock
-from hooked_lm.components.blocks.shortcut import ShortcutEnd, ShortcutStart
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
-from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
-from hooked_lm.components.experts.normed_moe import NormedMoE
-from hooked_lm.components.experts.router_state import RouterStateMoE
-from hooked_lm.components.fourier import FourierMixer
-from hooked_lm.components.hyper_connection import HyperConnection
 from hooked_lm.components.mlp import MLP, GatedMLP
-from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import RMSNorm
-from hooked_lm.components.ssm.channel_mix import ChannelMix
+from hooked_lm.components.norms.scales import NoNorm
 from hooked_lm.components.ssm.delta_net import GatedDeltaNet
-from hooked_lm.components.ssm.kimi_delta import KimiDeltaAttention
 from hooked_lm.components.ssm.lightning import LightningAttention
 from hooked_lm.components.ssm.mamba import Mamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
-from hooked_lm.components.ssm.mamba_heads import MambaHeads
-from hooked_lm.components.ssm.mlstm import MLSTM
 from hooked_lm.components.ssm.rg_lru import RGLRU
-from hooked_lm.components.ssm.short_conv import ShortConv
-from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.components.streams import MergedRMSNorm
+from hooked_lm.families.decoders.axk2.gated_norm import LowRankGatedNorm
+from hooked_lm.families.decoders.deepseek_v4.compressed import CompressedAttention
+from hooked_lm.families.decoders.deepseek_v4.hash_moe import HashHyperBlock, RepeatedIds
+from hooked_lm.families.decoders.deepseek_v4.tied_kv import TiedKVAttention
+from hooked_lm.families.decoders.doge.value_mask import ValueMaskedAttention
+from hooked_lm.families.decoders.falcon_h1.hybrid import HybridBlock
+from hooked_lm.families.decoders.gemma3n_text.altup import AltUp, AltUpBlock, Laurel
+from hooked_lm.families.decoders.gemma4_text.normed_moe import NormedMoE
+from hooked_lm.families.decoders.gemma4_text.shared_kv import SharedKVAttention
+from hooked_lm.families.decoders.jetmoe.routed import RoutedAttention
+from hooked_lm.families.decoders.kimi_linear.kimi_delta import KimiDeltaAttention
+from hooked_lm.families.decoders.lfm2.short_conv import ShortConv
+from hooked_lm.families.decoders.longcat_flash.shortcut import ShortcutEnd, ShortcutStart
+from hooked_lm.families.decoders.mimo_v2_flash.value_width import ValueWidthAttention
+from hooked_lm.families.decoders.rwkv.channel_mix import ChannelMix
+from hooked_lm.families.decoders.rwkv.wkv import WKV
+from hooked_lm.families.decoders.xlstm.mlstm import MLSTM
+from hooked_lm.families.decoders.zamba.mamba_heads import MambaHeads
+from hooked_lm.families.decoders.zamba.shared import RepeatedEmbed, SharedBlock
+from hooked_lm.families.decoders.zaya.convolutional import ConvolutionalAttention
+from hooked_lm.families.decoders.zaya.router_state import RouterStateMoE
+from hooked_lm.families.encoder_decoders.longt5.transient_global import TransientGlobalAttention, TransientGlobalBias
+from hooked_lm.families.encoder_decoders.pegasus_x.block_local import KINDS, BlockLocalAttention
+from hooked_lm.families.encoder_decoders.pegasus_x.global_stream import GlobalStreamBlock
+from hooked_lm.families.encoder_decoders.prophetnet.attention import MainAttention, PredictingAttention
+from hooked_lm.families.encoder_decoders.prophetnet.block import NgramBlock, NgramEmbed
+from hooked_lm.families.encoder_decoders.t5gemma2.merged import MergedBlock
+from hooked_lm.families.encoders.fnet.fourier import FourierMixer
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
 
 Sites = dict[str, str]  # name -> words for its axes

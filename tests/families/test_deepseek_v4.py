@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import pretrained
-from hooked_lm.components.attention.compressed import CompressedAttention
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import deepseek_v4
+from hooked_lm.families.decoders.deepseek_v4.compressed import CompressedAttention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.patching import Edit, Experiment, attention_knockout
 from tests.close import assert_apart, assert_close

@@ -16,10 +16,10 @@ from transformers import GenerationConfig
 from hooked_lm import ActivationCache, HookedEncoderDecoder, hub, pretrained
 from hooked_lm.components.attention.position_bias import Band, SharedBias, Sparsity
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.components.attention.transient_global import TransientGlobalBias
-from hooked_lm.components.blocks.merged import MergedBlock
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.families import model_class
+from hooked_lm.families.encoder_decoders.longt5.transient_global import TransientGlobalBias
+from hooked_lm.families.encoder_decoders.t5gemma2.merged import MergedBlock
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from tests.close import assert_close, assert_equal

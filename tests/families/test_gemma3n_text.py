@@ -16,7 +16,7 @@ from hooked_lm.analysis.reading.lens import logit_lens
 from hooked_lm.analysis.reading.neurons import neuron_top_tokens
 from hooked_lm.analysis.reading.tuned_lens import train_tuned_lens
 from hooked_lm.components.activations import GaussianTopK
-from hooked_lm.components.attention.shared_kv import SharedKVAttention
+from hooked_lm.families.decoders.gemma4_text.shared_kv import SharedKVAttention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.patching import Edit, Experiment, sweep
 from tests.close import assert_apart, assert_close

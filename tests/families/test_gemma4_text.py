@@ -12,11 +12,11 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.components.attention.multihead import Attention
-from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.embeddings.rotary_scaling import ProportionalScaling
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import gemma4_text
+from hooked_lm.families.decoders.gemma4_text.shared_kv import SharedKVAttention
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import assert_close
 from tests.families import gemma_olmo_cohere_phi, reference

@@ -12,8 +12,8 @@ from transformers import CONFIG_MAPPING
 from hooked_lm import pretrained
 from hooked_lm.components.experts.router import SoftmaxRouter
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.components.ssm.channel_mix import ChannelMix
 from hooked_lm.families import family
+from hooked_lm.families.decoders.rwkv.channel_mix import ChannelMix
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.models.config.tree import DecoderConfig
 from tests.close import GRADIENT, assert_apart, assert_close

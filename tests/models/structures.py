@@ -12,8 +12,8 @@ from hooked_lm import HookedTransformer
 from hooked_lm.components.activations import XIELU
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.embeddings.pos_embed import PosEmbed

@@ -192,7 +192,7 @@ COMPONENTS = mutants({
          "torch.where(edits.unchanged, update + edits.difference, edits.states), start)",
          "torch.where(edits.unchanged, update, edits.states), start)"),
     ],
-    "components/attention/windowed.py": [
+    "families/vision_encoders/qwen2_5_vl_vision/windowed.py": [
         ("windows of patches are numbered by rows that are columns", "families/test_vision_qwen2.py::patterns_show_windows",
          "row // side * in_columns[:, None] + column // side", "column // side * in_columns[:, None] + row // side"),
     ],

@@ -116,6 +116,10 @@ MODELS = mutants({
         ("gated MLPs count two matrices", "models/test_mixtures.py::flat_names",
          "return int((2 if isinstance(mlp, MLP.Config) else 3)", "return int((2 if isinstance(mlp, MLP.Config) else 2)"),
     ],
+    "models/config/stored.py": [
+        ("a component that has moved is looked up where it was", "models/config/test_moved.py::a_config_saved_before_loads",
+         'present_module(module.removeprefix(f"{PACKAGE}."), path.partition(".")[0])', 'module.removeprefix(f"{PACKAGE}.")'),
+    ],
     "models/weights/init.py": [
         ("weights that nobody filled run", "models/weights/test_unfilled.py::the_config_of_a_loaded_model",
          "name in weights and weights[name].isnan().all()", "name in weights and weights[name].isinf().all()"),

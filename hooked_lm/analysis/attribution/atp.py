@@ -19,7 +19,6 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.attention.tied_kv import TiedKVAttention
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
@@ -207,7 +206,8 @@ def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[in
         return {}
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(model.blocks):
-        if not any(isinstance(module, Attend) and not isinstance(module, TiedKVAttention) for module in mixing(block)):
+        attns = [module for module in mixing(block) if isinstance(module, Attend)]
+        if all(getattr(attn, "keys_are_values", False) for attn in attns):
             continue
         query, key = (site_of_layer(model, kind, layer) for kind in ("q", "k"))
         if query in sites:

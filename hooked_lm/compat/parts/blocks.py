@@ -4,11 +4,10 @@ from typing import Any
 
 from hooked_lm.compat.parts.attention import has_relative_bias
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, encoder_tree
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import AttentionPart, PreNormBlock
 from hooked_lm.components.blocks.cross import CrossPart, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig

@@ -73,3 +73,16 @@ def _rows(
     if mask.shape[:2] == (1, 1):
         return mask[0].expand(n_heads // n_kv, n_pos, -1).reshape(-1, mask.shape[-1])
     return mask.expand(batch, n_heads, n_pos, -1).reshape(batch * n_kv, -1, mask.shape[-1])
+
+
+def products(q: Float[Tensor, "batch pos head d_head"], k: Float[Tensor, "batch key_pos kv_head d_head"]) -> Scores:
+    """The products of queries and keys, whose heads may be grouped."""
+    return torch.einsum("bqngh,bknh->bngqk", q.unflatten(2, (k.shape[2], -1)), k).flatten(1, 2)
+
+
+def mixed(
+    pattern: Scores, v: Float[Tensor, "batch key_pos kv_head d_value"]
+) -> Float[Tensor, "batch query_pos head d_value"]:
+    """The values, mixed by a pattern."""
+    grouped = pattern.unflatten(1, (v.shape[2], -1))
+    return torch.einsum("bngqk,bknh->bqngh", grouped, v).flatten(2, 3)

@@ -2,38 +2,28 @@
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Block, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, mixer_step, mlp_step
 from hooked_lm.components.context import Context
-from hooked_lm.components.fourier import FourierMixer
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, upcast
-from hooked_lm.components.ssm.channel_mix import ChannelMix
-from hooked_lm.components.ssm.delta_net import GatedDeltaNet
-from hooked_lm.components.ssm.lightning import LightningAttention
-from hooked_lm.components.ssm.mamba import Mamba
-from hooked_lm.components.ssm.mamba2 import Mamba2
-from hooked_lm.components.ssm.mlstm import MLSTM
-from hooked_lm.components.ssm.rg_lru import RGLRU
-from hooked_lm.components.ssm.short_conv import ShortConv
-from hooked_lm.components.ssm.wkv import WKV
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-MixerConfig = (
-    Mamba.Config
-    | Mamba2.Config
-    | RGLRU.Config
-    | ShortConv.Config
-    | GatedDeltaNet.Config
-    | WKV.Config
-    | ChannelMix.Config
-    | LightningAttention.Config
-    | MLSTM.Config
-    | FourierMixer.Config
-)
+
+@runtime_checkable
+class MixerConfig(Protocol):
+    """The config of a mixer."""
+
+    @property
+    def n_weights(self) -> int:
+        """The number of entries of its matrices."""
+
+    def build(self) -> nn.Module:
+        """The mixer: it is called with the stream, the context and the index of its layer."""
 
 
 class MixerPart(Block):

@@ -1,16 +1,13 @@
 """Blocks that weigh the stream before they add to it, as in Doge (Shi et al. 2024, arXiv:2412.11834)."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import Copies, PreNormBlock, Stream
+from hooked_lm.components.blocks.block import PreNormBlock, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
-from hooked_lm.components.experts.router_state import RouterStateMoE
-from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.hooks import hook_if_listening
 
 
 class WeightedResidualBlock(PreNormBlock):
@@ -52,40 +49,3 @@ class WeightedResidualBlock(PreNormBlock):
         """The stream to which a sublayer adds."""
         bias = getattr(self, f"b_{part}")
         return getattr(self, f"w_{part}") * (resid if bias is None else resid + bias)
-
-
-class RouterStateBlock(WeightedResidualBlock):
-    """The same with experts whose router reads that of the layer before (see `RouterStateMoE`).
-
-    The stream may have a higher precision than the weights: the outputs of its norms are cast.
-    """
-
-    axes = dict.fromkeys(("b_attn", "b_mlp"), "d_model")
-
-    @dataclass(frozen=True)
-    class Config(WeightedResidualBlock.Config):
-        mlp: RouterStateMoE.Config = field(kw_only=True)
-
-        def build(self, layer: int) -> "RouterStateBlock":
-            return RouterStateBlock(self, layer)
-
-    cfg: Config
-
-    def forward(self, resid: Stream, context: Context | None = None) -> Stream:
-        context = context or Context(resid.shape[1], resid.device)
-        resid = self.hook_resid_pre(resid)
-        resid = self.hook_resid_mid(self.weighted("attn", resid) + self.attn_out(resid, context))
-        return self.hook_resid_post(self.weighted("mlp", resid) + self.routed_out(resid, context))
-
-    def wiring(self) -> Wiring:
-        return replace(super().wiring(), by_hand="experts read the router of the layer before")
-
-    def routed_out(self, resid: Stream, context: Context) -> Stream:
-        """The output of the experts to the stream."""
-        normalized = self.ln2(hook_if_listening(self.hook_mlp_in, resid)).to(self.w_mlp.dtype)
-        out = self.mlp(normalized, context, self.layer)
-        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(out)))
-
-    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The input of attention, for the stream or copies of it, in the dtype of its weights."""
-        return super().attn_norm(copies, at_sites).to(self.w_attn.dtype)

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from hooked_lm.components.norms.layer_scale import LayerScale
-from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.components.norms.scales import LayerScale, NoNorm
 
 PRE, MID, POST = "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
 NORMALIZED_MID, NORMALIZED_POST = "hook_normalized_resid_mid", "hook_normalized_resid_post"

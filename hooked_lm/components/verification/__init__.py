@@ -1,6 +1,7 @@
 """Identities between the sites of each component, and its weights that read and write the stream.
 
 One file for each mechanism. When a function of this package is first asked for, they are imported, and register themselves.
+Those of a family's own mechanisms are in its package, which imports them.
 """
 
 from importlib import import_module

@@ -1,27 +1,26 @@
-"""Attention: identities from the inputs of queries, keys and values to the output of each head."""
+"""Attention: identities from the inputs of queries, keys and values to the output of each head.
+
+The steps between are generic functions, which a kind of attention with another step registers for its class.
+"""
 
 from collections.abc import Iterator, Sequence
+from functools import singledispatch
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from hooked_lm.components.adapters import AdaptedAttention
-from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.attention.differential import DifferentialAttention
+from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
+from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.gated import OutputGate
 from hooked_lm.components.attention.multihead import Attend, Attention, project
 from hooked_lm.components.attention.position_bias import Sparsity
 from hooked_lm.components.attention.position_scale import ScaledQueries
-from hooked_lm.components.attention.routed import RoutedAttention
-from hooked_lm.components.attention.shared_kv import SharedKVAttention
 from hooked_lm.components.attention.steps import softmax
-from hooked_lm.components.attention.transient_global import TransientGlobalAttention
-from hooked_lm.components.attention.value_mask import ValueMaskedAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
-from hooked_lm.components.norms.norm import norm_of, norm_unhooked
+from hooked_lm.components.norms.norm import norm_of, norm_unhooked, root_mean_square
 from hooked_lm.components.verification.registry import (
     Identity,
     InputWeight,
@@ -44,14 +43,15 @@ def mixing_identities(
         yield from score_identity(attn, at, queries, keys)
     yield (
         "softmax(attn_scores) == pattern",
-        lambda: (softmax(_whole(attn, at, "attn_scores", 3), attn.sinks), _whole(attn, at, "pattern", 3)),
+        lambda: (softmax(all_keys(attn, at, "attn_scores", 3), attn.sinks), all_keys(attn, at, "pattern", 3)),
     )
 
     def z() -> tuple[Tensor, Tensor]:
-        v = mixable(attn, _whole(attn, at, "v", 1))
-        return _gated(attn, at, mixed(_whole(attn, at, "pattern", 3), v)), at("hook_z")
+        v = mixable(attn, all_keys(attn, at, "v", 1))
+        return gated(attn, at, mixed(all_keys(attn, at, "pattern", 3), v)), at("hook_z")
 
-    yield "pattern @ v == z" + (", gated" if isinstance(attn, OutputGate | RoutedAttention) else ""), z
+    is_gated = gated.dispatch(type(attn)) is not gated.dispatch(object)
+    yield "pattern @ v == z" + (", gated" if is_gated else ""), z
     yield result_identity(attn, at)
 
 
@@ -68,9 +68,7 @@ def score_identity(attn: Attend, at: Sites, queries: LazyTensor, keys: LazyTenso
             product = attn.soft_cap * (product / attn.soft_cap).tanh()
         if isinstance(attn.position_bias, Sparsity):
             product = product + attn.position_bias.bias(Context(q.shape[1], q.device), product.dtype)
-        if isinstance(attn, ValueMaskedAttention):
-            bias = at("hook_key_bias").repeat_interleave(q.shape[2] // attn.cfg.n_kv, 2)
-            product = product + bias.transpose(1, 2)[:, :, None]
+        product = biased(attn, at, product)
         seen = shown > float("-inf")
         return product.masked_fill(~seen, 0.0), shown.masked_fill(~seen, 0.0)
 
@@ -86,22 +84,34 @@ def result_identity(attn: Attend, at: Sites) -> Identity:
     )
 
 
-def _whole(attn: Attend, at: Sites, name: str, axis: int) -> Tensor:
-    """The value at a site, with that of the blocks of tokens to which this kind of attention also attends."""
-    if not isinstance(attn, TransientGlobalAttention):
-        return at(f"hook_{name}")
-    return torch.cat([at(f"hook_{name}"), at(f"hook_{name}_global")], axis)
+@singledispatch
+def all_keys(attn: nn.Module, at: Sites, name: str, axis: int) -> Tensor:
+    """The value at the site of a name, with that of the keys that are no tokens, which follow on this axis."""
+    return at(f"hook_{name}")
 
 
-def mixable(attn: Attend, v: Tensor) -> Tensor:
+@singledispatch
+def biased(attn: nn.Module, at: Sites, scores: Tensor) -> Tensor:
+    """The scores plus a bias of the keys, if there is one."""
+    return scores
+
+
+@singledispatch
+def mixable(attn: nn.Module, v: Tensor) -> Tensor:
     """The values that heads mix, from those at their site."""
-    return attn.paired(v) if isinstance(attn, DifferentialAttention) else v
+    return v
 
 
-def _gated(attn: Attend, at: Sites, z: Tensor) -> Tensor:
-    if isinstance(attn, RoutedAttention):
-        return z * attn.of_heads(at("hook_expert_weights"), at("hook_expert_indices"))
-    return z * attn.opened(at("hook_gate")) if isinstance(attn, OutputGate) else z
+@singledispatch
+def gated(attn: nn.Module, at: Sites, z: Tensor) -> Tensor:
+    """The mixed values after the gate of each head, if there is one."""
+    return z
+
+
+@gated.register
+def _(attn: OutputGate, at: Sites, z: Tensor) -> Tensor:
+    """Times the open gate."""
+    return z * attn.opened(at("hook_gate"))
 
 
 def _normed_z(attn: Attend, at: Sites) -> Tensor:
@@ -139,10 +149,7 @@ def head_identities(
         def projected(name: str = name) -> tuple[Tensor, Tensor]:
             W, b = weights[name]
             x = value_input() if name == "v" and value_input is not None else get_input()
-            made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
-            made = made + attn.adapter_of(W)(x) if isinstance(attn, AdaptedAttention) else made
-            if attn.cfg.clip is not None and not isinstance(attn, NormThenClipAttention):
-                made = made.clamp(-attn.cfg.clip, attn.cfg.clip)
+            made = projected_heads(attn, x, W, b)
             return norm_unhooked(norm_of(attn, "v_norm"), made) if name == "v" else made, at(f"hook_{name}")
 
         yield f"ln1.normalized * w + b -> {name}", projected
@@ -150,6 +157,13 @@ def head_identities(
     if attn.cfg.rotary is not None:
         for name in "qk":
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
+
+
+@singledispatch
+def projected_heads(attn: Attention, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """Queries, keys or values of an input, by their weight and bias."""
+    made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
+    return made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
 
 
 def gate_identity(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
@@ -198,23 +212,6 @@ def _(attn: Attention) -> list[InputWeight]:
 
 
 @identities.register
-def _(
-    attn: SharedKVAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
-) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `get_input()`."""
-    yield (
-        "ln1.normalized * w + b -> q",
-        lambda: (add_bias(torch.einsum("bpm,nmh->bpnh", get_input(), attn.W_Q), attn.b_Q), at("hook_q")),
-    )
-
-    def q() -> Tensor:
-        return norm_output(attn, "q_norm", at, lambda: at("hook_q"))
-
-    yield "rotary(q) keeps lengths", same_lengths(attn.cfg.rotary, q, lambda: at("hook_rot_q"))
-    yield from mixing_identities(attn, at)
-
-
-@identities.register
 def _(attn: CrossAttention, at: Sites, get_input: LazyTensor, source: LazyTensor | None = None) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()` and encoder output `source()`."""
     inputs = {"q": get_input, "k": source or get_input, "v": source or get_input}
@@ -249,3 +246,52 @@ def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Ite
             return add_bias(torch.einsum("bpm,nmh->bpnh", get_input(), W), b), at(f"hook_{name}")
 
         yield f"ln1.normalized * w + b -> {name}", projected
+
+
+@identities.register
+def _(
+    attn: DisentangledAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Identities between the sites of a run with input `get_input()`."""
+    yield from projection_identities(attn, at, get_input)
+    terms = ["hook_c2p"] * attn.cfg.c2p + ["hook_p2c"] * attn.cfg.p2c
+    yield "q k^T * scale + c2p + p2c == attn_scores, where a key is real", products(attn.scale, at, terms)
+    yield from mixing_identities(attn, at)
+
+
+@identities.register
+def _(
+    attn: DifferentialAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
+    """Those of attention, and those of the difference of each pair of heads."""
+    yield from identities.dispatch(Attention)(attn, at, get_input, value_input)
+    norm = norm_of(attn, "z_norm")
+    if not isinstance(norm, DifferenceNorm):
+        return
+
+    def difference() -> Tensor:
+        first, second = at("hook_pattern").chunk(2, 1)
+        v = attn.paired(at("hook_v")).chunk(2, 2)[0]
+        v = v.repeat_interleave(first.shape[1] // v.shape[2], 2)
+        return torch.einsum("bpqk,bkph->bqph", first - norm.lam() * second, v)
+
+    def scales() -> tuple[Tensor, Tensor]:
+        return root_mean_square(difference(), norm.cfg.eps).repeat(1, 1, 2, 1), at("z_norm.hook_scale")
+
+    def results() -> tuple[Tensor, Tensor]:
+        first, second = at("hook_result").chunk(2, 2)
+        normed = difference() / at("z_norm.hook_scale").chunk(2, 2)[0] * (1 - norm.cfg.lam_init)
+        return torch.einsum("bqph,phm->bqpm", normed, attn.W_O_pair), first + second
+
+    yield (
+        "z_norm: normalized * scale == z",
+        lambda: (at("z_norm.hook_normalized") * at("z_norm.hook_scale"), at("hook_z")),
+    )
+    yield "size of (pattern_1 - lam pattern_2) v == z_norm.scale", scales
+    yield "(pattern_1 - lam pattern_2) v, normalised, through W_O_pair == sum of the pair's results", results
+
+
+@mixable.register
+def _(attn: DifferentialAttention, v: Tensor) -> Tensor:
+    """The values of a pair of heads, side by side."""
+    return attn.paired(v)

@@ -1,10 +1,11 @@
-"""The heads of encoders."""
+"""Embeddings, and the heads of encoders."""
 
 from collections.abc import Iterator
 
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.components.embeddings.embed import Embed
 from hooked_lm.components.heads import (
     Classifier,
     EndToken,
@@ -25,6 +26,7 @@ from hooked_lm.components.verification.registry import (
     norm_identity,
     norm_output,
     output_from_sites,
+    output_weights,
     within,
 )
 
@@ -97,3 +99,9 @@ def _(
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield "one position == pooler_out", lambda: (head.pooled(get_input(), tokens), at("hook_pooler_out"))
+
+
+@output_weights.register
+def _(embed: Embed) -> list[Tensor]:
+    """The weights and biases that write the stream; none if a norm follows."""
+    return [] if embed.cfg.norm is not None else output_weights.dispatch(object)(embed)

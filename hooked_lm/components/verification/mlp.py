@@ -1,10 +1,10 @@
 """MLPs."""
 
 from collections.abc import Iterator
+from functools import singledispatch
 
 from torch import Tensor
 
-from hooked_lm.components.adapters import AdaptedGatedMLP
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.experts.moe import ClampedGatedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -39,18 +39,8 @@ def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 @identities.register
 def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-
-    def adapted(part: int) -> Tensor | float:
-        return mlp.adapter(get_input())[part] if isinstance(mlp, AdaptedGatedMLP) else 0.0
-
-    yield (
-        "ln2.normalized * w + b -> pre",
-        lambda: (add_bias(get_input() @ mlp.W_gate, mlp.b_gate) + adapted(0), at("hook_pre")),
-    )
-    yield (
-        "ln2.normalized * w + b -> pre_linear",
-        lambda: (add_bias(get_input() @ mlp.W_in, mlp.b_in) + adapted(1), at("hook_pre_linear")),
-    )
+    yield "ln2.normalized * w + b -> pre", lambda: (branches(mlp, get_input())[0], at("hook_pre"))
+    yield "ln2.normalized * w + b -> pre_linear", lambda: (branches(mlp, get_input())[1], at("hook_pre_linear"))
     product = "hook_post" if mlp.cfg.mid_norm is None else "hook_mid"
     label = "act(pre) * pre_linear" + (", bounded" if isinstance(mlp, BoundedGatedMLP) else "")
     yield (
@@ -65,6 +55,12 @@ def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
                 at("hook_post"),
             ),
         )
+
+
+@singledispatch
+def branches(mlp: GatedMLP, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The gate before its activation, and the linear branch, of an input."""
+    return add_bias(x @ mlp.W_gate, mlp.b_gate), add_bias(x @ mlp.W_in, mlp.b_in)
 
 
 def _product(mlp: GatedMLP, pre: Tensor, pre_linear: Tensor) -> Tensor:

@@ -1,31 +1,23 @@
 """Mixtures of experts."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import singledispatch
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.experts.hash_moe import HashMoE
 from hooked_lm.components.experts.moe import InputWeightedMoE, MoE
-from hooked_lm.components.experts.normed_moe import NormedMoE
-from hooked_lm.components.experts.router_state import RouterStateMoE
-from hooked_lm.components.norms.norm import norm_unhooked, upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.verification.registry import (
     Identity,
-    InputWeight,
     LazyTensor,
     Pair,
     Sites,
     add_bias,
     identities,
-    input_weights,
-    norm_identity,
-    norm_output,
     output_from_sites,
-    output_weights,
     within,
 )
 
@@ -44,20 +36,7 @@ def identities_of_parts(
         "ln2.normalized * w + b -> router_logits",
         lambda: (add_bias(upcast(router()) @ upcast(moe.W_router), moe.b_router), at("hook_router_logits")),
     )
-    if isinstance(moe, HashMoE):
-        yield (
-            "weights of expert_indices == expert_weights",
-            lambda: (moe.weigh(at("hook_router_logits"), at("hook_expert_indices")), at("hook_expert_weights")),
-        )
-    else:
-        yield (
-            "router(router_logits) == expert_weights",
-            lambda: (moe.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
-        )
-        yield (
-            "router(router_logits) == expert_indices",
-            lambda: (moe.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
-        )
+    yield from choice_identities(moe, at)
     of_experts = [dict(_identities_of(moe, e, at, experts)) for e in range(len(moe.experts))]
     for name in of_experts[0]:
         yield f"experts: {name}", _together([of_expert[name] for of_expert in of_experts])
@@ -69,6 +48,19 @@ def identities_of_parts(
             "sigmoid(ln2.normalized -> gate) == shared_gate",
             lambda: (moe.shared_gate(shared()), at("hook_shared_gate")),
         )
+
+
+@singledispatch
+def choice_identities(moe: MoE, at: Sites) -> Iterator[Identity]:
+    """The identities of the choice of experts."""
+    yield (
+        "router(router_logits) == expert_weights",
+        lambda: (moe.choice(at("hook_router_logits"))[0], at("hook_expert_weights")),
+    )
+    yield (
+        "router(router_logits) == expert_indices",
+        lambda: (moe.choice(at("hook_router_logits"))[1], at("hook_expert_indices")),
+    )
 
 
 def _identities_of(moe: MoE, e: int, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
@@ -127,60 +119,3 @@ def _together(pairs: list[Pair]) -> Pair:
         return flat(left), flat(right)
 
     return pair
-
-
-@identities.register
-def _(moe: NormedMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `get_input()`."""
-
-    def through(name: str) -> Tensor:
-        return norm_output(moe, name, at, get_input)
-
-    for name in ("ln_router", "ln_experts", "ln_shared"):
-        yield from norm_identity(moe, name, at, get_input)
-    yield from identities_of_parts(
-        moe,
-        at,
-        lambda: through("ln_router") * moe.cfg.d_model**-0.5,
-        lambda: through("ln_experts"),
-        lambda: through("ln_shared"),
-    )
-
-
-@output_from_sites.register
-def _(moe: NormedMoE, at: Sites) -> Tensor:
-    """The output, from the inputs of `W_out` of the MLP and the experts."""
-    assert moe.shared is not None
-    shared = norm_unhooked(moe.ln_shared_post, output_from_sites(moe.shared, within(at, "shared")))
-    return shared + norm_unhooked(moe.ln_experts_post, mix_from_sites(moe, at))
-
-
-@input_weights.register
-def _(moe: NormedMoE) -> list[InputWeight]:
-    """None: norms are between the stream and all weights."""
-    return []
-
-
-@output_weights.register
-def _(moe: NormedMoE) -> list[Tensor]:
-    """None: norms are between all weights and the output."""
-    return []
-
-
-@identities.register
-def _(moe: RouterStateMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
-    """Identities between the sites of a run with input `get_input()`."""
-
-    def state() -> Tensor:
-        return at("hook_router_state")
-
-    def logits() -> tuple[Tensor, Tensor]:
-        return moe.logits(norm_output(moe, "router_ln", at, state)), at("hook_router_logits")
-
-    previous = partial(at, "hook_prev_state") if moe.cfg.reads_previous else lambda: None
-    yield "x W_down + b_down + prev * w_prev == router_state", lambda: (moe.state(get_input(), previous()), state())
-    yield from norm_identity(moe, "router_ln", at, state)
-    yield "mlp(norm(router_state)) == router_logits", logits
-    for name, pair in identities_of_parts(moe, at, get_input, get_input, get_input):
-        if not name.endswith("-> router_logits"):
-            yield name, pair

@@ -6,8 +6,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed, PerLayerGate
-from hooked_lm.components.blocks.shared import RepeatedEmbed
-from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
@@ -17,18 +15,6 @@ from hooked_lm.components.verification.registry import (
     norm_output,
     output_from_sites,
 )
-
-
-@identities.register
-def _(module: RepeatedEmbed, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-    """Identities between the sites of a run over these tokens, with the embedding `embed()`."""
-    yield "embed == per_layer.out", lambda: (embed()[:, :, None].expand_as(at("hook_out")), at("hook_out"))
-
-
-@identities.register
-def _(module: RepeatedIds, at: Sites, embed: LazyTensor, tokens: Int[Tensor, "batch pos"]) -> Iterator[Identity]:
-    """Identities between the sites of a run over these tokens."""
-    yield "tokens == per_layer.out", lambda: (tokens[:, :, None, None].expand_as(at("hook_out")), at("hook_out"))
 
 
 @identities.register

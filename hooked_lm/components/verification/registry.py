@@ -2,7 +2,8 @@
 
 `at(name)` is the value at a site in one run. A pair is a function that returns two tensors which must be equal; it is called
 in its check, so that a missing site fails that check only. Each function here is implemented for each class of components, in
-the file of this folder that is named after the mechanism. `models.verification` checks the identities.
+the file of this folder that is named after the mechanism, or beside a family's own mechanism. `models.verification` checks the
+identities.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +13,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from hooked_lm.components.axes import Axes, axes_of
-from hooked_lm.components.norms.gated_norm import LowRankGatedNorm
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 
@@ -60,6 +60,12 @@ def _axes_within(module: nn.Module) -> Iterator[tuple[nn.Module, str, Axes]]:
         for name in part._parameters:  # a module that is split over processes refuses to give them
             if getattr(part, name) is not None and (axes := axes_of(part, name)) is not None:
                 yield part, name, axes
+
+
+@singledispatch
+def norm_identities(norm: nn.Module, at: Sites) -> Iterator[Identity]:
+    """What a norm computes after it has normalised; most only multiply."""
+    yield from ()
 
 
 @singledispatch
@@ -114,11 +120,5 @@ def norm_identity(
 
     kind = "stream - mean" if isinstance(norm, LayerNorm) else "stream"
     yield f"{label or name}: normalized * scale == {kind}", restored
-    if isinstance(norm, LowRankGatedNorm):
-        yield (
-            f"{label or name}: normalized * w -> gate",
-            lambda: (
-                norm.gate(RMSNorm.apply_weights(norm, at(f"{name}.hook_normalized"))),
-                at(f"{name}.hook_gate"),
-            ),
-        )
+    for further, pair in norm_identities(norm, within(at, name)):
+        yield f"{label or name}: {further}", pair

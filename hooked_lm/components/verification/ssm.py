@@ -16,12 +16,10 @@ from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
 from hooked_lm.components.ssm.rg_lru import RGLRU
 from hooked_lm.components.ssm.scan import step_by_step
-from hooked_lm.components.ssm.short_conv import ShortConv
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
     Sites,
-    add_bias,
     identities,
     norm_identity,
     norm_output,
@@ -117,17 +115,6 @@ def _(mixer: RGLRU, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "conv -> i", lambda: (mixer.gate(at("hook_conv"), mixer.W_i, mixer.b_i), at("hook_i"))
     yield "r -> a", lambda: (mixer.decay(at("hook_r")), at("hook_a"))
     yield "the recurrence of conv, i, a == y", by_steps
-
-
-@identities.register
-def _(mixer: ShortConv, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
-    """Identities between the sites of a run without padding or a cache."""
-    yield from input_identities(mixer, at, get_input)
-    yield "stream -> B", lambda: (add_bias(get_input() @ mixer.W_B, mixer.b_B), at("hook_B"))
-    yield (
-        "the windows of B * x, read by the taps == y",
-        lambda: (mixer.read(mixer.states(at("hook_B") * at("hook_x"))[0]), at("hook_y")),
-    )
 
 
 @identities.register

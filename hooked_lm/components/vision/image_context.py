@@ -1,15 +1,18 @@
-"""The context of a decoder that reads images among its tokens."""
+"""What a decoder reads of images, a vector for each image token, and the context of a run with images among its tokens."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 from hooked_lm.components.context import Angles, Context
 from hooked_lm.components.embeddings.axis_rotary import AxisRotary
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.vision.patches import first_ones
 
 
 class ImageContext(Context):
@@ -71,3 +74,35 @@ def last_shift(cache: KeyValueCache) -> Int[Tensor, " batch"] | None:
     """
     shifts = cache.position_shifts = {n: x for n, x in cache.position_shifts.items() if n <= cache.length}
     return shifts[max(shifts)] if shifts else None
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """The vectors of image tokens [image, token, d_model].
+
+    `counts` are the numbers of those of each image that are no padding, which is at the end; None: all. `cells` are the row and
+    column of each token in the grid of its image [image, token, 2], -1 for a token that is no place of it, such as a class token.
+    `deepstack` are further vectors of the tokens, which the first layers of the decoder add to its stream.
+    """
+
+    vectors: Float[Tensor, "image token d_model"]
+    cells: Int[Tensor, "image token 2"]
+    counts: tuple[int, ...] | None = None
+    deepstack: tuple[Float[Tensor, "image token d_model"], ...] = ()
+
+    @property
+    def n_tokens(self) -> list[int]:
+        """The number of tokens of each image."""
+        n_images, longest = self.cells.shape[:2]
+        return [longest] * n_images if self.counts is None else list(self.counts)
+
+    @property
+    def real(self) -> Bool[Tensor, "image token"] | None:
+        """Which tokens are no padding; None: all."""
+        return None if self.counts is None else first_ones(self.counts, self.cells.shape[1], self.cells.device)
+
+    def in_order(self, vectors: Num[Tensor, "image token *width"]) -> Num[Tensor, "all_tokens *width"]:
+        """Vectors of all images, one image after the other, without padding."""
+        if self.counts is None:
+            return vectors.flatten(0, 1)
+        return torch.cat([of_image[:n] for of_image, n in zip(vectors, self.counts, strict=True)])

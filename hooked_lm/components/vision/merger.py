@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.image_context import ImageFeatures
 from hooked_lm.components.vision.patches import Grid, Patches, cells_in
 from hooked_lm.hooks import HookPoint
 

@@ -1,14 +1,14 @@
-"""Images as patches: the input of a vision tower."""
+"""Images as patches, the input of a vision tower, and pixels that are ready for it: floating point, scaled and normalised."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.readable import is_readable
-from hooked_lm.components.vision.ready_pixels import ready_pixels
 
 Grid = tuple[int, int]  # numbers of rows and columns
 
@@ -119,3 +119,42 @@ def cut(pixels: Float[Tensor, "image channel height width"], size: int) -> Patch
     squares = pixels[:, :, : rows * size, : columns * size].unflatten(3, (columns, size)).unflatten(2, (rows, size))
     vectors = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
     return Patches(vectors, ((rows, columns),) * n_images)
+
+
+READY = (
+    "pixels that are ready are floating-point tensors or arrays, scaled and normalised; pictures go through the "
+    "checkpoint's processor, as model.prepare does"
+)
+
+
+def is_ready(image: object) -> bool:
+    """Whether this is a floating-point tensor or array."""
+    if isinstance(image, np.ndarray):
+        return np.issubdtype(image.dtype, np.floating)
+    return isinstance(image, Tensor) and image.is_floating_point()
+
+
+def ready_pixels(given: object, name: str = "pixel_values") -> Tensor:
+    """Pixels that are ready, as a tensor. Raises TypeError for anything else, such as integers and pictures.
+
+    >>> ready_pixels(torch.zeros(3, 2, 2, dtype=torch.uint8))
+    Traceback (most recent call last):
+    ...
+    TypeError: pixel_values: got torch.uint8 [3, 2, 2]; pixels that are ready are floating-point tensors or arrays, scaled and \
+normalised; pictures go through the checkpoint's processor, as model.prepare does
+    """
+    if not is_ready(given):
+        raise TypeError(f"{name}: got {described(given)}; {READY}")
+    return given if isinstance(given, Tensor) else torch.tensor(given)
+
+
+def described(given: object) -> str:
+    """A value in an error: the type and shape of a tensor, otherwise its type and beginning.
+
+    >>> described("a.png"), described(torch.zeros(3, 2))
+    ("str 'a.png'", 'torch.float32 [3, 2]')
+    """
+    if isinstance(given, (Tensor, np.ndarray)):
+        return f"{given.dtype} {list(given.shape)}"
+    text = repr(given)
+    return f"{type(given).__name__} {text if len(text) < 40 else text[:37] + '...'}"

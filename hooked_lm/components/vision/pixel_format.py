@@ -10,8 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.patches import Patches, of_images
-from hooked_lm.components.vision.ready_pixels import ready_pixels
+from hooked_lm.components.vision.patches import Patches, of_images, ready_pixels
 
 Size = tuple[int, int]  # height and width
 

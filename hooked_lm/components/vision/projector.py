@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
 from hooked_lm.components.norms.norm import RMSNorm
-from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.image_context import ImageFeatures
 from hooked_lm.components.vision.patches import Patches, cells_in
 from hooked_lm.hooks import HookPoint
 

@@ -5,8 +5,8 @@ from typing import Any
 from hooked_lm.components.embeddings.axis_rotary import AxialRotary
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import NormConfig, RMSNorm
-from hooked_lm.components.vision.axis_positions import AxisPositions
 from hooked_lm.components.vision.flat_patches import FlatPatches
+from hooked_lm.components.vision.image_rules import AxisPositions
 from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.merger import PatchMerger
 from hooked_lm.components.vision.patch_embed import PatchEmbed

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.gated import GatedSharedIndexAttention, GatedSparseLatentAttention
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.blocks.hyper import HyperBlock
+from hooked_lm.components.blocks.hyper import GatedRMSNorm, HyperBlock, HyperConnection, StreamGate
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.experts.moe import MoE
-from hooked_lm.components.hyper_connection import GatedRMSNorm, HyperConnection, StreamGate
 from hooked_lm.families._shared import classic, deepseek, llama_like, moe
 from hooked_lm.families._shared.llama_like import PREFIX
 from hooked_lm.families._shared.reader import HFConfig

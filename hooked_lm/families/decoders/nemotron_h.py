@@ -1,9 +1,8 @@
 """Nemotron-H and Nemotron 3 (NVIDIA 2025, arXiv:2504.03624): each layer is Mamba-2, attention without positions, a squared
 ReLU MLP, or a mixture of such MLPs."""
 
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.mixer import MixerBlock
-from hooked_lm.components.blocks.mlp_only import MLPOnlyBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import MLP

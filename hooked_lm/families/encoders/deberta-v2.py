@@ -1,11 +1,11 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv:2006.03654; 2021, arXiv:2111.09543): attention to content and to relative position."""
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
-from hooked_lm.components.blocks.conv import ConvPostNormBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.families._shared import bert_like, classic, deberta_like
 from hooked_lm.families._shared.bert_like import RENAMED
 from hooked_lm.families._shared.deberta_like import IGNORED, NO_EFFECT, PREFIX
+from hooked_lm.families._shared.deberta_like.conv import ConvPostNormBlock
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.weights import Row

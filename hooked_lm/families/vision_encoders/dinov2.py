@@ -6,7 +6,7 @@ from typing import Any
 from hooked_lm.components.heads import Classifier
 from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.layer_scale import LayerScale
+from hooked_lm.components.norms.scales import LayerScale
 from hooked_lm.components.vision.heads import ClassAndMean, ClassToken
 from hooked_lm.families._shared import classic, vision_like
 from hooked_lm.families._shared.reader import HFConfig

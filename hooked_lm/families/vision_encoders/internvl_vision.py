@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.layer_scale import LayerScale
 from hooked_lm.components.norms.norm import RMSNorm
+from hooked_lm.components.norms.scales import LayerScale
 from hooked_lm.families._shared import classic, vision_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import VisionConfig

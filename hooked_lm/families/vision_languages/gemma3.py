@@ -3,7 +3,7 @@
 import math
 
 from hooked_lm.components.norms.norm import RMSNorm
-from hooked_lm.components.vision.image_masks import BidirectionalImages
+from hooked_lm.components.vision.image_rules import BidirectionalImages
 from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.projector import PoolingProjector
 from hooked_lm.families._shared import vision_like

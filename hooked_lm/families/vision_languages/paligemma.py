@@ -1,6 +1,6 @@
 """PaliGemma (Beyer et al. 2024, arXiv:2407.07726): SigLIP's tower before Gemma, which reads a prompt in both directions."""
 
-from hooked_lm.components.vision.image_masks import BidirectionalPrefix
+from hooked_lm.components.vision.image_rules import BidirectionalPrefix
 from hooked_lm.components.vision.image_text import ImageText
 from hooked_lm.components.vision.projector import LinearProjector
 from hooked_lm.families._shared import vision_like

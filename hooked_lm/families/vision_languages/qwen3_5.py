@@ -1,7 +1,7 @@
 """Qwen3.5 (Qwen Team 2026) with images: a hybrid of attention and the gated delta rule, and the tower of Qwen3-VL without the
 features of several depths."""
 
-from hooked_lm.components.vision.axis_positions import AxisPositions
+from hooked_lm.components.vision.image_rules import AxisPositions
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_encoders import qwen3_5_vision
 from hooked_lm.families.vision_languages import qwen3_vl

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from hooked_lm.components.blocks.deepstack import DeepstackBlock
-from hooked_lm.components.vision.axis_positions import AxisPositions
-from hooked_lm.components.vision.deepstack import Deepstack, DeepstackMerger
+from hooked_lm.components.vision.deepstack import Deepstack, DeepstackBlock, DeepstackMerger
+from hooked_lm.components.vision.image_rules import AxisPositions
 from hooked_lm.families._shared import mrope, qwen_tower, vision_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_encoders import qwen3_vl_vision

@@ -8,9 +8,9 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi, SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PreNormCrossBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.blocks.post_norm import PostNormBlock
 from hooked_lm.components.embeddings.embed import Embed, Unembed

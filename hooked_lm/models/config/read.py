@@ -4,18 +4,15 @@ from math import isclose
 from typing import Any
 
 from hooked_lm.components.activations import activation_name
-from hooked_lm.components.adapters import AdaptedAttention, AdaptedGatedMLP
 from hooked_lm.components.attention.multihead import Attend
-from hooked_lm.components.attention.wide import WideAttention
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.shared import SharedBlock
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.grouped import GroupedMLP
 from hooked_lm.components.mlp import MLP, GatedMLP, MLPConfig
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import NormConfig
+from hooked_lm.components.norms.scales import NoNorm
 from hooked_lm.components.vision.patch_embed import BucketPosEmbed, ImagePosEmbed
 from hooked_lm.models.config.row import ABSENT, found
 from hooked_lm.models.config.tree import (
@@ -147,35 +144,19 @@ def n_params(tree: Tree) -> int:
     """The number of matrix entries in the blocks, without biases, norms and embeddings; shared weights count once."""
     sets = getattr(tree, "shares", None) or range(len(tree.blocks))
     once = dict(zip(sets, tree.blocks, strict=True)).values()
-    shared = {block.shared_set: block for block in once if isinstance(block, SharedBlock.Config)}
-    return sum(map(_of_block, once)) + sum(map(_of_shared, shared.values()))
-
-
-def _of_shared(block: SharedBlock.Config) -> int:
-    """The entries of the transformer that blocks share."""
-    attn = block.attn
-    n_in = attn.d_model * (attn.n_heads + 2 * attn.n_kv) * attn.d_head
-    return n_in + attn.n_heads * attn.d_head * attn.d_out + _of_mlp(block.mlp)
-
-
-def _of_adapters(attn: WideAttention.Config, mlp: GatedMLP.Config) -> int:
-    """The entries of the adapters of a layer."""
-    n = mlp.rank * (mlp.d_model + 2 * mlp.d_mlp) if isinstance(mlp, AdaptedGatedMLP.Config) else 0
-    if isinstance(attn, AdaptedAttention.Config):
-        n += 3 * attn.rank * (attn.d_model + attn.n_heads * attn.d_head)
-    return n
+    shared = {block.shared_set: block.n_shared_weights for block in once if hasattr(block, "n_shared_weights")}
+    return sum(map(_of_block, once)) + sum(shared.values())
 
 
 def _of_block(block: object) -> int:
+    if hasattr(block, "n_weights"):
+        return int(block.n_weights)
     n = block.mixer.n_weights if isinstance(block, MixerPart.Config) else 0
-    if isinstance(block, SharedBlock.Config):
-        return n + block.ln3.d_model**2 + _of_adapters(block.attn, block.mlp)
     for attn in (getattr(block, "attn", None), getattr(block, "cross_attn", None)):
         if attn is not None:
             dense = 2 * attn.d_model * attn.d_head * (attn.n_heads + getattr(attn, "n_kv", attn.n_heads))
             n += getattr(attn, "n_weights", dense)
-    n += getattr(block, "n_bottleneck_weights", 0)
-    return n + (_of_mlp(block.mlp) * (1 + getattr(block, "n_ffn", 0)) if hasattr(block, "mlp") else 0)
+    return n + getattr(block, "n_further_weights", 0) + (_of_mlp(block.mlp) if hasattr(block, "mlp") else 0)
 
 
 def _of_mlp(mlp: AnyMLPConfig) -> int:

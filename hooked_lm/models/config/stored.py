@@ -1,6 +1,7 @@
 """Configs as JSON: a tree of component configs with the names of their classes, and the flat names that were set.
 
-A class is named by its module and its qualified name. Only dataclasses of this package are read back: a file runs no code.
+A class is named by its module and its qualified name. Only dataclasses of this package are read back: a file runs no code but
+that of this package's own modules, which define them. A class that has moved since is found by its former module, too.
 """
 
 import json
@@ -14,11 +15,13 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hooked_lm.files import replacing
+from hooked_lm.models.config.moved import present_module
 from hooked_lm.models.config.row import table
 
 __all__ = ["StoredConfig", "from_json", "to_json"]
 
 PACKAGE = __name__.partition(".")[0]
+HOMES = tuple(f"{PACKAGE}.{folder}." for folder in ("components", "families", "models"))  # of components
 FORMAT = 1  # of files; a reader refuses later ones
 Json = object  # None, a bool, a number, a string, or lists and dicts of these
 Own = TypeVar("Own", bound="StoredConfig")
@@ -79,8 +82,10 @@ def _component(name: str) -> type[Any]:
     """A dataclass of this package by module and qualified name."""
     module, _, path = name.partition(":")
     try:
-        if not module.startswith((f"{PACKAGE}.components.", f"{PACKAGE}.models.")):
+        if not module.startswith(HOMES):
             raise ImportError
+        inside = present_module(module.removeprefix(f"{PACKAGE}."), path.partition(".")[0])
+        module = f"{PACKAGE}.{inside}"
         found: object = import_module(module)
         for part in path.split("."):
             found = getattr(found, part)

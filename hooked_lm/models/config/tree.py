@@ -1,22 +1,20 @@
 """The architecture of a model as a tree of component configs: decoders, encoders, encoder-decoders, models of images."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
 from hooked_lm.components.attention.global_tokens import GlobalTokens
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import CrossBlockConfig
-from hooked_lm.components.blocks.ngram import NgramEmbed
-from hooked_lm.components.blocks.per_layer import PerLayerEmbed
 from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.blocks.shared import RepeatedEmbed
 from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed
 from hooked_lm.components.embeddings.pos_embed import PosEmbedConfig
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable, StoredRotary
-from hooked_lm.components.experts.hash_moe import RepeatedIds
 from hooked_lm.components.heads import (
     Classifier,
     ContactHead,
@@ -41,14 +39,22 @@ from hooked_lm.models.config.fit import check_fit, check_tied
 SideBlockConfig = PreNormBlock.Config | PostNormBlock.Config | CrossBlockConfig
 
 
+@runtime_checkable
+class ModuleConfig(Protocol):
+    """The config of a module that few families have."""
+
+    def build(self) -> nn.Module:
+        """The module."""
+
+
 @dataclass(frozen=True)
 class DecoderConfig:
     """A decoder: embeddings, a tuple of blocks (they may differ), a final norm, an unembedding.
 
     `n_ctx` is the longest prompt. With `shortformer` the position embedding is added to the inputs of queries and keys
-    instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` is a second token embedding, with a vector for
-    each layer, or the same one again, or the ids themselves. `layout` is a number that tells apart the layouts in which a
-    family's tensors may be written.
+    instead of the stream (Press et al. 2020, arXiv:2012.15832). `per_layer` makes a second input of each layer from the tokens
+    and their embedding: a second embedding with a vector for each layer, the same one again, or the ids themselves. `layout` is
+    a number that tells apart the layouts in which a family's tensors may be written.
     """
 
     n_ctx: int
@@ -58,7 +64,7 @@ class DecoderConfig:
     pos_embed: PosEmbedConfig | None = None
     ln_final: NormConfig | None = None
     shortformer: bool = False
-    per_layer: PerLayerEmbed.Config | RepeatedEmbed.Config | RepeatedIds.Config | None = None
+    per_layer: ModuleConfig | None = None
     layout: int = 0
 
     def __post_init__(self) -> None:
@@ -129,8 +135,8 @@ class EncoderDecoderConfig:
 
     `n_ctx` is the longest input of either. Without a `decoder_embed` encoder and decoder share one token embedding. A tied
     unembedding is tied to the decoder's embedding. `spare_embed` is an embedding in the checkpoint that no module uses. With
-    `global_tokens` some tokens of the source may have global attention. `ngram_embed` adds the predicting streams of a decoder of
-    `NgramBlock`s.
+    `global_tokens` some tokens of the source may have global attention. `ngram_embed` adds further streams to that of the
+    target, for a decoder of blocks between several.
     """
 
     n_ctx: int
@@ -141,7 +147,7 @@ class EncoderDecoderConfig:
     decoder_embed: Embed.Config | None = None
     spare_embed: Embed.Config | None = None
     global_tokens: GlobalTokens.Config | None = None
-    ngram_embed: NgramEmbed.Config | None = None
+    ngram_embed: ModuleConfig | None = None
 
     def __post_init__(self) -> None:
         check_tied(self.unembed, self.decoder_embed or self.embed)

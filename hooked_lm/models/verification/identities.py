@@ -7,8 +7,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hooked_lm.components import verification
-from hooked_lm.components.blocks.global_stream import GlobalStreamBlock
-from hooked_lm.components.blocks.streams import StreamsBlock
 from hooked_lm.components.embeddings.embed import Unembed, soft_capped
 from hooked_lm.components.embeddings.encoder_embed import ConcatenatedEncoderEmbed, EncoderEmbed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
@@ -39,14 +37,13 @@ def stack_identities(model: nn.Module, stack: Stack, at: Sites, *given: LazyTens
                 return at(stack.site_after(model, layer)), at(f"{stack.blocks}.{layer + 1}.hook_resid_pre")
 
             yield f"{prefix}resid_post == next resid_pre", both
-            for kind, further in ((StreamsBlock, "streams"), (GlobalStreamBlock, "global_resid")):
-                if isinstance(block, kind):
+            for further in getattr(block, "further_streams", ()):
 
-                    def streams(layer: int = layer, further: str = further) -> tuple[Tensor, Tensor]:
-                        after = at(f"{stack.blocks}.{layer}.hook_{further}_post")
-                        return after, at(f"{stack.blocks}.{layer + 1}.hook_{further}_pre")
+                def streams(layer: int = layer, further: str = further) -> tuple[Tensor, Tensor]:
+                    after = at(f"{stack.blocks}.{layer}.hook_{further}_post")
+                    return after, at(f"{stack.blocks}.{layer + 1}.hook_{further}_pre")
 
-                    yield f"{prefix}{further}_post == next {further}_pre", streams
+                yield f"{prefix}{further}_post == next {further}_pre", streams
     if isinstance(final := norm_of(model, stack.ln_final), MergedRMSNorm):
 
         def merged() -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.vision.deepstack import DeepstackMerger
-from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.image_context import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat import HookedTransformerConfig

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.vision.image_text import PLACEHOLDER
-from hooked_lm.components.vision.ready_pixels import READY, described, is_ready, ready_pixels
+from hooked_lm.components.vision.patches import READY, described, is_ready, ready_pixels
 from hooked_lm.models.vision.inputs import VisionInputs
 
 Row = str | list[int]  # a prompt: text or token ids

@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from hooked_lm.components.vision.image_text import PLACEHOLDER, ImageText
+from hooked_lm.components.vision.patches import is_ready
 from hooked_lm.components.vision.pixel_format import check_images
-from hooked_lm.components.vision.ready_pixels import is_ready
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.vision.given_prompts import (

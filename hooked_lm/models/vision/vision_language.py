@@ -15,8 +15,7 @@ from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_readable
-from hooked_lm.components.vision.image_context import ImageContext
-from hooked_lm.components.vision.image_features import ImageFeatures
+from hooked_lm.components.vision.image_context import ImageContext, ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices

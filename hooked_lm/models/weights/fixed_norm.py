@@ -8,9 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.layer_scale import LayerScale
-from hooked_lm.components.norms.no_norm import NoNorm
 from hooked_lm.components.norms.norm import RMSNorm
+from hooked_lm.components.norms.scales import LayerScale, NoNorm
 from hooked_lm.hooks import Slice
 from hooked_lm.models.weights.terms import Factor, times
 

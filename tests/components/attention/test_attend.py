@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hooked_lm.components.attention.clipped import NormThenClipAttention
 from hooked_lm.components.attention.gated import GatedAttention
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi, Chunks
 from hooked_lm.components.attention.position_scale import PositionScale, PositionScaledAttention
-from hooked_lm.components.attention.routed import RoutedAttention
-from hooked_lm.components.attention.value_width import ValueWidthAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
+from hooked_lm.families.decoders.jetmoe.routed import RoutedAttention
+from hooked_lm.families.decoders.mimo_v2_flash.value_width import ValueWidthAttention
+from hooked_lm.families.decoders.olmoe.clipped import NormThenClipAttention
 from hooked_lm.hooks import HookPoint
 from tests.close import assert_apart, assert_close
 

@@ -1,21 +1,20 @@
 """Every component that reads or writes the stream states its identities and its weights."""
 
-import importlib
 import inspect
-import pkgutil
 
 import pytest
 from torch import nn
 
-import hooked_lm.components
 from hooked_lm.components import verification
 from hooked_lm.components.blocks.block import AttentionPart, MLPPart
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.narrow import Bottleneck
 from hooked_lm.components.blocks.per_layer import PerLayerEmbed
-from hooked_lm.components.blocks.shared import RepeatedEmbed
-from hooked_lm.components.embeddings.trigram import TrigramEmbed
-from hooked_lm.components.experts.hash_moe import RepeatedIds
+from hooked_lm.components.vision.projector import MLPProjector
+from hooked_lm.families.decoders.deepseek_v4.hash_moe import RepeatedIds
+from hooked_lm.families.decoders.zamba.shared import RepeatedEmbed
+from hooked_lm.families.encoders.mobilebert.narrow import Bottleneck
+from hooked_lm.families.encoders.mobilebert.trigram import TrigramEmbed
+from tests.components.modules import modules
 
 # Modules whose identities are those of the component or the model that contains them.
 INSIDE_OTHERS = {
@@ -78,14 +77,13 @@ INSIDE_OTHERS = {
 
 
 def components() -> list[type[nn.Module]]:
-    """Every module of `hooked_lm.components` that a config of its own builds."""
+    """Every component that a config of its own builds, also those of families."""
     found = set()
-    for info in pkgutil.walk_packages(hooked_lm.components.__path__, "hooked_lm.components."):
-        module = importlib.import_module(info.name)
+    for module in modules():
         classes = [value for value in vars(module).values() if inspect.isclass(value) and issubclass(value, nn.Module)]
         for kind in classes:
             config = vars(kind).get("Config")
-            if kind.__module__ == info.name and hasattr(config, "build") and not inspect.isabstract(config):
+            if kind.__module__ == module.__name__ and hasattr(config, "build") and not inspect.isabstract(config):
                 found.add(kind)
     return sorted(found, key=lambda kind: kind.__name__)
 
@@ -103,6 +101,7 @@ def test_every_sublayer_states_its_output_and_its_weights() -> None:
     """A sublayer is what has identities, and is neither a block nor a head nor in front of them."""
     heads = ("hooked_lm.components.heads", "hooked_lm.components.vision.")
     blocks = (AttentionPart, MLPPart, MixerPart, PerLayerEmbed, RepeatedEmbed, RepeatedIds, TrigramEmbed, Bottleneck)
+    blocks += (MLPProjector,)
     sublayers = [
         kind
         for kind in components()

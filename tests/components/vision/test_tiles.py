@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
-from hooked_lm.components.vision.tile_projector import TileProjector, side_by_side
 from hooked_lm.components.vision.tiles import TileImages, TileOrWholeImages, TilePatches, best_resolution, picture_in
+from hooked_lm.families.vision_languages.llava_next.tile_projector import TileProjector, side_by_side
 
 RESOLUTIONS = ((24, 48), (48, 24), (48, 48), (72, 24), (24, 72))
 TILES, WHOLE = TileImages(24, RESOLUTIONS), TileOrWholeImages(24, RESOLUTIONS)

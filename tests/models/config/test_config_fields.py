@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hooked_lm import HookedEncoder, HookedEncoderDecoder, HookedTransformer, HookedTransformerConfig
 from hooked_lm.components.attention.multihead import Attention
 from hooked_lm.components.attention.position_bias import Alibi
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
 from hooked_lm.components.embeddings.rotary_scaling import Llama3Scaling, YarnScaling
 from hooked_lm.components.experts.moe import MoE

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from torch import nn
 
 from hooked_lm import HookedTransformer
-from hooked_lm.components.blocks.attention_only import AttentionOnlyBlock
 from hooked_lm.components.blocks.block import PreNormBlock
+from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
 from hooked_lm.models.verification.verify import Check, Verification, check_inputs
