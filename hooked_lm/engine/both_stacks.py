@@ -1,18 +1,16 @@
-"""Encoder-decoders in sweeps and attribution: source and target are concatenated into one row of tokens.
-
-Prompts can then be indexed, repeated and compared as for other models; a view of the model splits the rows again.
-"""
+"""Models with more than one stack in sweeps and attribution: sources with their targets, the stack of a site."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.hooks import HookedRootModule, scope
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
@@ -22,49 +20,14 @@ Target = str | Sequence[str] | Int[Tensor, "..."] | None
 SIDES = ("encoder", "decoder")
 
 
-class SourceAndTarget(EncoderDecoder):
-    """A view of an encoder-decoder, with the same modules and points, whose input is source and target concatenated."""
+def joined(model: EncoderDecoder, source: Int[Tensor, "batch pos"], target: Target) -> SourceAndTarget:
+    """The rows of a run: sources, and the target of each.
 
-    whole: ClassVar[EncoderDecoder]
-    n_source: ClassVar[int]
-
-    def forward(self, input: Int[Tensor, "batch pos"], **settings: Any) -> Any:  # type: ignore[override]
-        """The forward pass of the source and target in each row."""
-        return super().forward(input[:, : self.n_source], input[:, self.n_source :], **settings)
-
-    @property
-    def context_level(self) -> int:
-        """The number of nested hook contexts, of the view and of the model."""
-        return scope.depth(self) + self.whole.context_level
-
-    @context_level.setter
-    def context_level(self, level: int) -> None:
-        self.whole.context_level = level - scope.depth(self)
-
-
-def joined(
-    model: EncoderDecoder, source: Tensor, other: Tensor | None, target: Target
-) -> tuple[SourceAndTarget, Tensor, Tensor | None]:
-    """The view of a model, and the rows of one or two runs: sources [batch, pos] followed by the target.
-
-    The target is ids or texts (without an end token), one for all prompts or one for each, the same in both runs; None: the
-    start token. Raises ValueError for targets of different lengths, or a number of targets that differs from that of prompts.
+    The target is ids or texts (without an end token), one for all prompts or one for each; None: the start token. Raises
+    ValueError for targets of different lengths, or a number of targets that differs from that of prompts.
     """
-    batch, n_source = source.shape
-    kind = type(model)
-    kinds = (SourceAndTarget,) if kind is EncoderDecoder else (SourceAndTarget, kind)
-    attributes = {
-        "whole": model,
-        "n_source": n_source,
-        "__module__": kind.__module__,
-        "__qualname__": kind.__qualname__,
-    }
-    view: Any = object.__new__(type(kind.__name__, kinds, attributes))
-    object.__setattr__(view, "__dict__", model.__dict__)  # shared state
-    rows = _rows(model, target, batch)
-    both = [None if each is None else torch.cat([each.to(rows), rows], 1) for each in (source, other)]
-    assert both[0] is not None, "the first run"
-    return view, both[0], both[1]
+    rows = _rows(model, target, len(source))
+    return SourceAndTarget(source.to(rows), rows)
 
 
 def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "batch target_pos"]:
@@ -133,11 +96,6 @@ def stack_of(model: Any, name: str) -> tuple[str, int]:
     return side, len(getattr(model, side))
 
 
-def tokens_at(model: Any, tokens: Rows, site: str) -> Rows:
+def tokens_at(model: HookedRootModule, rows: Rows, site: str) -> Int[Tensor, "batch pos"] | VisionInputs:
     """The tokens at the positions of a site: in an encoder-decoder, those of the source or of the target."""
-    if not isinstance(model, SourceAndTarget) or isinstance(tokens, VisionInputs):
-        return tokens
-    dims, of_source = model.hook_dict[site].dims, not model.hook_dict[site].grows
-    if dims[1:2] == ("key_pos",):  # keys of cross-attention are positions of the encoder
-        of_source = True
-    return tokens[:, : model.n_source] if of_source else tokens[:, model.n_source :]
+    return rows.tokens_at(model.hook_dict[site]) if isinstance(rows, SourceAndTarget) else rows

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
-from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
+from hooked_lm.engine.both_stacks import refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import Cell, Change, Edit
@@ -32,6 +32,7 @@ from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
 from hooked_lm.results.callers import stacklevel_outside
 
@@ -58,7 +59,7 @@ class Experiment:
         max_memory: int | str = "auto",
         compare: Collection[str] = (),
     ) -> None:
-        if not isinstance(model, SourceAndTarget) and not isinstance(tokens, ImagesAndTexts):
+        if not isinstance(tokens, (SourceAndTarget, ImagesAndTexts)):
             refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
         self.device = next(model.parameters()).device

@@ -6,6 +6,7 @@ from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.readable import is_readable
+from hooked_lm.engine.context import BASE_CONTEXTS
 from hooked_lm.engine.site_info import SiteInfo
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
@@ -20,6 +21,8 @@ def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Row
         return f"a {type(model).__name__} is not a causal decoder"
     if type(model).forward not in (Decoder.forward, VisionLanguage.forward):
         return f"{type(model).__name__} overrides the forward pass of its base class"
+    if model.context_class not in BASE_CONTEXTS:
+        return f"its runs have a {model.context_class.__name__}, of which a base run keeps nothing"
     listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
     if listening is not None:
         return f"a hook is open at '{listening}'"

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
+from hooked_lm.engine.both_stacks import stack_of, tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
 from hooked_lm.engine.image_cells import n_positions, shapes_at
 from hooked_lm.engine.prompts import (
@@ -22,6 +22,7 @@ from hooked_lm.engine.prompts import (
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks.head_labels import head_label
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import Label
 
@@ -160,7 +161,7 @@ class Plan:
         self.like = values_like(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
-        one = ids_of(tokens)[:1] if isinstance(self.model, SourceAndTarget) else one_token(self.model, tokens)
+        one = tokens[:1] if isinstance(tokens, SourceAndTarget) else one_token(self.model, tokens)
         shown = values_of(self.model, one, self.sites)
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}
 

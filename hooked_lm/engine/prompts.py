@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.vision.dual_encoder import DualEncoder
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, SomeRows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
@@ -30,7 +30,7 @@ OTHER_RUN = {"denoise": "clean", "noise": "corrupted"}  # by direction, the run 
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
-def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> Rows:
+def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> PromptRows:
     """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does.
 
     `reads_pairs`: whether the caller knows what a dual encoder reads, images and texts with a batch each.
@@ -53,12 +53,12 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
 
 
-def some_rows(model: HookedRootModule, rows: Rows, which: slice | Sequence[int]) -> Rows:
+def some_rows(model: HookedRootModule, rows: SomeRows, which: slice | Sequence[int]) -> SomeRows:
     """Some of the prompts, with their images."""
     if not isinstance(rows, VisionInputs):
-        return rows[which]
+        return rows[which]  # type: ignore[return-value]
     assert isinstance(model, VisionLanguage), "a model that reads images"
-    return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)
+    return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)  # type: ignore[return-value]
 
 
 def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor, "batch pos"]:

@@ -22,11 +22,12 @@ from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.names import side_site_name
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.verification.identities import encoder_decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
 
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | SourceAndTarget
 Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 GlobalMask = Int[Tensor, "*global_rows global_pos"] | Bool[Tensor, "*global_rows global_pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
@@ -124,7 +125,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """Runs the model on a source and a target, each text or token ids [batch, pos] or [pos].
 
         Args:
-            input: the source; None if the cache already holds the encoder's output.
+            input: the source, or source and target in one; None if the cache already holds the encoder's output.
             decoder_input: the target, with its start token; None means the start token only. Text gets start and end token,
                 so the loss equals that of transformers with the text as labels. For the logits after an unfinished text
                 give ids, `model.to_decoder_tokens(text, end=False)[0]`.
@@ -141,6 +142,10 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         Raises ValueError for an input that is empty or longer than n_ctx, and for token ids out of range.
         """
         check_options(return_type, logits_to_keep)
+        if isinstance(input, SourceAndTarget):
+            if decoder_input is not None:
+                raise ValueError("a SourceAndTarget has its target: leave decoder_input out")
+            decoder_input, input = input.target, input.source
         if one_zero_attention_mask is not None and attention_mask is not None:
             raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         source_mask = one_zero_attention_mask if attention_mask is None else attention_mask

@@ -112,16 +112,17 @@ def both_runs(
 
     `name` is the name of the first prompts in errors; `reads_pairs` as for `rows_of`."""
     check_direction(direction)
-    first = rows_of(model, corrupted, name, reads_pairs)
+    first: Rows = rows_of(model, corrupted, name, reads_pairs)
+    other: Rows | None = None
     if clean is None:
         if direction == "noise":
             raise ValueError("direction='noise' changes the clean run: give clean=...")
-        other = None
     else:
         other = rows_of(model, clean, "clean", reads_pairs)
         aligned(first, other, model)
     if isinstance(model, EncoderDecoder):
-        model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)
+        first = joined(model, ids_of(first), decoder_input)
+        other = None if other is None else joined(model, ids_of(other), decoder_input)
     elif decoder_input is not None:
         raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")
     return (model, first, other) if direction == "denoise" or other is None else (model, other, first)

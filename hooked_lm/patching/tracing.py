@@ -22,7 +22,7 @@ from hooked_lm.engine.study import Metrics, Study, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.vision.inputs import Rows, ids_of, repeated_rows
+from hooked_lm.models.vision.inputs import PromptRows, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.renamed import renamed
@@ -149,7 +149,7 @@ def _noise_site(model: HookedRootModule, site: Site | None) -> str:
 
 
 def subject_tokens(
-    model: HookedRootModule, rows: Rows, subject: Subject, site: str = "hook_embed"
+    model: HookedRootModule, rows: PromptRows, subject: Subject, site: str = "hook_embed"
 ) -> Bool[Tensor, "batch pos"]:
     """A mask of the subject's tokens in each prompt, or of its patches in each image if the site is of images."""
     parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
@@ -178,7 +178,7 @@ def subject_tokens(
 
 
 def _places_of_images(
-    model: HookedRootModule, rows: Rows, site: str, shape: torch.Size
+    model: HookedRootModule, rows: PromptRows, site: str, shape: torch.Size
 ) -> list[tuple[int, Sequence[int]]]:
     """For each image its row and positions at a site: those of its tokens in a prompt, or all of its own."""
     if is_of_images(model, site):
@@ -266,7 +266,7 @@ class _Grid:
     def __init__(
         self,
         model: HookedRootModule,
-        tokens: Rows,
+        tokens: PromptRows,
         names: Sequence[str],
         layers: Which,
         positions: Which,

@@ -27,7 +27,7 @@ from hooked_lm.engine.prompts import aligned, rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.extras import later
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.renamed import renamed
@@ -290,7 +290,7 @@ def _drawn(
 
 def _effects(
     model: HookedTransformer,
-    prompts: dict[str, Rows],
+    prompts: dict[str, PromptRows],
     metric: metrics.Metric,
     method: str,
     replace_with: str,

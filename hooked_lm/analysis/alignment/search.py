@@ -29,7 +29,7 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.results import Label
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import origin
@@ -40,7 +40,7 @@ class Pairs:
     """Base prompts, the vectors of their source runs, and the right answers under the intervention."""
 
     model: HookedRootModule
-    base: Rows
+    base: PromptRows
     vectors: Vectors
     location: Location
     question: Question

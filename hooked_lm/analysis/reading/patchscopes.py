@@ -17,7 +17,7 @@ from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 from hooked_lm.results.tabular import Tabular
@@ -200,7 +200,7 @@ def _all_or_some(layers: Which, n_layers: int, what: str) -> list[int]:
     return which
 
 
-def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[Rows, int]:
+def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[PromptRows, int]:
     """One prompt, and the non-negative position at a site."""
     tokens = rows_of(model, prompt, f"the {name} prompt").to(model.device)
     if len(tokens) != 1:
@@ -229,7 +229,7 @@ def _mapped(
 
 def _continued(
     model: Decoder,
-    target: Rows,
+    target: PromptRows,
     position: int,
     cells: Sequence[tuple[Tensor | None, str]],
     n: int,

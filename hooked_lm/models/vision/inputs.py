@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.shown import Shown, Table, in_short
 
 
@@ -86,14 +87,16 @@ Given = (
 ImageTensors = Mapping[str, Tensor]  # what describes images, under the names that processors give it
 GivenImages = Mapping[str, Tensor | None]  # the same as arguments, of which some may be left out
 Pixels = Float[Tensor, "..."] | np.ndarray | Sequence[Float[Tensor, "channel height width"]]  # that are ready
-Rows = Int[Tensor, "_batch _pos"] | VisionInputs  # what a model reads: token ids, alone or with images among them
+PromptRows = Int[Tensor, "_batch _pos"] | VisionInputs  # token ids, alone or with images among them
+Rows = PromptRows | SourceAndTarget  # what a model reads
+SomeRows = TypeVar("SomeRows", bound=Rows)
 
 
 def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
     """The token ids of what a model reads."""
-    return rows.tokens if isinstance(rows, VisionInputs) else rows
+    return rows if isinstance(rows, Tensor) else rows.tokens
 
 
-def repeated_rows(rows: Rows, n: int) -> Rows:
+def repeated_rows(rows: SomeRows, n: int) -> SomeRows:
     """What a model reads, `n` times one after the other."""
-    return rows.repeated(n) if isinstance(rows, VisionInputs) else rows.repeat(n, 1)
+    return rows.repeat(n, 1) if isinstance(rows, Tensor) else rows.repeated(n)  # type: ignore[return-value]
