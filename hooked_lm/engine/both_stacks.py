@@ -1,26 +1,21 @@
 """Models with more than one stack in sweeps and attribution: sources with their targets, the stack of a site."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
-from hooked_lm.models.vision.vision_language import VisionLanguage
 
 Target = str | Sequence[str] | Int[Tensor, "..."] | None
-SIDES = ("encoder", "decoder")
 
 
-def joined(model: EncoderDecoder, source: Int[Tensor, "batch pos"], target: Target) -> SourceAndTarget:
+def joined(model: HookedRootModule, source: Int[Tensor, "batch pos"], target: Target) -> SourceAndTarget:
     """The rows of a run: sources, and the target of each.
 
     The target is ids or texts (without an end token), one for all prompts or one for each; None: the start token. Raises
@@ -30,7 +25,7 @@ def joined(model: EncoderDecoder, source: Int[Tensor, "batch pos"], target: Targ
     return SourceAndTarget(source.to(rows), rows)
 
 
-def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "batch target_pos"]:
+def _rows(model: HookedRootModule, target: Target, batch: int) -> Int[Tensor, "batch target_pos"]:
     """The target of each prompt."""
     if target is None:
         return torch.full((batch, 1), model.start_id())
@@ -47,11 +42,16 @@ def _rows(model: EncoderDecoder, target: Target, batch: int) -> Int[Tensor, "bat
     return rows.cpu().expand(batch, -1)
 
 
+def has_two_stacks(model: HookedRootModule) -> bool:
+    """Whether a model reads a source and a target."""
+    return len(getattr(model, "stacks", ())) > 1  # a wrapped module has none
+
+
 def refuse_two_stacks(model: HookedRootModule, what: str) -> None:
     """Raises TypeError for an encoder-decoder, a dual encoder or a vision encoder, which `what` does not support."""
     refuse_dual_encoder(model, what)
     refuse_vision_encoder(model, what)
-    if isinstance(model, EncoderDecoder):
+    if has_two_stacks(model):
         raise TypeError(
             f"{what} supports models with one stack of layers, and a HookedEncoderDecoder has two; patching.sweep, "
             "analysis.attribute and analysis.attribute_nodes support it, with decoder_input=... and sites "
@@ -75,25 +75,6 @@ def refuse_vision_encoder(model: HookedRootModule, what: str) -> None:
             f"{what} reads token ids, and a {type(model).__name__} reads images alone: call model.run_with_hooks for each "
             "change, or load a checkpoint that reads text too as HookedVisionLanguage or HookedDualEncoder (sites 'vision.z')"
         )
-
-
-def stack_of(model: Any, name: str) -> tuple[str, int]:
-    """The stack of a site with this short name ("" in a model with one stack), and its number of layers; 0 if the name is that
-    of a site outside all layers."""
-    if isinstance(model, (Decoder, DualEncoder)) and name in model.hook_dict and ".blocks." not in f".{name}":
-        return name, 0
-    if isinstance(model, (VisionLanguage, DualEncoder)) and name.startswith("vision."):
-        return "vision", len(model.vision.blocks)
-    if isinstance(model, DualEncoder):
-        if not name.startswith("text."):
-            raise KeyError(f"a site of a dual encoder is named with its side: 'vision.{name}' or 'text.{name}'")
-        return "text", len(model.tree.blocks)
-    if not isinstance(model, EncoderDecoder):
-        return "", model.cfg.n_layers
-    side = name.partition(".")[0]
-    if side not in SIDES:
-        raise KeyError(f"a site of an encoder-decoder is named with its stack: 'encoder.{name}' or 'decoder.{name}'")
-    return side, len(getattr(model, side))
 
 
 def tokens_at(model: HookedRootModule, rows: Rows, site: str) -> Int[Tensor, "batch pos"] | VisionInputs:

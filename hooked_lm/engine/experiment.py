@@ -67,9 +67,10 @@ class Experiment:
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(max_memory, self.device)
         self.cost = Cost()
-        self.site_infos: Mapping[str, SiteInfo] = site_infos(model) if isinstance(model, Decoder) else {}
+        self.decoder = model if isinstance(model, Decoder) else None
+        self.site_infos: Mapping[str, SiteInfo] = {} if self.decoder is None else site_infos(self.decoder)
         with torch.no_grad():
-            self.obstacle = obstacle(model, self.site_infos, self.tokens)
+            self.obstacle = obstacle(model, self.tokens)
             self._run_base(self._kept(compare))
 
     def _kept(self, sites: Iterable[str]) -> list[str]:
@@ -82,9 +83,8 @@ class Experiment:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
-        if self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
-            assert isinstance(self.model, Decoder)
-            self.base = BaseRun(self.model, self.tokens, self.site_infos, edits, keep)
+        if self.decoder is not None and self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
+            self.base = BaseRun(self.decoder, self.tokens, self.site_infos, edits, keep)
             logits = self.base.logits
         else:
             [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
@@ -185,7 +185,7 @@ class Experiment:
     ) -> Iterator[tuple[int, Scores]]:
         """`run` for callers that have disabled gradients."""
         cells = [self._checked_cell(cell) for cell in cells]
-        self.obstacle = obstacle(self.model, self.site_infos, self.tokens)  # hooks may have been added since
+        self.obstacle = obstacle(self.model, self.tokens)  # hooks may have been added since
         started = time.perf_counter()
         try:
             yield from self._run(cells, title, progress)
@@ -285,7 +285,7 @@ class Experiment:
 
     def _warn_of_whole_forwards(self, reason: str, n_cells: int) -> None:
         """Warns the caller of this package that cells take longer than others; not for a kind of model whose cells always do."""
-        if isinstance(self.model, Decoder):
+        if self.decoder is not None:
             run = (
                 "1 cell runs as a whole forward pass"
                 if n_cells == 1

@@ -26,19 +26,19 @@ from hooked_lm.models.vision.vision_language import FromTower, VisionLanguage
 from hooked_lm.results import Label
 
 TOWER = "vision."
-OF_IMAGES = (TOWER, "projector.", "hook_image_features")
 AFTER_BLOCKS = ("ln_final", "pooler")  # parts of a tower
 FIRST_STREAM = "blocks.0.hook_resid_pre"
 
 
 def is_of_images(model: HookedRootModule, site: str) -> bool:
     """Whether the batch of a site are images."""
-    return isinstance(model, (VisionLanguage, DualEncoder)) and site.startswith(OF_IMAGES)
+    return site.startswith(getattr(model, "sites_of_images", ()))  # a wrapped module has none
 
 
 def is_before_blocks(model: HookedRootModule, site: str) -> bool:
     """Whether a change at a site changes the blocks by what images, or embeddings, give to them."""
-    return is_of_images(model, site) or (isinstance(model, VisionLanguage) and site.startswith("hook_embed"))
+    of_images = getattr(model, "sites_of_images", ())
+    return bool(of_images) and site.startswith((*of_images, "hook_embed"))
 
 
 @torch.no_grad()
@@ -46,7 +46,7 @@ def shapes_at(model: HookedRootModule, rows: Rows, sites: Collection[str] | None
     """The shapes of values at sites whose batch are images, or texts compared with images; by default at all that are not on
     demand."""
     pairs = isinstance(rows, ImagesAndTexts)
-    if not (pairs or isinstance(model, VisionLanguage)) or not isinstance(rows, VisionInputs) or not rows.images:
+    if not isinstance(rows, VisionInputs) or not rows.images:
         return {}
     found: dict[str, torch.Size] = {}
 
@@ -79,7 +79,6 @@ def rows_and_positions(model: HookedRootModule, rows: Rows, site: str) -> tuple[
 
 def has_one_image_each(model: HookedRootModule, rows: Rows, n_images: int) -> bool:
     """Whether each prompt has one of so many images."""
-    assert isinstance(model, VisionLanguage), "a model with sites of images"
     return n_images == len(rows) and bool(model.images_among(ids_of(rows)).any(1).all())
 
 

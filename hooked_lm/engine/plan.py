@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import stack_of, tokens_at
+from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
 from hooked_lm.engine.image_cells import n_positions, shapes_at
 from hooked_lm.engine.prompts import (
@@ -119,7 +119,7 @@ class Plan:
 
     def _n_layers(self) -> int:
         """The number of layers of the sites' stack; raises ValueError for sites of both stacks."""
-        stacks = {name: stack_of(self.model, name) for name in self.names}
+        stacks = {name: self.model.stack_of(name) for name in self.names}
         if len(set(stacks.values())) > 1:
             raise ValueError(
                 f"a grid has the layers of one stack, and {list(self.names)} are sites of two: sweep each stack separately"

@@ -17,7 +17,6 @@ from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, SomeRows, VisionInputs, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
@@ -47,7 +46,7 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
         return model.inputs(prompts)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)
-    if not isinstance(model, VisionLanguage):
+    if not getattr(model, "sites_of_images", ()):
         raise TypeError(f"the {name} have images, which a {type(model).__name__} does not read")
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
@@ -57,8 +56,7 @@ def some_rows(model: HookedRootModule, rows: SomeRows, which: slice | Sequence[i
     """Some of the prompts, with their images."""
     if not isinstance(rows, VisionInputs):
         return rows[which]  # type: ignore[return-value]
-    assert isinstance(model, VisionLanguage), "a model that reads images"
-    return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)  # type: ignore[return-value]
+    return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)
 
 
 def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor, "batch pos"]:

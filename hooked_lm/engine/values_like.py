@@ -8,20 +8,17 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.obstacle import obstacle
-from hooked_lm.engine.site_info import site_infos
-from hooked_lm.hooks import HookPoint
-from hooked_lm.models.decoder import Decoder
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.inputs import Rows, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
 
 
-def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
+def values_like(model: HookedRootModule, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
     """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a forward pass of the tokens.
 
     Only sites with axes of batch and position and floating-point values are included. Empty if the engine needs whole forward
     passes for this model or these prompts.
     """
-    if not isinstance(model, Decoder) or obstacle(model, site_infos(model), tokens) is not None:
+    if obstacle(model, tokens) is not None:
         return {}
     sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
     found: dict[str, Tensor] = {}
@@ -38,10 +35,11 @@ def values_like(model: Any, tokens: Rows, sites: Collection[str]) -> dict[str, T
     return found
 
 
-def one_token(model: Any, rows: Rows) -> Int[Tensor, "1 1"]:
+def one_token(model: HookedRootModule, rows: Rows) -> Int[Tensor, "1 1"]:
     """A prompt of one token, a word: the first of the prompts, unless they begin with an image."""
     ids = ids_of(rows)
-    words = ids[ids != model.tree.image_token] if isinstance(model, VisionLanguage) else ids[0]
+    is_image = model.images_among(ids)
+    words = ids[0] if is_image is None else ids[~is_image]
     return words[:1, None] if len(words) else ids.new_zeros(1, 1)
 
 

@@ -259,6 +259,15 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """The full name of a site given as ("decoder.z", 5) or ("decoder.z", 5, "cross_attn")."""
         return side_site_name(site, {"encoder": len(self.encoder), "decoder": len(self.decoder)})
 
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        side = name.partition(".")[0]
+        if side not in ("encoder", "decoder"):
+            raise KeyError(
+                f"a site of an encoder-decoder is named with its stack: 'encoder.{name}' or 'decoder.{name}'"
+            )
+        return side, len(getattr(self, side))
+
     # ---- config ------------------------------------------------------------------------------------------------------
 
     @property

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from hooked_lm.engine.both_stacks import Target, joined
+from hooked_lm.engine.both_stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import (
     Prompts,
@@ -20,7 +20,6 @@ from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
@@ -120,7 +119,7 @@ def both_runs(
     else:
         other = rows_of(model, clean, "clean", reads_pairs)
         aligned(first, other, model)
-    if isinstance(model, EncoderDecoder):
+    if has_two_stacks(model):
         first = joined(model, ids_of(first), decoder_input)
         other = None if other is None else joined(model, ids_of(other), decoder_input)
     elif decoder_input is not None:

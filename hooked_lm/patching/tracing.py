@@ -23,7 +23,6 @@ from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import PromptRows, ids_of, repeated_rows
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups, checked_groups
@@ -183,7 +182,7 @@ def _places_of_images(
     """For each image its row and positions at a site: those of its tokens in a prompt, or all of its own."""
     if is_of_images(model, site):
         return [(image, range(shape[1])) for image in range(shape[0])]
-    if not isinstance(model, VisionLanguage):
+    if model.images_among(ids_of(rows)) is None:
         raise ValueError(f"subject: images have tokens in a HookedVisionLanguage, and this is a {type(model).__name__}")
     tokens = model.image_positions(rows).cells[..., 0]
     at = [(tokens == image).nonzero() for image in range(int(tokens.max()) + 1)]

@@ -22,7 +22,6 @@ from hooked_lm.analysis.alignment.interchange import (
 )
 from hooked_lm.analysis.answers import Answers
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
-from hooked_lm.engine.both_stacks import stack_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
 from hooked_lm.engine.undisturbed import undisturbed
@@ -292,7 +291,7 @@ def sweep_alignments(
     known = set(signature(train_alignment).parameters) - {"model", "corrupted", "clean", "answers", "site", "positions"}
     check_keywords("sweep_alignments", settings, known)
     tokens = rows_of(model, corrupted, "corrupted")
-    some_layers = chosen(layers, stack_of(model, site)[1] or 1, "layer") or []
+    some_layers = chosen(layers, model.stack_of(site)[1] or 1, "layer") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]
     if not any(sites):
         model.names((site, some_layers[0]))  # raises KeyError, with similar names

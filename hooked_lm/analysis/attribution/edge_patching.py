@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.prompts import Prompts, aligned, replacement_word, rows_of, values_of
@@ -70,7 +71,7 @@ def patch_edges(
     >>> int(result.mean.isnan().logical_not().sum())
     2
     """
-    model = decoder(model)
+    model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
     graph = Graph.of(model)
@@ -89,13 +90,6 @@ def patch_edges(
         raise SweepInterrupted(_joined([*parts, interrupt.result])) from None
     found, prompts = _joined(parts), first if other is None or direction == "noise" else other
     return replace(found, about={**found.about, PROMPTS: identities(model, prompts)})
-
-
-def decoder(model: HookedRootModule) -> Decoder:
-    """The model; raises TypeError unless it is a decoder, which has edges."""
-    if not isinstance(model, Decoder):
-        raise TypeError(f"edges are those of a HookedTransformer, got a {type(model).__name__}")
-    return model
 
 
 def check_unhooked(model: Decoder, graph: Graph) -> None:

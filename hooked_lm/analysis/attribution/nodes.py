@@ -15,7 +15,7 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
-from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
+from hooked_lm.engine.both_stacks import Target, has_two_stacks, refuse_two_stacks
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.image_cells import has_one_image_each
@@ -37,7 +37,6 @@ from hooked_lm.engine.study import Metrics, named
 from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.patching.sweeps import both_runs
 from hooked_lm.renamed import renamed
@@ -180,15 +179,15 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
-    if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
-        sites = [f"{side}.{name}" for side in SIDES for name in NODES]
+    if has_two_stacks(job.model) and tuple(sites) == NODES:
+        sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
     return dict(zip(sites, job.carry_out(plans, check, seed, progress, groups), strict=True))
 
 
 def _feature(model: Any, name: str) -> str:
     """The axis of a site other than positions ("head" or "neuron"); "position" if it has none."""
-    dims = {dim for layer in range(stack_of(model, name)[1]) for dim in _dims(model, name, layer)}
+    dims = {dim for layer in range(model.stack_of(name)[1]) for dim in _dims(model, name, layer)}
     return next((kind for kind, words in FEATURES.items() if dims & set(words)), "position")
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.both_stacks import refuse_two_stacks, stack_of
+from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.image_cells import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
 from hooked_lm.extras import later
@@ -161,8 +161,8 @@ def patchscope(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     written = target_site or site
-    sources = _all_or_some(source_layers, stack_of(model, site)[1], "source layer")
-    n_target = stack_of(reader, written)[1]
+    sources = _all_or_some(source_layers, model.stack_of(site)[1], "source layer")
+    n_target = reader.stack_of(written)[1]
     targets = None if target_layers is None else _all_or_some(target_layers, n_target, "target layer")
     if targets is None and max(sources) >= n_target:
         raise IndexError(f"the target model has {n_target} layers, so no layer {max(sources)}: give target_layers")

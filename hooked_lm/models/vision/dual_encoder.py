@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.base import BaseModel
+from hooked_lm.models.base import BaseModel, is_outside_blocks
 from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig
 from hooked_lm.models.config.tree import DualEncoderConfig
@@ -55,6 +55,7 @@ class DualEncoder(EncoderText, BaseModel):
     config_class = HookedDualEncoderConfig
     cache_class = NamedCache
     stacks = ()  # each tower has its own
+    sites_of_images = ("vision.", "hook_image_features")
 
     def __init__(self, cfg: HookedDualEncoderConfig, tokenizer: Any = None, move_to_device: bool = True) -> None:
         super().__init__()
@@ -216,6 +217,15 @@ class DualEncoder(EncoderText, BaseModel):
         if side not in ("vision", "text") or not short:
             raise KeyError(f"a short name begins with its side, as in ('vision.z', 0), got {site!r}")
         return f"{side}.{site_name((short, *rest), len(getattr(self, side).blocks))}"
+
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        if is_outside_blocks(self, name):
+            return name, 0
+        side = name.partition(".")[0]
+        if side not in ("vision", "text"):
+            raise KeyError(f"a site of a dual encoder is named with its side: 'vision.{name}' or 'text.{name}'")
+        return side, len(getattr(self, side).blocks)
 
     # ---- verification ------------------------------------------------------------------------------------------------
 

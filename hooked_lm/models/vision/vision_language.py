@@ -76,6 +76,7 @@ class VisionLanguage(Decoder):
 
     config_class = HookedVisionLanguageConfig  # type: ignore[assignment]
     context_class = ImageContext
+    sites_of_images = OF_IMAGES
     cache_class = ImageCache
     prepare = prompts_with_images.prepare
     processor: Any = None  # of the checkpoint, as transformers has it
@@ -121,6 +122,11 @@ class VisionLanguage(Decoder):
         if side == "vision":
             return "vision." + site_name((short, *rest), len(self.vision.blocks))
         return super().site_name((short, *rest) if side in ("lm", "language") else site)
+
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        stack, n_layers = super().stack_of(name)
+        return ("vision", len(self.vision.blocks)) if n_layers and name.startswith("vision.") else (stack, n_layers)
 
     def forward(  # type: ignore[override]
         self,
