@@ -24,7 +24,15 @@ from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import Cell, Change, Edit
 from hooked_lm.engine.first_change import FirstChange
 from hooked_lm.engine.full_forward import whole_forwards
-from hooked_lm.engine.image_cells import FIRST_STREAM, entering, is_before_blocks, is_of_images, n_positions, shapes_at
+from hooked_lm.engine.image_cells import (
+    FIRST_STREAM,
+    entering,
+    in_tower,
+    is_before_blocks,
+    is_of_images,
+    n_positions,
+    shapes_at,
+)
 from hooked_lm.engine.metric_trace import EVERYTHING, Logits, TracedAccess, UntracedAccess, reads_of, values_of
 from hooked_lm.engine.obstacle import is_ours, obstacle
 from hooked_lm.engine.progress import progress_bar
@@ -63,7 +71,7 @@ class Experiment:
             refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
         self.device = next(model.parameters()).device
-        self.tokens = tokens.to(self.device)
+        self.tokens = in_tower(model, tokens.to(self.device))
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(max_memory, self.device)
         self.cost = Cost()

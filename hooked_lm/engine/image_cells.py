@@ -21,8 +21,8 @@ from hooked_lm.engine.edit import Cell, Change, Input, repeated
 from hooked_lm.engine.full_forward import passes, writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.dual_encoder import DualEncoder
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of, repeated_rows
-from hooked_lm.models.vision.vision_language import FromTower, VisionLanguage
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, TowerInputs, VisionInputs, ids_of, repeated_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
 TOWER = "vision."
@@ -39,6 +39,13 @@ def is_before_blocks(model: HookedRootModule, site: str) -> bool:
     """Whether a change at a site changes the blocks by what images, or embeddings, give to them."""
     of_images = getattr(model, "sites_of_images", ())
     return bool(of_images) and site.startswith((*of_images, "hook_embed"))
+
+
+def in_tower(model: HookedRootModule, rows: Rows) -> Rows:
+    """The rows of several runs, their images cut into patches once for all of them. A dual encoder reads pixels."""
+    if not isinstance(rows, VisionInputs) or isinstance(rows, ImagesAndTexts) or not rows.images:
+        return rows
+    return replace(rows, images=model.vision.resolved(rows.images))
 
 
 @torch.no_grad()
@@ -93,12 +100,12 @@ def patch_labels(model: VisionLanguage | DualEncoder, rows: VisionInputs, n_pos:
 
     Numbers alone if images have different grids, or if neither the patches nor the tokens of images are so many.
     """
-    pixels, embed = model.tree.vision.pixels, model.vision.embed
+    embed, images = model.vision.embed, model.vision.resolved(rows.images)
 
     def of_images() -> Iterator[Int[Tensor, "image place 2"]]:
-        yield pixels.patches(embed, **rows.images).cells
+        yield images.patches.cells
         if isinstance(model, VisionLanguage):
-            yield model.image_layout(rows.images).cells
+            yield model.image_layout(images).cells
 
     for cells in of_images():
         n_before = n_pos - cells.shape[1]
@@ -118,10 +125,10 @@ class BaseTower:
     def __init__(self, base: BaseRun, shared: Cell) -> None:
         assert isinstance(base.model, VisionLanguage), "checked by the caller"
         assert isinstance(base.tokens, VisionInputs), "checked by the caller"
-        self.model, self.tokens = base.model, base.tokens
+        assert isinstance(base.tokens.images, TowerInputs), "those of a base run"
+        self.model, self.tokens, patches = base.model, base.tokens, base.tokens.images.patches
         changes = [change for change in shared if change.site.startswith(TOWER)]
         self.hooks = [(site, writer(site, [changes])) for site in dict.fromkeys(change.site for change in changes)]
-        patches = self.model.tree.vision.pixels.patches(self.model.vision.embed, **self.tokens.images)
         with self.model.hooks(fwd_hooks=self.hooks):
             stream, self.context = self.model.vision.before_blocks(patches)
         self.patches = replace(patches, vectors=patches.vectors[..., :0])  # the stream has them
@@ -153,9 +160,8 @@ class BaseTower:
                 self.layer += 1
                 self.streams[self.layer] = self.model.vision.blocks[self.layer - 1](stream, self.context)
         streams = {layer: repeated(stream, n_cells) for layer, stream in self.streams.items()}
-        marks = repeated_rows(replace(self.tokens, images={}), n_cells)
-        assert isinstance(marks, VisionInputs), "the class of these prompts"
-        return FromTower(**vars(marks), patches=self.patches.repeated(n_cells), streams=streams)
+        images = TowerInputs(self.patches.repeated(n_cells), streams)
+        return replace(repeated_rows(replace(self.tokens, images={}), n_cells), images=images)
 
 
 def entering(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.engine.both_stacks import tokens_at
 from hooked_lm.engine.edit import Change, Edit, Rest
-from hooked_lm.engine.image_cells import n_positions, shapes_at
+from hooked_lm.engine.image_cells import in_tower, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.prompts import (
     Which,
     WhichHeads,
@@ -21,6 +21,7 @@ from hooked_lm.engine.prompts import (
 )
 from hooked_lm.engine.study import Study
 from hooked_lm.engine.values_like import one_token, values_like
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import Rows, ids_of
@@ -36,7 +37,7 @@ class Plan:
 
     def __init__(
         self,
-        model: Any,
+        model: HookedRootModule,
         tokens: Rows,
         names: Sequence[str],
         layers: Which = "each",
@@ -57,6 +58,8 @@ class Plan:
             layers, heads = (sorted({pair[i] for pair in self.pairs}) for i in (0, 1))
         self.layers = None if self.n_layers == 0 else chosen(layers, self.n_layers, "layer")
         self.found = self._found()
+        if any(is_of_images(model, site) for site in self.sites):
+            tokens = in_tower(model, tokens)
         self.tokens = self._tokens(tokens, apart=positions is not None)
         self.shapes = shapes_at(model, tokens, self.sites)  # of values whose batch are images
         self.positions = chosen(positions, self._n_pos(), "position")

@@ -1,7 +1,7 @@
 """The shapes and dtypes of the values at sites, determined by a forward pass of one token."""
 
 from collections.abc import Collection
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Int
@@ -23,7 +23,7 @@ def values_like(model: HookedRootModule, tokens: Rows, sites: Collection[str]) -
     sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
     found: dict[str, Tensor] = {}
 
-    def record(value: Any, hook: HookPoint) -> None:
+    def record(value: object, hook: HookPoint) -> None:
         dims = hook.dims
         if is_positional(value, dims):
             shape = [sizes.get(dim, size) for dim, size in zip(dims, value.shape, strict=True)]
@@ -43,7 +43,7 @@ def one_token(model: HookedRootModule, rows: Rows) -> Int[Tensor, "1 1"]:
     return words[:1, None] if len(words) else ids.new_zeros(1, 1)
 
 
-def is_positional(value: Any, dims: tuple[str, ...]) -> bool:
+def is_positional(value: object, dims: tuple[str, ...]) -> TypeGuard[Tensor]:
     """Whether a value at a site with these axes has axes of batch and position, and is floating-point."""
     fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(dims)
     return fits and dims[:1] == ("batch",) and (dims[1:2] == ("pos",) or "query_pos" in dims)
