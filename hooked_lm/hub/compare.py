@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -72,11 +72,7 @@ def verify(
     model, checkpoint = load(model_name, options).eval(), from_source(source, options)
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
     by = _Reference(reference, checkpoint, n_tokens, max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps))
-
-    def complete(logits: Tensor) -> Tensor:
-        return by.complete(model, logits)
-
-    of_images = (by.check(name, *pair) for name, *pair in compared(model, reference, complete))
+    of_images = (by.check(name, *pair) for name, *pair in compared(model, reference, partial(by.complete, model)))
     return Verification((*of_images, *_on_text(model, by)))
 
 
@@ -94,7 +90,7 @@ class _Reference:
         error = (value - expected).abs().max() / expected.abs().max().clamp(min=1.0)
         return Check(name, (error.item(),), self.tolerance)
 
-    def complete(self, model: Decoder, logits: Tensor) -> Tensor:
+    def complete(self, model: Decoder | EncoderDecoder, logits: Tensor) -> Tensor:
         """Logits of transformers, with what the class of a composite leaves out."""
         lacking = left_out_by_transformers(self.checkpoint.whole_type, model.tree.unembed)
         return with_factors(logits, model.tree.unembed) if lacking else logits
@@ -112,7 +108,7 @@ def _on_text(model: Model, by: _Reference) -> Iterator[Check]:
 @_on_text.register
 def _(model: Decoder, by: _Reference) -> Iterator[Check]:
     tokens = _random_tokens(model)
-    checks = _logits_and_greedy(model, by, tokens, complete=lambda logits: by.complete(model, logits))
+    checks = _logits_and_greedy(model, by, tokens)
     yield from _of_a_part(checks, by) if by.checkpoint.whole is not None else checks
     yield from model.verify(tokens).checks
 
@@ -125,10 +121,7 @@ def _(model: VisionLanguage, by: _Reference) -> Iterator[Check]:
 
     tokens = words(model, _length(model)).to(model.device)
     banned = [model.tree.image_token]  # without an image there may be none
-    checks = _logits_and_greedy(
-        model, by, tokens, complete=lambda logits: by.complete(model, logits), read=read, banned=banned
-    )
-    yield from _of_a_part(checks, by)
+    yield from _of_a_part(_logits_and_greedy(model, by, tokens, read=read, banned=banned), by)
     yield from model.verify().checks
 
 
@@ -240,26 +233,24 @@ def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[t
 
 
 def _logits_and_greedy(
-    model: Any,
+    model: Decoder | EncoderDecoder,
     by: _Reference,
     tokens: Tensor,
     target: Tensor | None = None,
     options: Mapping[str, Any] = MappingProxyType({}),
-    complete: Callable[[Tensor], Tensor] = lambda logits: logits,
     read: Callable[[Tensor], Any] = lambda tokens: tokens,
     banned: Sequence[int] = (),
 ) -> list[Check]:
     """Checks the logits and the greedy tokens of a decoder, or of an encoder-decoder with a `target`.
 
-    `options` are those of generation in transformers, `complete` is for its logits. `read` makes the model's input of tokens,
-    and `banned` ones are not generated.
+    `options` are those of generation in transformers. `read` makes the model's input of tokens; `banned` ones are not generated.
     """
     from transformers import GenerationConfig
 
     reference = _text_part(by.module)
     reference.generation_config = GenerationConfig(pad_token_id=0, **options)
     inputs = {} if target is None else {"decoder_input_ids": target}
-    expected = complete(reference(tokens, **inputs).logits)
+    expected = by.complete(model, reference(tokens, **inputs).logits)
     largest = expected.abs().max().clamp(min=1.0)
     n_before = tokens.shape[1] if target is None else 1
     limits = {"max_new_tokens": min(by.n_tokens, model.cfg.n_ctx - n_before), "suppress_tokens": [*banned] or None}
