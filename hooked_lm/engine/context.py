@@ -162,7 +162,7 @@ class PackedContext(PartialContext):
         self.key_packing = Packing(self.n_prompts, n_cells, [run.spans.key_rows for run in runs])
         self.output_packing = Packing(self.n_prompts, n_cells, [run.spans.query_rows for run in runs])
         self.packings = self._packings_by_entry()
-        self.query_packing = self.packings.get("", self._entering_at(""))
+        self.query_packing = self.packings.get("", self._resuming_at(""))
         rows = zip((run.spans.keys for run in runs), self.query_packing.intervals, strict=True)
         self._kv_packing = Packing(self.n_prompts, n_cells, [overlap(*both) for both in rows])
         self._all_keys = Packing(self.n_prompts, n_cells, [run.spans.keys for run in runs])
@@ -173,9 +173,9 @@ class PackedContext(PartialContext):
     def _packings_by_entry(self) -> dict[str, Packing]:
         """The rows that pass all of the layer (""), and those that enter it at each site after attention."""
         sites = dict.fromkeys(run.spans.entry_site for run in self.runs)
-        return {"": self.output_packing} if sites == {"": None} else {site: self._entering_at(site) for site in sites}
+        return {"": self.output_packing} if sites == {"": None} else {site: self._resuming_at(site) for site in sites}
 
-    def _entering_at(self, site: str) -> Packing:
+    def _resuming_at(self, site: str) -> Packing:
         rows = [run.spans.query_rows if run.spans.entry_site == site else NONE for run in self.runs]
         return Packing(self.n_prompts, self.output_packing.n_cells, rows)
 
@@ -254,7 +254,7 @@ class PackedContext(PartialContext):
         return not (is_whole or self.makes_keys_only)
 
     def of_rows(
-        self, passed: Callable[..., Tensor], entering: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
+        self, passed: Callable[..., Tensor], resume_at: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
     ) -> Tensor:
         """The outputs of rows that run through a sublayer, and of those that enter it, in the order of the batch."""
         if self.query_packing is self.output_packing:
@@ -263,7 +263,7 @@ class PackedContext(PartialContext):
         for site, packing in self.packings.items():
             with self.using(packing):
                 if site:
-                    output = entering(site, self.of_base(self.kept[site]))
+                    output = resume_at(site, self.of_base(self.kept[site]))
                 else:
                     output = passed(*(None if x is None else self._full_rows(x) for x in inputs))
             outputs[site] = packing, output

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import tokens_at
+from hooked_lm.engine.cells_before_blocks import in_tower, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.edit import Change, Edit, Rest
-from hooked_lm.engine.image_cells import in_tower, is_of_images, n_positions, shapes_at
+from hooked_lm.engine.meta_values import meta_values, one_token
 from hooked_lm.engine.prompts import (
     Which,
     WhichHeads,
@@ -19,8 +19,8 @@ from hooked_lm.engine.prompts import (
     site_of_layer,
     values_of,
 )
+from hooked_lm.engine.stacks import tokens_at
 from hooked_lm.engine.study import Study
-from hooked_lm.engine.values_like import one_token, values_like
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.models.text.source_and_target import SourceAndTarget
@@ -161,7 +161,7 @@ class Plan:
         """The number of heads or neurons of each site, determined by a forward pass of one token."""
         if self.shapes:
             return {site: shape[self._axis(site)] for site, shape in self.shapes.items()}
-        self.like = values_like(self.model, tokens, self.sites)
+        self.like = meta_values(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
         one = tokens[:1] if isinstance(tokens, SourceAndTarget) else one_token(self.model, tokens)

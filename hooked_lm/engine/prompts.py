@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
+from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.engine.edit import dense
-from hooked_lm.engine.image_cells import is_of_images, patch_labels, rows_and_positions, shapes_at
+from hooked_lm.engine.stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices

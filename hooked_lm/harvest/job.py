@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hooked_lm import shards
-from hooked_lm.engine.both_stacks import has_two_stacks
+from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.harvest.documents import STREAM, Documents, digest
 from hooked_lm.harvest.plan import Plan, planned
 from hooked_lm.harvest.rows import RowMaker

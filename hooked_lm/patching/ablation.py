@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Change
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import (
     Prompts,
@@ -24,8 +24,8 @@ from hooked_lm.engine.prompts import (
     values_of,
 )
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.patch import other_rows
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
@@ -49,7 +49,7 @@ TOKENS_A_RUN = 4096
 
 
 @renamed(checkpoint="resume_file", method="replace_with")
-@undisturbed
+@keeps_torch_state
 def ablate(
     model: HookedRootModule,
     prompts: Prompts,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 
-from hooked_lm.engine.both_stacks import Target, has_two_stacks, joined
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import (
     Prompts,
@@ -17,8 +17,8 @@ from hooked_lm.engine.prompts import (
     rows_of,
 )
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.renamed import renamed
@@ -26,7 +26,7 @@ from hooked_lm.results.groups import Groups
 
 
 @renamed(checkpoint="resume_file", source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def sweep(
     model: HookedRootModule,
     corrupted: Prompts,

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.cells_before_blocks import is_of_images, rows_and_positions
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
-from hooked_lm.engine.image_cells import is_of_images, rows_and_positions
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import EVERYTHING, TracedAccess, UntracedAccess, value_of
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study, named
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import PromptRows, ids_of, repeated_rows
@@ -34,7 +34,7 @@ SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 
 @renamed(checkpoint="resume_file")
-@undisturbed
+@keeps_torch_state
 def causal_trace(
     model: HookedRootModule,
     prompts: Prompts,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm import shards
-from hooked_lm.engine.both_stacks import has_two_stacks
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.files import unfinished_path
 from hooked_lm.hooks import HookedRootModule

@@ -57,11 +57,11 @@ def check(
         assert_close(seen[index], expected, msg=str(cell))
     assert largest > 0.01, "nothing was exchanged"
     if why is None:
-        assert experiment.obstacle is None
+        assert experiment.fallback_reason is None
         assert caught == []
         return
     if "is not a causal decoder" in why:  # which nobody can change
-        assert (experiment.obstacle, caught) == (why, [])
+        assert (experiment.fallback_reason, caught) == (why, [])
         return
     [warning] = caught
     assert why in str(warning.message)

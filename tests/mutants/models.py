@@ -98,7 +98,7 @@ MODELS = mutants({
     ],
     "models/text/source_and_target.py": [
         ("keys of cross-attention are positions of the target",
-         "engine/test_both_stacks.py::a_sweep_is_a_forward_pass_for_each_cell",
+         "engine/test_stacks.py::a_sweep_is_a_forward_pass_for_each_cell",
          "return self.target if point.grows and not of_keys else self.source",
          "return self.target if point.grows else self.source"),
     ],

@@ -11,8 +11,8 @@ from torch import Tensor
 from hooked_lm.analysis.answers import Answers, answers_of_prompts, whole_numbers
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.analysis.metrics import Where
+from hooked_lm.engine.cells_before_blocks import has_one_image_each, is_of_images, rows_and_positions
 from hooked_lm.engine.edit import Rewrite
-from hooked_lm.engine.image_cells import has_one_image_each, is_of_images, rows_and_positions
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts, rows_of, some_rows, values_of
 from hooked_lm.hooks import HookedRootModule

@@ -22,9 +22,9 @@ from hooked_lm.analysis.alignment.interchange import (
 )
 from hooked_lm.analysis.answers import Answers
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
@@ -65,7 +65,7 @@ class Pairs:
             return torch.cat([part.question.right(part.logits(alignment)) for part in parts]).float()
 
 
-@undisturbed
+@keeps_torch_state
 def train_alignment(
     model: HookedRootModule,
     corrupted: Prompts,

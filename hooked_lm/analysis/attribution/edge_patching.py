@@ -11,10 +11,10 @@ from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import Prompts, aligned, replacement_word, rows_of, values_of
 from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -26,7 +26,7 @@ Edges = Sequence[tuple[str, str]]
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def patch_edges(
     model: HookedRootModule,
     corrupted: Prompts,

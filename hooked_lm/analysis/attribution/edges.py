@@ -28,11 +28,11 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -47,7 +47,7 @@ EdgeScores = Float[Tensor, "writer reader batch"]
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute_edges(
     model: HookedRootModule,
     corrupted: Prompts,

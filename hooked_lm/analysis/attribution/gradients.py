@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
+from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.engine.decoders import runs_as_written
-from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder

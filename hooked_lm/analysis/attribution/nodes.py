@@ -15,10 +15,10 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
-from hooked_lm.engine.both_stacks import Target, has_two_stacks, refuse_two_stacks
 from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.cells_before_blocks import has_one_image_each
 from hooked_lm.engine.experiment import Metric
-from hooked_lm.engine.image_cells import has_one_image_each
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.plan import FEATURES, Plan
 from hooked_lm.engine.prompts import (
@@ -33,8 +33,8 @@ from hooked_lm.engine.prompts import (
     some_rows,
 )
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
+from hooked_lm.engine.stacks import Target, has_two_stacks, refuse_two_stacks
 from hooked_lm.engine.study import Metrics, named
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
@@ -77,7 +77,7 @@ METHODS: Mapping[str, Method] = {
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute(
     model: HookedRootModule,
     corrupted: Prompts,
@@ -144,7 +144,7 @@ def attribute(
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute_nodes(
     model: HookedRootModule,
     corrupted: Prompts,

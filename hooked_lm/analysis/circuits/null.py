@@ -10,13 +10,13 @@ from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.held_out import RearrangedMetric
 from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import SwapWarning
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 
 
-@undisturbed
+@keeps_torch_state
 def null_circuits(
     model: Decoder,
     corrupted: Prompts,

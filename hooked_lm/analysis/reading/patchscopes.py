@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.both_stacks import refuse_two_stacks
-from hooked_lm.engine.image_cells import rows_and_positions
+from hooked_lm.engine.cells_before_blocks import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder

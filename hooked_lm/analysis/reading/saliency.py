@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import rows_of
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage

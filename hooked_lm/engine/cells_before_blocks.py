@@ -164,7 +164,7 @@ class BaseTower:
         return replace(repeated_rows(replace(self.tokens, images={}), n_cells), images=images)
 
 
-def entering(
+def resume_at_blocks(
     base: BaseRun, shared: Cell, cells: Sequence[Cell], budget: Budget, cost: Cost
 ) -> Iterator[tuple[list[int], list[list[Change]]]]:
     """Yields the numbers of some cells, and what their changes before the blocks make of the stream that enters the blocks, with
@@ -182,15 +182,15 @@ def entering(
             chosen = [numbers[i] for i in part]
             rows = repeated_rows(base.tokens, len(chosen)) if tower is None else tower.rows(start, len(chosen))
             cost.flops += 0 if tower is None else len(chosen) * sum(tower.costs[max(start, 0) : max(tower.read)])
-            yield chosen, _entering(base, shared, [cells[number] for number in chosen], rows)
+            yield chosen, _resumed(base, shared, [cells[number] for number in chosen], rows)
 
 
-def _entering(base: BaseRun, shared: Cell, cells: Sequence[Cell], rows: Rows) -> list[list[Change]]:
+def _resumed(base: BaseRun, shared: Cell, cells: Sequence[Cell], rows: Rows) -> list[list[Change]]:
     """Cells whose changes before the blocks are made in one run of these rows."""
     model = base.model
-    early = [[change for change in (*shared, *cell) if is_before_blocks(model, change.site)] for cell in cells]
-    sites = dict.fromkeys(change.site for cell in early for change in cell)
-    with model.hooks(fwd_hooks=[(site, writer(site, early)) for site in sites]):
+    before_blocks = [[change for change in (*shared, *cell) if is_before_blocks(model, change.site)] for cell in cells]
+    sites = dict.fromkeys(change.site for cell in before_blocks for change in cell)
+    with model.hooks(fwd_hooks=[(site, writer(site, before_blocks)) for site in sites]):
         stream, _, context = model.embedded(rows)
     new = {FIRST_STREAM: stream, **_deepstack(context)}
     old = {FIRST_STREAM: base.streams[0], **_deepstack(base.context)}

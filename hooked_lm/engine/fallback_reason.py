@@ -12,7 +12,7 @@ from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 
 
-def obstacle(model: HookedRootModule, tokens: Rows) -> str | None:
+def fallback_reason(model: HookedRootModule, tokens: Rows) -> str | None:
     """The reason why the effect of changes cannot be localised in this model; None if it can."""
     if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"

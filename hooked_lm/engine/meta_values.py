@@ -7,18 +7,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.obstacle import obstacle
+from hooked_lm.engine.fallback_reason import fallback_reason
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.inputs import Rows, ids_of
 
 
-def values_like(model: HookedRootModule, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
+def meta_values(model: HookedRootModule, tokens: Rows, sites: Collection[str]) -> dict[str, Tensor]:
     """Tensors on the meta device, with the shapes and dtypes of the values at these sites in a forward pass of the tokens.
 
     Only sites with axes of batch and position and floating-point values are included. Empty if the engine needs whole forward
     passes for this model or these prompts.
     """
-    if obstacle(model, tokens) is not None:
+    if fallback_reason(model, tokens) is not None:
         return {}
     sizes = {"batch": tokens.shape[0]} | dict.fromkeys(("pos", "query_pos", "key_pos"), tokens.shape[1])
     found: dict[str, Tensor] = {}
