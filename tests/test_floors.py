@@ -61,6 +61,7 @@ MAY_IMPORT_TRANSFORMERS = {"hub", "demo"}
 
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 60
 MAX_BLOCK_TESTS = 7  # `isinstance` on classes of blocks outside of components: what a block has, it says in its wiring
+MAX_MODEL_TESTS = 27  # `isinstance` on classes of models outside of `models/` and `compat/`: a model is asked instead
 MAX_UNTYPED = 260  # parameters annotated Any, outside of compat; lower it with each that gets its type
 MAX_OVERRIDING = (
     149  # classes that replace a method of a base class; lower it with each that gets a hook method instead
@@ -251,6 +252,93 @@ def block_tests(package: Path) -> list[str]:
         # a config's class, `Block.Config`, is an attribute
         if blocks & set(re.findall(r"[\w.]+", ast.unparse(node.args[1])))
     ]
+
+
+def model_classes(package: Path) -> set[str]:
+    """The names of `BaseModel` and all classes derived from it, and of unions and tuples of such classes."""
+    trees = [tree for _, tree in read(package).values()]
+    bases = {
+        node.name: set(re.findall(r"\w+", " ".join(map(ast.unparse, node.bases))))
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    found = {"BaseModel"}
+    while new := {name for name, above in bases.items() if above & found} - found:
+        found |= new
+    several = (ast.BinOp, ast.Tuple)
+    return found | {
+        ast.unparse(node.targets[0])
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, several)
+        if (named := set(re.findall(r"\w+", ast.unparse(node.value)))) and named <= found
+    }
+
+
+def model_tests(package: Path) -> list[str]:
+    """The calls of `isinstance` and `issubclass` with a class of models, or several, outside of the folders of models and of the
+    other library's interface, as "module:line"."""
+    models, apart = model_classes(package), (f"{package.name}.models", f"{package.name}.compat")
+    return [
+        f"{name}:{node.lineno}"
+        for name, (_, tree) in read(package).items()
+        if not name.startswith(apart)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass") and len(node.args) == 2
+        if models & set(re.findall(r"[\w.]+", ast.unparse(node.args[1])))
+    ]
+
+
+def test_classes_of_models_decide_in_few_places() -> None:
+    assert len(model_tests(PACKAGE)) <= MAX_MODEL_TESTS
+
+
+def test_decisions_by_the_class_of_a_model_are_counted(tmp_path: Path) -> None:
+    source = (
+        "isinstance(m, Decoder)\nisinstance(m, (str, Vision))\nissubclass(m, Read)\nisinstance(m, Vision.Config)\n"
+        "isinstance(m, Stack)"
+    )
+    classes = "class BaseModel: ...\nclass Decoder(BaseModel): ...\nclass Vision(Tower, Decoder): ...\nclass Stack: ..."
+    files = {
+        "models/a.py": classes,
+        "models/b.py": source,
+        "hub.py": f"Read = Decoder | Vision\nOther = 3 | 4\n{source}",
+    }
+    package = write(tmp_path / "hooked_lm", files)
+    assert model_tests(package) == ["hooked_lm.hub:3", "hooked_lm.hub:4", "hooked_lm.hub:5"]
+
+
+MADE_IN_CALLS = {  # three arguments of `type`, or a class statement inside of a function
+    "hub.processor": "stand-ins for parts of a processor that a checkpoint lacks, of classes that it names",
+    "parallel.moe": "a class for each kind of experts, once: `EXPERTS` keeps them",
+}
+
+
+def made_in_calls(package: Path) -> set[str]:
+    """The modules that make classes when a function is called, without the name of the package."""
+    return {
+        name.removeprefix(f"{package.name}.")
+        for name, (_, tree) in read(package).items()
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.ClassDef)
+        or (isinstance(node, ast.Call) and ast.unparse(node.func) == "type" and len(node.args) == 3)
+    }
+
+
+def test_classes_are_made_once() -> None:
+    assert made_in_calls(PACKAGE) == MADE_IN_CALLS.keys()
+
+
+def test_a_class_that_a_call_makes_is_found(tmp_path: Path) -> None:
+    files = {
+        "engine/a.py": "def f(x):\n    return type(x.__name__, (x,), {})",
+        "engine/b.py": "def f():\n    class A: ...",
+        "engine/c.py": "class A:\n    class Config: ...\ndef f(x):\n    return type(x)",
+    }
+    assert made_in_calls(write(tmp_path / "hooked_lm", files)) == {"engine.a", "engine.b"}
 
 
 def test_classes_of_blocks_decide_in_few_places() -> None:

@@ -90,6 +90,7 @@ def test_folders_mirror_the_package() -> None:
         "environment",
         "mutants",
         "readme",
+        "public_surface",
         "rounding",
         "suite",
         "verbs",

@@ -42,12 +42,10 @@ def generate(
     elif coefficient is not None or layer:
         raise ValueError("--coefficient and --layer are of steering vectors: give these with --steer")
     from hooked_lm.interventions.steering import SteeringVectors
-    from hooked_lm.models.decoder import Decoder
-    from hooked_lm.models.encoder_decoder import EncoderDecoder
 
     vectors = None if steer is None else SteeringVectors.load(steer)
     loaded = load(model)
-    if not isinstance(loaded, (Decoder, EncoderDecoder)):
+    if not hasattr(loaded, "generate"):
         raise ValueError(f"{model} is a {type(loaded).__name__}, which generates no text")
     start, _ = prompt_of(loaded, prompt)
     options: dict[str, Any] = {
@@ -67,10 +65,10 @@ def generate(
         if not isinstance(start, str):  # ids of a model without a tokenizer
             ids = loaded.generate(start, stop_at_eos=False, **options)
             pieces = iter([",".join(map(str, ids[0].tolist()))])
-        elif isinstance(loaded, EncoderDecoder):
-            pieces = iter([str(loaded.generate(start, **options))])
-        else:
+        elif hasattr(loaded, "generate_stream"):
             pieces = map(str, loaded.generate_stream(start, max_tokens_per_yield=1, **options))
+        else:
+            pieces = iter([str(loaded.generate(start, **options))])
         text = ""
         for piece in pieces:
             _write(piece)

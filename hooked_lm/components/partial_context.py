@@ -16,9 +16,9 @@ class PartialContext(Context, ABC):
 
     @abstractmethod
     def of_rows(
-        self, passed: Callable[..., Tokens], entering: Callable[[str, Tensor], Tokens], *inputs: Tensor | None
+        self, passed: Callable[..., Tokens], resume_at: Callable[[str, Tensor], Tokens], *inputs: Tensor | None
     ) -> Tokens:
-        """What a sublayer writes: `passed(*inputs)` for rows that run through it, `entering(site, value)` for the others."""
+        """What a sublayer writes: `passed(*inputs)` for rows that run through it, `resume_at(site, value)` for the others."""
 
     @abstractmethod
     def kv_rows(self, x: Tensor) -> Tensor:

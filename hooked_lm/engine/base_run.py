@@ -15,6 +15,7 @@ from hooked_lm.engine.cost import TokenCost, token_cost
 from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_trace import Logits, TracedAccess
 from hooked_lm.engine.site_info import SiteInfo, TokenScope
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 
@@ -48,11 +49,11 @@ class BaseRun:
             is_edited = any(edit.site.startswith("unembed.") for edit in edits)
             self._logits = model.cap_logits(model.unembed(self.normalized)) if is_edited else None
 
-    def _keep(self, value: Tensor, hook: Any) -> None:
-        self.kept[hook.name] = value.clone()  # the model may overwrite the value later
+    def _keep(self, value: Tensor, hook: HookPoint) -> None:
+        self.kept[hook.name or ""] = value.clone()  # the model may overwrite the value later
 
     def _hook(self, edit: Edit, info: SiteInfo | None) -> Any:
-        def write(value: Tensor, hook: Any) -> None:
+        def write(value: Tensor, hook: HookPoint) -> None:
             start = self.context.start if info is not None and info.scope is TokenScope.STATE else 0
             n_pos = by_position(value, hook.dims).shape[1] if info is None else self.n_pos
             edit.write(value, hook.dims, start, n_pos)

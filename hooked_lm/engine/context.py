@@ -24,7 +24,7 @@ Mixer = Callable[[Tensor, Context, int], Tensor]
 class BaseContext(Context):
     """The context of a base run: it keeps keys and values of all layers, and the states of mixers before every position.
 
-    Positions, masks and all else are those of the run's own context, of whatever class.
+    Positions, masks and all else are those of the run's own context.
     """
 
     norms_see_copies = False  # a hook at a norm and one at a copy may belong to different cells
@@ -32,37 +32,22 @@ class BaseContext(Context):
     keys_values: dict[int, KeysValues]
     states: dict[int, list[StateCacheEntry]]
     start: int  # the first position of the value that hooks get
-    may_read_later: bool  # whether the masks are other than those of causal attention
 
     @classmethod
     def of(cls, context: Context) -> "BaseContext":
-        """A context that keeps what cells read, with the attributes and the class of this one."""
-        base: BaseContext = object.__new__(type(cls.__name__, (cls, type(context)), {}))
+        """A context that keeps what cells read, with the attributes of this one. KeyError for a class not in `BASE_CONTEXTS`."""
+        base = object.__new__(BASE_CONTEXTS[type(context)])
         vars(base).update(vars(context))
         base.keys_values, base.states, base.start = {}, {}, 0
-        base.may_read_later = type(context) is not Context
         return base
 
-    @cached_property
-    def _first_readers(self) -> list[int] | None:
-        """For each position the first one that depends on it or on a later one; None if no position depends on later ones."""
-        if not self.may_read_later:
-            return None
-        reads = self.full_mask(True, None).any(0)[0]  # query_pos, key_pos
-        first = reads.byte().argmax(0).flip(0).cummin(0).values.flip(0).tolist()
-        for pos, reader in enumerate(first):  # a change there changes what others read in turn
-            first[pos] = first[reader] if reader < pos else pos
-        return None if first == list(range(self.n_pos)) else first
-
     def first_reader(self, pos: int) -> int:
-        """The first position that depends on this one or on a later one: in a group of tokens that see each other, the first."""
-        readers = self._first_readers
-        return pos if readers is None or pos == len(readers) else readers[pos]
+        """The first position that depends on this one or on a later one."""
+        return pos
 
     def last_read(self, pos: int) -> int:
         """The last position that this one or an earlier one depends on."""
-        readers = self._first_readers
-        return pos if readers is None else bisect_right(readers, pos) - 1
+        return pos
 
     @cached_property
     def differs_by_prompt(self) -> bool:
@@ -86,6 +71,32 @@ class BaseContext(Context):
             outputs.append(mixer(stream[:, pos : pos + 1], Context(1, self.device, None, cache), 0))
         self.start = 0
         return torch.cat(outputs, 1)
+
+
+class BaseImageContext(BaseContext, ImageContext):
+    """The context of a base run over prompts with images, whose tokens may see each other: then earlier ones read later ones."""
+
+    @cached_property
+    def _first_readers(self) -> list[int] | None:
+        """For each position the first one that depends on it or on a later one; None if no position depends on later ones."""
+        reads = self.full_mask(True, None).any(0)[0]  # query_pos, key_pos
+        first = reads.byte().argmax(0).flip(0).cummin(0).values.flip(0).tolist()
+        for pos, reader in enumerate(first):  # a change there changes what others read in turn
+            first[pos] = first[reader] if reader < pos else pos
+        return None if first == list(range(self.n_pos)) else first
+
+    def first_reader(self, pos: int) -> int:
+        """The first position that depends on this one or on a later one: in a group of tokens that see each other, the first."""
+        readers = self._first_readers
+        return pos if readers is None or pos == len(readers) else readers[pos]
+
+    def last_read(self, pos: int) -> int:
+        readers = self._first_readers
+        return pos if readers is None else bisect_right(readers, pos) - 1
+
+
+# The context of a run -> that of a base run.
+BASE_CONTEXTS: Mapping[type[Context], type[BaseContext]] = {Context: BaseContext, ImageContext: BaseImageContext}
 
 
 def repeated_context(context: Context, n: int) -> Context:
@@ -151,7 +162,7 @@ class PackedContext(PartialContext):
         self.key_packing = Packing(self.n_prompts, n_cells, [run.spans.key_rows for run in runs])
         self.output_packing = Packing(self.n_prompts, n_cells, [run.spans.query_rows for run in runs])
         self.packings = self._packings_by_entry()
-        self.query_packing = self.packings.get("", self._entering_at(""))
+        self.query_packing = self.packings.get("", self._resuming_at(""))
         rows = zip((run.spans.keys for run in runs), self.query_packing.intervals, strict=True)
         self._kv_packing = Packing(self.n_prompts, n_cells, [overlap(*both) for both in rows])
         self._all_keys = Packing(self.n_prompts, n_cells, [run.spans.keys for run in runs])
@@ -162,9 +173,9 @@ class PackedContext(PartialContext):
     def _packings_by_entry(self) -> dict[str, Packing]:
         """The rows that pass all of the layer (""), and those that enter it at each site after attention."""
         sites = dict.fromkeys(run.spans.entry_site for run in self.runs)
-        return {"": self.output_packing} if sites == {"": None} else {site: self._entering_at(site) for site in sites}
+        return {"": self.output_packing} if sites == {"": None} else {site: self._resuming_at(site) for site in sites}
 
-    def _entering_at(self, site: str) -> Packing:
+    def _resuming_at(self, site: str) -> Packing:
         rows = [run.spans.query_rows if run.spans.entry_site == site else NONE for run in self.runs]
         return Packing(self.n_prompts, self.output_packing.n_cells, rows)
 
@@ -243,7 +254,7 @@ class PackedContext(PartialContext):
         return not (is_whole or self.makes_keys_only)
 
     def of_rows(
-        self, passed: Callable[..., Tensor], entering: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
+        self, passed: Callable[..., Tensor], resume_at: Callable[[str, Tensor], Tensor], *inputs: Tensor | None
     ) -> Tensor:
         """The outputs of rows that run through a sublayer, and of those that enter it, in the order of the batch."""
         if self.query_packing is self.output_packing:
@@ -252,7 +263,7 @@ class PackedContext(PartialContext):
         for site, packing in self.packings.items():
             with self.using(packing):
                 if site:
-                    output = entering(site, self.of_base(self.kept[site]))
+                    output = resume_at(site, self.of_base(self.kept[site]))
                 else:
                     output = passed(*(None if x is None else self._full_rows(x) for x in inputs))
             outputs[site] = packing, output

@@ -18,13 +18,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.base_run import BaseRun
-from hooked_lm.engine.both_stacks import SourceAndTarget, refuse_two_stacks, tokens_at
 from hooked_lm.engine.budget import Budget, batches
+from hooked_lm.engine.cells_before_blocks import (
+    FIRST_STREAM,
+    in_tower,
+    is_before_blocks,
+    is_of_images,
+    n_positions,
+    resume_at_blocks,
+    shapes_at,
+)
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import Cell, Change, Edit
+from hooked_lm.engine.fallback_reason import fallback_reason, is_ours
 from hooked_lm.engine.first_change import FirstChange
 from hooked_lm.engine.full_forward import whole_forwards
-from hooked_lm.engine.image_cells import FIRST_STREAM, entering, is_before_blocks, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.metric_trace import (
     EVERYTHING,
     Logits,
@@ -34,12 +42,13 @@ from hooked_lm.engine.metric_trace import (
     select_logits,
     values_of,
 )
-from hooked_lm.engine.obstacle import is_ours, obstacle
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
+from hooked_lm.engine.stacks import refuse_two_stacks, tokens_at
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
 from hooked_lm.results.callers import stacklevel_outside
 
@@ -66,17 +75,18 @@ class Experiment:
         max_memory: int | str = "auto",
         compare: Collection[str] = (),
     ) -> None:
-        if not isinstance(model, SourceAndTarget) and not isinstance(tokens, ImagesAndTexts):
+        if not isinstance(tokens, (SourceAndTarget, ImagesAndTexts)):
             refuse_two_stacks(model, "an Experiment")
         self.model, self.metrics = model, list(metrics)
         self.device = next(model.parameters()).device
-        self.tokens = tokens.to(self.device)
+        self.tokens = in_tower(model, tokens.to(self.device))
         self.base_changes = self._checked_cell(base)
         self.budget = Budget.of(max_memory, self.device)
         self.cost = Cost()
-        self.site_infos: Mapping[str, SiteInfo] = site_infos(model) if isinstance(model, Decoder) else {}
+        self.decoder = model if isinstance(model, Decoder) else None
+        self.site_infos: Mapping[str, SiteInfo] = {} if self.decoder is None else site_infos(self.decoder)
         with torch.no_grad():
-            self.obstacle = obstacle(model, self.site_infos, self.tokens)
+            self.fallback_reason = fallback_reason(model, self.tokens)
             self._run_base(self._kept(compare))
 
     def _kept(self, sites: Iterable[str]) -> list[str]:
@@ -89,9 +99,13 @@ class Experiment:
         self.base: BaseRun | None = None
         edits = [change for change in self.base_changes if isinstance(change, Edit)]
         is_kept = all(map(self._is_kept_by_a_base_run, self.base_changes))
-        if self.obstacle is None and is_kept and not norm_and_copies(self.base_changes):
-            assert isinstance(self.model, Decoder)
-            self.base = BaseRun(self.model, self.tokens, self.site_infos, edits, keep)
+        if (
+            self.decoder is not None
+            and self.fallback_reason is None
+            and is_kept
+            and not norm_and_copies(self.base_changes)
+        ):
+            self.base = BaseRun(self.decoder, self.tokens, self.site_infos, edits, keep)
             logits = self.base.logits
         else:
             [(_, whole)] = whole_forwards(self.model, self.tokens, [()], self.base_changes, 1)
@@ -133,15 +147,13 @@ class Experiment:
         unknown = [cell for cell in cells if self.base is None or not self._is_known(cell)]
         if self.base is None or unread or unknown:
             if cells:
-                reason = (
-                    f"values at '{unread[0]}' are not computed together" if unread else self._fallback_reason(unknown)
-                )
+                reason = f"values at '{unread[0]}' are not computed together" if unread else self._reason_of(unknown)
                 self._warn_of_whole_forwards(reason, len(cells))
             return self._captured_by_whole_forwards(cells, sites)
-        early = [i for i, cell in enumerate(cells) if self._is_early(cell)]
-        for some, entered in self._entering([cells[i] for i in early]):
+        before_blocks = [i for i, cell in enumerate(cells) if self._is_before_blocks(cell)]
+        for some, entered in self._resume_at_blocks([cells[i] for i in before_blocks]):
             for i, changes in zip(some, entered, strict=True):
-                cells[early[i]] = changes
+                cells[before_blocks[i]] = changes
         kept = self._kept(change.site for cell in cells for change in cell)
         base = BaseRun(
             self.base.model, self.tokens, self.site_infos, self.base.edits, list(dict.fromkeys([*sites, *kept]))
@@ -192,7 +204,7 @@ class Experiment:
     ) -> Iterator[tuple[int, Scores]]:
         """`run` for callers that have disabled gradients."""
         cells = [self._checked_cell(cell) for cell in cells]
-        self.obstacle = obstacle(self.model, self.site_infos, self.tokens)  # hooks may have been added since
+        self.fallback_reason = fallback_reason(self.model, self.tokens)  # hooks may have been added since
         started = time.perf_counter()
         try:
             yield from self._run(cells, title, progress)
@@ -200,25 +212,25 @@ class Experiment:
             self.cost.seconds += time.perf_counter() - started
 
     def _run(self, cells: Sequence[Cell], title: str, progress: bool | None) -> Iterator[tuple[int, Scores]]:
-        usable = self.base is not None and self.obstacle is None
+        usable = self.base is not None and self.fallback_reason is None
         known = [i for i, cell in enumerate(cells) if usable and self._is_known(cell)]
         others = sorted(set(range(len(cells))) - set(known))
         if others:
-            self._warn_of_whole_forwards(self._fallback_reason([cells[i] for i in others]), len(others))
-        early = [i for i in known if self._is_early(cells[i])]
-        late = sorted(set(known) - set(early))
+            self._warn_of_whole_forwards(self._reason_of([cells[i] for i in others]), len(others))
+        before_blocks = [i for i in known if self._is_before_blocks(cells[i])]
+        late = sorted(set(known) - set(before_blocks))
         yield from self._together(late, [cells[i] for i in late], title, progress)
-        with progress_bar(title, len(early), progress if early else False, unit="cells") as bar:
-            for some, entered in self._entering([cells[i] for i in early]):
-                yield from self._together([early[i] for i in some], entered, title, False)
+        with progress_bar(title, len(before_blocks), progress if before_blocks else False, unit="cells") as bar:
+            for some, entered in self._resume_at_blocks([cells[i] for i in before_blocks]):
+                yield from self._together([before_blocks[i] for i in some], entered, title, False)
                 bar.update(len(some))
         yield from self._whole(cells, others, title, progress)
 
-    def _entering(self, cells: Sequence[Cell]) -> Iterator[tuple[list[int], list[list[Change]]]]:
+    def _resume_at_blocks(self, cells: Sequence[Cell]) -> Iterator[tuple[list[int], list[list[Change]]]]:
         """Yields the numbers of some cells, and their changes before the blocks as changes of the stream that enters them."""
         if cells:
             assert self.base is not None, "cells share the values of a base run"
-            yield from entering(self.base, self.base_changes, cells, self.budget, self.cost)
+            yield from resume_at_blocks(self.base, self.base_changes, cells, self.budget, self.cost)
 
     def _together(
         self, numbers: Sequence[int], cells: Sequence[Cell], title: str, progress: bool | None
@@ -268,7 +280,7 @@ class Experiment:
             checked.append(change if change.site == site else replace(change, site=site))
         return checked
 
-    def _is_early(self, cell: Cell) -> bool:
+    def _is_before_blocks(self, cell: Cell) -> bool:
         """Whether a cell changes what enters the blocks of a model that reads images."""
         return any(is_before_blocks(self.model, change.site) for change in cell)
 
@@ -278,10 +290,10 @@ class Experiment:
         They are not if the cell edits an on-demand site, and the base run is changed before attention in the same layer: the
         copies at on-demand sites bypass the sites of the norm, so every position of the cell differs from the base run.
         """
-        early = [is_before_blocks(self.model, change.site) for change in cell]
-        if any(early) and FIRST_STREAM not in self.site_infos:
+        before_blocks = [is_before_blocks(self.model, change.site) for change in cell]
+        if any(before_blocks) and FIRST_STREAM not in self.site_infos:
             return False
-        later = [change for change, is_early in zip(cell, early, strict=True) if not is_early]
+        later = [change for change, is_before in zip(cell, before_blocks, strict=True) if not is_before]
         if not all(isinstance(change, Edit) and change.site in self.site_infos for change in later):
             return False
         if norm_and_copies([*cell, *self.base_changes]):
@@ -292,7 +304,7 @@ class Experiment:
 
     def _warn_of_whole_forwards(self, reason: str, n_cells: int) -> None:
         """Warns the caller of this package that cells take longer than others; not for a kind of model whose cells always do."""
-        if isinstance(self.model, Decoder):
+        if self.decoder is not None:
             run = (
                 "1 cell runs as a whole forward pass"
                 if n_cells == 1
@@ -300,9 +312,9 @@ class Experiment:
             )
             warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
 
-    def _fallback_reason(self, cells: Sequence[Cell]) -> str:
-        if self.obstacle is not None:
-            return self.obstacle
+    def _reason_of(self, cells: Sequence[Cell]) -> str:
+        if self.fallback_reason is not None:
+            return self.fallback_reason
         if any(norm_and_copies([*cell, *self.base_changes]) for cell in cells):
             return "a norm is changed together with copies of the stream that bypass its sites"
         unsupported = next((change for change in (*cells[0], *self.base_changes) if not self._is_known([change])), None)

@@ -92,7 +92,6 @@ class Digest:
                     yield self.of(function)
         for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
             yield from (name, self.of(tensor))
-        yield self.of(getattr(value, "n_source", None))  # the column where the target starts, in an encoder-decoder
         cfg = getattr(value, "cfg", None)
         if dataclasses.is_dataclass(cfg):
             fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}

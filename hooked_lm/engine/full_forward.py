@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.engine.edit import Cell, Change, write_all
-from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.inputs import Rows, repeated_rows
 
 Keep = dict[str, Any]  # site -> its value
@@ -49,8 +49,8 @@ def passes(model: HookedRootModule, cells: Sequence[Cell], n_cells: int) -> Iter
 
 
 def _keeper(keep: Keep) -> Callable[..., None]:
-    def put(value: Tensor, hook: Any) -> None:
-        keep[hook.name] = value
+    def put(value: Tensor, hook: HookPoint) -> None:
+        keep[hook.name or ""] = value
 
     put.records = True  # type: ignore[attr-defined]
     return put
@@ -60,7 +60,7 @@ def writer(site: str, batch: Sequence[Sequence[Change]]) -> Callable[..., Tensor
     """The hook of one site, which applies each cell's changes to its rows: of prompts, in a tower of images."""
     changes = [[change for change in cell if change.site == site] for cell in batch]
 
-    def write(value: Tensor, hook: Any) -> Tensor:
+    def write(value: Tensor, hook: HookPoint) -> Tensor:
         if len(changes) == 1:
             return write_all(changes[0], value, hook.dims)
         n_rows = value.shape[0] // len(changes)

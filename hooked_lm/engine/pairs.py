@@ -9,13 +9,12 @@ from torch import Tensor
 
 from hooked_lm.engine import metrics
 from hooked_lm.engine.answers import NEST, Answers
-from hooked_lm.engine.both_stacks import Target, joined
 from hooked_lm.engine.prompts import Prompts, check_direction, kind_of, rows_of
+from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.methods import TextMethods
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.results import stored
 from hooked_lm.shown import Shown, in_short
 
@@ -202,7 +201,7 @@ def pair_of(
     name: str = "corrupted",
     reads_pairs: bool = False,
     same_length: bool = True,
-) -> tuple[Rows, Rows]:
+) -> tuple[PromptRows, PromptRows]:
     """What the model reads of corrupted and of clean prompts, pair by pair.
 
     Raises as `rows_of`, TypeError without clean prompts, and ValueError for another number of prompts or, with `same_length`, of
@@ -234,8 +233,9 @@ def both_runs(
         raise ValueError("direction='noise' changes the clean run: give clean=...")
     else:
         first, other = rows_of(model, corrupted, name, reads_pairs), None
-    if isinstance(model, EncoderDecoder):
-        model, first, other = joined(model, ids_of(first), None if other is None else ids_of(other), decoder_input)
+    if has_two_stacks(model):
+        first = joined(model, ids_of(first), decoder_input)
+        other = None if other is None else joined(model, ids_of(other), decoder_input)
     elif decoder_input is not None:
         raise ValueError(f"decoder_input is for encoder-decoders, and this is a {type(model).__name__}")
     return (model, first, other) if direction == "denoise" or other is None else (model, other, first)

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import SourceAndTarget, stack_of, tokens_at
+from hooked_lm.engine.cells_before_blocks import in_tower, is_of_images, n_positions, shapes_at
 from hooked_lm.engine.edit import Change, Edit, Rest
-from hooked_lm.engine.image_cells import n_positions, shapes_at
+from hooked_lm.engine.meta_values import meta_values, one_token
 from hooked_lm.engine.prompts import (
     Which,
     WhichHeads,
@@ -19,9 +19,11 @@ from hooked_lm.engine.prompts import (
     site_of_layer,
     values_of,
 )
+from hooked_lm.engine.stacks import tokens_at
 from hooked_lm.engine.study import Study
-from hooked_lm.engine.values_like import one_token, values_like
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import Label
 
@@ -35,7 +37,7 @@ class Plan:
 
     def __init__(
         self,
-        model: Any,
+        model: HookedRootModule,
         tokens: Rows,
         names: Sequence[str],
         layers: Which = "each",
@@ -56,6 +58,8 @@ class Plan:
             layers, heads = (sorted({pair[i] for pair in self.pairs}) for i in (0, 1))
         self.layers = None if self.n_layers == 0 else chosen(layers, self.n_layers, "layer")
         self.found = self._found()
+        if any(is_of_images(model, site) for site in self.sites):
+            tokens = in_tower(model, tokens)
         self.tokens = self._tokens(tokens, apart=positions is not None)
         self.shapes = shapes_at(model, tokens, self.sites)  # of values whose batch are images
         self.positions = chosen(positions, self._n_pos(), "position")
@@ -118,7 +122,7 @@ class Plan:
 
     def _n_layers(self) -> int:
         """The number of layers of the sites' stack; raises ValueError for sites of both stacks."""
-        stacks = {name: stack_of(self.model, name) for name in self.names}
+        stacks = {name: self.model.stack_of(name) for name in self.names}
         if len(set(stacks.values())) > 1:
             raise ValueError(
                 f"a grid has the layers of one stack, and {list(self.names)} are sites of two: sweep each stack separately"
@@ -157,10 +161,10 @@ class Plan:
         """The number of heads or neurons of each site, determined by a forward pass of one token."""
         if self.shapes:
             return {site: shape[self._axis(site)] for site, shape in self.shapes.items()}
-        self.like = values_like(self.model, tokens, self.sites)
+        self.like = meta_values(self.model, tokens, self.sites)
         if self.like.keys() == set(self.sites):
             return {site: self.like[site].shape[self._axis(site)] for site in self.sites}
-        one = ids_of(tokens)[:1] if isinstance(self.model, SourceAndTarget) else one_token(self.model, tokens)
+        one = tokens[:1] if isinstance(tokens, SourceAndTarget) else one_token(self.model, tokens)
         shown = values_of(self.model, one, self.sites)
         return {site: shown[site].shape[self._axis(site)] for site in self.sites}
 

@@ -9,15 +9,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
+from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.engine.edit import dense
-from hooked_lm.engine.image_cells import is_of_images, patch_labels, rows_and_positions, shapes_at
+from hooked_lm.engine.stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.vision.dual_encoder import DualEncoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import PromptRows, Rows, SomeRows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
@@ -30,7 +29,7 @@ OTHER_RUN = {"denoise": "clean", "noise": "corrupted"}  # by direction, the run 
 WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
-def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> Rows:
+def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> PromptRows:
     """What the model reads of prompts: ids [batch, pos], with their images if they have some. Raises as `tokens_of` does.
 
     `reads_pairs`: whether the caller knows what a dual encoder reads, images and texts with a batch each.
@@ -47,17 +46,16 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
         return model.inputs(prompts)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)
-    if not isinstance(model, VisionLanguage):
+    if not getattr(model, "sites_of_images", ()):
         raise TypeError(f"the {name} have images, which a {type(model).__name__} does not read")
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
 
 
-def some_rows(model: HookedRootModule, rows: Rows, which: slice | Sequence[int]) -> Rows:
+def some_rows(model: HookedRootModule, rows: SomeRows, which: slice | Sequence[int]) -> SomeRows:
     """Some of the prompts, with their images."""
     if not isinstance(rows, VisionInputs):
-        return rows[which]
-    assert isinstance(model, VisionLanguage), "a model that reads images"
+        return rows[which]  # type: ignore[return-value]
     return model.rows(rows, range(len(rows))[which] if isinstance(which, slice) else which)
 
 

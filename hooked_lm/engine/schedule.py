@@ -9,7 +9,6 @@ them. In the last layer only the positions that the metric reads are computed.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ from hooked_lm.engine.site_info import (
     mixing,
     score_edits,
 )
+from hooked_lm.hooks import HookPoint
 from hooked_lm.models.placement import enter
 
 
@@ -265,21 +265,23 @@ class BatchedPass:
             parts.append(own)
         return pack(parts)
 
-    def _write(self, value: Tensor, hook: Any) -> None:
+    def _write(self, value: Tensor, hook: HookPoint) -> None:
         """Applies the edits of all cells at a site."""
-        info = self.site_infos[hook.name]
-        for index, edit in self.by_site[hook.name]:
+        name = hook.name or ""
+        info = self.site_infos[name]
+        for index, edit in self.by_site[name]:
             if (found := self._rows(info, index, value)) is not None:
                 edit.write(found[0], info.dims, found[1], self.base.n_pos)
 
-    def _keep(self, value: Tensor, hook: Any) -> None:
+    def _keep(self, value: Tensor, hook: HookPoint) -> None:
         """Keeps the value of each cell at a site."""
-        info = self.site_infos[hook.name]
+        name = hook.name or ""
+        info = self.site_infos[name]
         for index in self.where:
             if (found := self._rows(info, index, value)) is not None:
-                whole, (rows, start) = self.base.kept[hook.name].clone(), found
+                whole, (rows, start) = self.base.kept[name].clone(), found
                 whole[:, start : start + rows.shape[1]] = rows
-                self.captured[self.schedules[index].cell][hook.name] = whole
+                self.captured[self.schedules[index].cell][name] = whole
 
     def _rows(self, info: SiteInfo, index: int, value: Tensor) -> tuple[Tensor, int] | None:
         """The rows of a cell in the value at a site, as a view, and their first position; None if this call has none of them."""

@@ -15,8 +15,8 @@ from torch import Tensor
 from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.fingerprint import fingerprint
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
@@ -68,7 +68,7 @@ class Study(Shown):
     def __repr__(self) -> str:
         return f"Study({self.title!r}: {_sizes(self.axes)}, {len(self.cells)} cells of the {self.changes} run)"
 
-    @undisturbed
+    @keeps_torch_state
     def carry_out(
         self,
         model: HookedRootModule,
@@ -221,8 +221,8 @@ class _Run:
             "groups": self.groups,
         }
         about["about"] = origin(self.experiment.model, what=self.study.title) | self.metric_name
-        if self.experiment.obstacle is not None:
-            about["about"]["whole_forwards"] = f"each cell is one: {self.experiment.obstacle}"
+        if self.experiment.fallback_reason is not None:
+            about["about"]["whole_forwards"] = f"each cell is one: {self.experiment.fallback_reason}"
         if self.study.changes == "clean":
             assert clean is not None, "the corrupted run"
             return SweepResult(shaped(self.values), axes, clean, base, **about)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hooked_lm import shards
+from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.harvest.documents import STREAM, Documents, digest
 from hooked_lm.harvest.plan import Plan, planned
 from hooked_lm.harvest.rows import RowMaker
 from hooked_lm.harvest.shard import write_shard
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.shards.job import Advance
 from hooked_lm.shards.records import read_record, record_path, recorded
@@ -67,7 +67,7 @@ def job_of(
     **settings: Any,
 ) -> Job:
     """A harvest with its plan written. Raises ValueError, before that, for what cannot be harvested."""
-    if isinstance(model, EncoderDecoder):
+    if has_two_stacks(model):
         raise ValueError("a harvest reads documents by decoders and encoders; this model needs a source and a target")
     if not isinstance(model, TextMethods):
         raise TypeError(f"a harvest reads texts, which a {type(model).__name__} does not")

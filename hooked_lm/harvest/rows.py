@@ -70,7 +70,7 @@ class RowMaker:
             raise ValueError(
                 f"context must be from 1 to the model's n_ctx of {self.model.cfg.n_ctx}, got {self.context}"
             )
-        if self.long == "split" and not isinstance(self.model, Decoder):
+        if self.long == "split" and not self._continues_texts:
             raise ValueError("long='split' cuts documents for decoders; this model marks the end of a text: truncate")
 
     def rows(self, documents: Sequence[tuple[int, Document]]) -> Rows:
@@ -85,6 +85,11 @@ class RowMaker:
         return Rows(found, numbers, [self._kept(row, special) for row in found], special)
 
     @property
+    def _continues_texts(self) -> bool:
+        """Whether nothing marks the end of a text in the tokens of the model."""
+        return isinstance(self.model, Decoder)
+
+    @property
     def _special(self) -> frozenset[int]:
         tokenizer = getattr(self.model, "tokenizer", None)
         return frozenset(() if tokenizer is None else map(int, tokenizer.all_special_ids))
@@ -92,7 +97,7 @@ class RowMaker:
     def _ids(self, documents: Sequence[tuple[int, Document]]) -> list[tuple[int, list[int]]]:
         texts = [(number, text) for number, text in documents if isinstance(text, str) and text]
         found = {number: list(ids) for number, ids in documents if not isinstance(ids, str) and len(ids)}
-        truncate = not isinstance(self.model, Decoder) and self.long == "truncate"
+        truncate = not self._continues_texts and self.long == "truncate"
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = texts[start : start + TEXTS_AT_ONCE]
             tokens, mask = self.model.tokens.encode([text for _, text in some], self.prepend_bos, "right", truncate)

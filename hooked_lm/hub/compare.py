@@ -1,33 +1,42 @@
 """Compares a checkpoint loaded by this library with the same checkpoint loaded by transformers."""
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, singledispatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from hooked_lm.hub.compare_images import ReadsImages, compared, words
+from hooked_lm.hub.compare_images import compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import check_name, load
 from hooked_lm.hub.logit_factors import left_out_by_transformers, with_factors
 from hooked_lm.hub.model_classes import Model, model_class
 from hooked_lm.hub.options import Options, one_device
 from hooked_lm.hub.source import WEIGHT_FILES, find
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    DualEncoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+)
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.verification.verify import Check, Verification
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedConfig
 
 # name of an output in transformers -> our return type
 HEADS = {
@@ -65,45 +74,101 @@ def verify(
         options = replace(options, reads_images=reader)
     model, checkpoint = load(model_name, options, model_class).eval(), from_source(source, options)
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
-    tolerance = max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps)
+    by = _Reference(reference, checkpoint, n_tokens, max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps))
+    of_images = (by.check(name, *pair) for name, *pair in compared(model, reference, partial(by.complete, model)))
+    return Verification((*of_images, *_on_text(model, by)))
 
-    def complete(logits: Tensor) -> Tensor:
+
+@dataclass(frozen=True)
+class _Reference:
+    """The model of transformers, and how a model is compared with it."""
+
+    module: Any
+    checkpoint: HFCheckpoint
+    n_tokens: int
+    tolerance: float
+
+    def check(self, name: str, value: Tensor, expected: Tensor) -> Check:
+        """The check that both are equal, up to the tolerance times the largest expected number."""
+        error = (value - expected).abs().max() / expected.abs().max().clamp(min=1.0)
+        return Check(name, (error.item(),), self.tolerance)
+
+    def complete(self, model: Decoder | EncoderDecoder, logits: Tensor) -> Tensor:
         """Logits of transformers, with what the class of a composite leaves out."""
-        is_decoder = isinstance(model, Decoder)
-        lacking = is_decoder and left_out_by_transformers(checkpoint.whole_type, model.tree.unembed)
+        lacking = left_out_by_transformers(self.checkpoint.whole_type, model.tree.unembed)
         return with_factors(logits, model.tree.unembed) if lacking else logits
 
-    pairs = compared(model, reference, complete) if isinstance(model, ReadsImages) else ()
-    checks = [Check(name, (_error(*pair),), tolerance) for name, *pair in pairs]
-    if isinstance(model, (DualEncoder, VisionEncoder)):
-        return Verification((*checks, *model.verify().checks))
-    tokens = _tokens(model, checkpoint.config)
-    if isinstance(model, Encoder):
-        found = _encoder_pairs(model, reference, tokens)
-        checks += [Check(f"{name} as in transformers", (_error(*pair),), tolerance) for name, pair in found]
-    else:
-        of_text = _logits_and_greedy(model, _text_part(reference), tokens, n_tokens, tolerance, complete)
-        is_part = checkpoint.whole is not None or isinstance(model, VisionLanguage)
-        what = ", of the language model alone" if checkpoint.whole is not None else ", on text alone"
-        checks += [replace(check, name=check.name + what * is_part) for check in of_text]
-    identities = model.verify() if isinstance(model, VisionLanguage) else model.verify(tokens)
-    return Verification((*checks, *identities.checks))
+
+# ---- on text ---------------------------------------------------------------------------------------------------------
 
 
-def _tokens(model: Model, config: "PreTrainedConfig") -> Int[Tensor, "batch pos"]:
-    """Random token ids; of a vision-language model none of images."""
-    length = min(16, model.cfg.n_ctx - 1)
-    if isinstance(model, VisionLanguage):
-        return words(model, length).to(model.device)
-    tokens = torch.randint(model.cfg.d_vocab, (2, length), generator=torch.Generator().manual_seed(0)).to(model.device)
-    return tokens if isinstance(model, Decoder) else _without_padding(tokens, config)
+@singledispatch
+def _on_text(model: Model, by: _Reference) -> Iterator[Check]:
+    """Yields the checks of a model on random text, and of the identities of its sites; without a text model, of these alone."""
+    yield from model.verify().checks
+
+
+@_on_text.register
+def _(model: Decoder, by: _Reference) -> Iterator[Check]:
+    tokens = _random_tokens(model)
+    checks = _logits_and_greedy(model, by, tokens)
+    yield from _of_a_part(checks, by) if by.checkpoint.whole is not None else checks
+    yield from model.verify(tokens).checks
+
+
+@_on_text.register
+def _(model: VisionLanguage, by: _Reference) -> Iterator[Check]:
+    def read(tokens: Tensor) -> VisionInputs:
+        """Text as transformers reads it without token types: no prompt that is read in both directions."""
+        return VisionInputs(tokens, is_suffix=torch.ones_like(tokens, dtype=torch.bool))
+
+    tokens = words(model, _length(model)).to(model.device)
+    banned = [model.tree.image_token]  # without an image there may be none
+    yield from _of_a_part(_logits_and_greedy(model, by, tokens, read=read, banned=banned), by)
+    yield from model.verify().checks
+
+
+@_on_text.register
+def _(model: EncoderDecoder, by: _Reference) -> Iterator[Check]:
+    tokens = _without_padding(_random_tokens(model), by.checkpoint.config)
+    start = {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
+    target = tokens % model.cfg.d_vocab_out  # the decoder may have its own vocabulary
+    yield from _logits_and_greedy(model, by, tokens, target, start)
+    yield from model.verify(tokens).checks
+
+
+@_on_text.register
+def _(model: Encoder, by: _Reference) -> Iterator[Check]:
+    tokens = _without_padding(_random_tokens(model), by.checkpoint.config)
+    for name, value, expected in _encoder_pairs(model, by.module, tokens):
+        yield by.check(f"{name} as in transformers", value, expected)
+    yield from model.verify(tokens).checks
+
+
+def _of_a_part(checks: Sequence[Check], by: _Reference) -> list[Check]:
+    """The checks of a model whose checkpoint reads more than text."""
+    what = ", of the language model alone" if by.checkpoint.whole is not None else ", on text alone"
+    return [replace(check, name=check.name + what) for check in checks]
+
+
+def _length(model: Model) -> int:
+    return min(16, model.cfg.n_ctx - 1)
+
+
+def _random_tokens(model: Model) -> Int[Tensor, "batch pos"]:
+    drawn = torch.randint(model.cfg.d_vocab, (2, _length(model)), generator=torch.Generator().manual_seed(0))
+    return drawn.to(model.device)
+
+
+# ---- classes of transformers -----------------------------------------------------------------------------------------
 
 
 def _reference(model: Model, checkpoint: HFCheckpoint, folder: Path) -> Any:
     """The model of transformers in a folder; of a composite, the part that reads images and text."""
     options: dict[str, Any] = {"dtype": model.cfg.dtype, "local_files_only": True}
-    if checkpoint.whole is None and not isinstance(model, VisionLanguage):
-        return _transformers_class(model, checkpoint.config).from_pretrained(folder, **options)
+    class_of = None if checkpoint.whole is not None else _CLASSES.get(type(model.cfg.tree))
+    if class_of is not None:
+        return class_of(model, checkpoint.config).from_pretrained(folder, **options)
     # PaliGemma's other paths are bidirectional if no token type says that a text is generated
     whole = _composite_class(checkpoint).from_pretrained(folder, **options, attn_implementation="eager")
     return getattr(whole, "thinker", whole)  # the part of Qwen-Omni that writes text
@@ -124,22 +189,34 @@ def _composite_class(checkpoint: HFCheckpoint) -> Any:
     return known or transformers.AutoModelForMultimodalLM._model_mapping[type(checkpoint.whole or checkpoint.config)]
 
 
-def _transformers_class(model: Model, config: "PreTrainedConfig") -> Any:
-    """The class that transformers would load for this kind of model."""
+def _by_config(auto: str) -> Callable[[Model, Any], Any]:
+    """The class that one of transformers' has for a config, whatever the checkpoint names."""
+
+    def class_of(model: Model, config: Any) -> Any:
+        import transformers
+
+        return getattr(transformers, auto)._model_mapping[type(config)]
+
+    return class_of
+
+
+def _named_class(model: Encoder | VisionEncoder | DualEncoder, config: Any) -> Any:
+    """The class that a checkpoint names; of one that names none, that of its config, with an unembedding if there is one."""
     import transformers
 
-    if isinstance(model, (DualEncoder, VisionEncoder)):
-        named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
-        return named or transformers.AutoModel._model_mapping[type(config)]
-    if isinstance(model, Decoder):
-        return transformers.AutoModelForCausalLM._model_mapping[type(config)]
-    if not isinstance(model, Encoder):
-        return transformers.AutoModelForSeq2SeqLM._model_mapping[type(config)]
-    if config.architectures:
-        return getattr(transformers, config.architectures[0])
-    return (transformers.AutoModel if model.unembed is None else transformers.AutoModelForMaskedLM)._model_mapping[
-        type(config)
-    ]
+    named = getattr(transformers, next(iter(config.architectures or ()), ""), None)
+    auto = "AutoModel" if getattr(model, "unembed", None) is None else "AutoModelForMaskedLM"
+    return named or _by_config(auto)(model, config)
+
+
+# By the kind of a model's tree; composites are not among them.
+_CLASSES: Mapping[type, Callable[[Any, Any], Any]] = {
+    DecoderConfig: _by_config("AutoModelForCausalLM"), EncoderDecoderConfig: _by_config("AutoModelForSeq2SeqLM"),
+    EncoderConfig: _named_class, VisionConfig: _named_class, DualEncoderConfig: _named_class,
+}  # fmt: skip
+
+
+# ---- outputs ---------------------------------------------------------------------------------------------------------
 
 
 def _without_padding(tokens: Tensor, config: "PreTrainedConfig") -> Tensor:
@@ -148,56 +225,42 @@ def _without_padding(tokens: Tensor, config: "PreTrainedConfig") -> Tensor:
     return torch.where(tokens == pad, (tokens + 1) % config.vocab_size, tokens)
 
 
-def _error(value: Tensor, expected: Tensor) -> float:
-    return ((value - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
-
-
-def _encoder_pairs(
-    model: Encoder, reference: "PreTrainedModel", tokens: Tensor
-) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+def _encoder_pairs(model: Encoder, reference: Any, tokens: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yields name, our output and that of transformers, for each output of the transformers class."""
     found = reference(tokens)
     for name, return_type in HEADS.items():
         if found.get(name) is not None:
-            yield return_type, (model(tokens, return_type=return_type), found[name])
+            yield return_type, model(tokens, return_type=return_type), found[name]
     if "start_logits" in found:
-        yield "logits", (model(tokens), torch.stack([found.start_logits, found.end_logits], -1))
-
-
-def _text(model: Model, tokens: Int[Tensor, "batch pos"]) -> Rows:
-    """Text as transformers reads it without token types: no prompt that is read in both directions."""
-    is_suffix = torch.ones_like(tokens, dtype=torch.bool)
-    return VisionInputs(tokens, is_suffix=is_suffix) if isinstance(model, VisionLanguage) else tokens
+        yield "logits", model(tokens), torch.stack([found.start_logits, found.end_logits], -1)
 
 
 def _logits_and_greedy(
     model: Decoder | EncoderDecoder,
-    reference: "PreTrainedModel",
+    by: _Reference,
     tokens: Tensor,
-    n_tokens: int,
-    tolerance: float,
-    complete: Callable[[Tensor], Tensor],
+    target: Tensor | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    read: Callable[[Tensor], Any] = lambda tokens: tokens,
+    banned: Sequence[int] = (),
 ) -> list[Check]:
-    """Checks the logits and the greedy tokens of a decoder or an encoder-decoder; `complete` is for logits of transformers."""
+    """Checks the logits and the greedy tokens of a decoder, or of an encoder-decoder with a `target`.
+
+    `options` are those of generation in transformers. `read` makes the model's input of tokens; `banned` ones are not generated.
+    """
     from transformers import GenerationConfig
 
-    is_decoder = isinstance(model, Decoder)
-    banned = [model.tree.image_token] if isinstance(model, VisionLanguage) else []  # without an image there may be none
-    options: dict[str, Any] = (
-        {} if is_decoder else {"decoder_start_token_id": model.start_id(), "forced_bos_token_id": None}
-    )
+    reference = _text_part(by.module)
     reference.generation_config = GenerationConfig(pad_token_id=0, **options)
-    # the decoder may have its own vocabulary
-    inputs = {} if is_decoder else {"decoder_input_ids": tokens % model.cfg.d_vocab_out}
-    expected = complete(reference(tokens, **inputs).logits)
+    inputs = {} if target is None else {"decoder_input_ids": target}
+    expected = by.complete(model, reference(tokens, **inputs).logits)
     largest = expected.abs().max().clamp(min=1.0)
-    error = ((model(_text(model, tokens), *inputs.values()) - expected).abs().max() / largest).item()
-    n_before = tokens.shape[1] if is_decoder else 1
-    options = {"max_new_tokens": min(n_tokens, model.cfg.n_ctx - n_before), "do_sample": False}
-    options["suppress_tokens"] = banned or None
-    greedy = reference.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-    predicted = (model(_text(model, greedy)) if is_decoder else model(tokens, greedy))[:, n_before - 1 : -1]
+    n_before = tokens.shape[1] if target is None else 1
+    limits = {"max_new_tokens": min(by.n_tokens, model.cfg.n_ctx - n_before), "suppress_tokens": [*banned] or None}
+    greedy = reference.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, **limits)
+    predicted = (model(read(greedy)) if target is None else model(tokens, greedy))[:, n_before - 1 : -1]
     predicted[..., [token for token in banned if token < predicted.shape[-1]]] = -torch.inf
     lead = predicted.amax(-1) - predicted.gather(-1, greedy[:, n_before:, None])[..., 0]
-    wrong = float((lead > tolerance * largest).sum())
-    return [Check("logits as in transformers", (error,), tolerance), Check("wrong greedy tokens", (wrong,), 0.0)]
+    wrong = float((lead > by.tolerance * largest).sum())
+    same = by.check("logits as in transformers", model(read(tokens), *inputs.values()), expected)
+    return [same, Check("wrong greedy tokens", (wrong,), 0.0)]

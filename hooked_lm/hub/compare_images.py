@@ -1,17 +1,19 @@
 """Compares the outputs of models that read images with those of transformers, on random images."""
 
 from collections.abc import Callable, Iterator
+from functools import singledispatch
 from inspect import signature
 
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hooked_lm.hub.model_classes import Model
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.inputs import ImageTensors
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
-ReadsImages = VisionLanguage | DualEncoder | VisionEncoder
+Complete = Callable[[Tensor], Tensor]
 Compared = tuple[str, Tensor, Tensor]  # the name of a check, our output, and that of transformers
 # name of an output of a tower in transformers -> our return type
 TOWER_OUTPUTS = {
@@ -22,22 +24,32 @@ TOWER_OUTPUTS = {
 }
 
 
-def compared(
-    model: ReadsImages, reference: nn.Module, complete: Callable[[Tensor], Tensor] = lambda logits: logits
-) -> Iterator[Compared]:
-    """Yields the outputs of both models for random images, and random texts where the model reads texts.
+@singledispatch
+def compared(model: Model, reference: nn.Module, complete: Complete = lambda logits: logits) -> Iterator[Compared]:
+    """Yields the outputs of both models for random images, and random texts where the model reads texts; none for a model that
+    reads no images.
 
     `complete` adds what transformers leaves out of the logits of texts.
     """
-    if isinstance(model, VisionLanguage):
-        name, ours, expected = _with_text(model, reference)
-        yield name, ours, complete(expected)
-    elif isinstance(model, DualEncoder):
-        tokens, images = model.drawn_inputs()
-        given = {"input_ids": tokens.to(model.device), **_like(model, images)}
-        yield "similarities as in transformers", model(**given), reference(**given).logits_per_image
-    else:
-        yield _of_tower(model, reference)
+    yield from ()
+
+
+@compared.register
+def _(model: VisionLanguage, reference: nn.Module, complete: Complete = lambda logits: logits) -> Iterator[Compared]:
+    name, ours, expected = _with_text(model, reference)
+    yield name, ours, complete(expected)
+
+
+@compared.register
+def _(model: DualEncoder, reference: nn.Module, *_: object) -> Iterator[Compared]:
+    tokens, images = model.drawn_inputs()
+    given = {"input_ids": tokens.to(model.device), **_like(model, images)}
+    yield "similarities as in transformers", model(**given), reference(**given).logits_per_image
+
+
+@compared.register
+def _(model: VisionEncoder, reference: nn.Module, *_: object) -> Iterator[Compared]:
+    yield _of_tower(model, reference)
 
 
 def words(model: VisionLanguage, length: int) -> Int[Tensor, "2 length"]:
@@ -74,7 +86,7 @@ def _of_tower(model: VisionEncoder, reference: nn.Module) -> Compared:
     return f"{return_type} as in transformers", ours, expected
 
 
-def _like(model: ReadsImages, images: ImageTensors) -> dict[str, Tensor]:
+def _like(model: Model, images: ImageTensors) -> dict[str, Tensor]:
     """Images on the device of a model, and in its dtype."""
     kinds = {name: model.cfg.dtype if x.is_floating_point() else x.dtype for name, x in images.items()}
     return {name: x.to(model.device, kinds[name]) for name, x in images.items()}

@@ -3,11 +3,10 @@
 import copy
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -19,11 +18,17 @@ from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
 from hooked_lm.hub.hf_load import concrete_rows
 from hooked_lm.hub.model_classes import Model, kept_part
-from hooked_lm.models.config.tree import DecoderConfig
+from hooked_lm.models.config.tree import (
+    DecoderConfig,
+    DualEncoderConfig,
+    EncoderConfig,
+    EncoderDecoderConfig,
+    VisionConfig,
+    VisionLanguageConfig,
+)
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.encoder_decoder import EncoderDecoder
-from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.encoder import VisionEncoder
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized
@@ -183,57 +188,57 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
             f"{described(model.cfg.left_out)}. Keep that checkpoint; model.cfg.left_out = None writes the {kept_part(model)} "
             f"alone, as a {model.hf_config['model_type']}"
         )
-    from transformers import CONFIG_MAPPING, AutoModelForSeq2SeqLM
+    from transformers import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
-    config.dtype, module, tree = model.cfg.dtype, _family(model, config), model.cfg.tree
+    config.dtype, tree = model.cfg.dtype, model.cfg.tree
     assert tree is not None
-    if isinstance(model, VisionLanguage):
-        _check_layers(model, config)
-    elif isinstance(model, Decoder):
-        tree = _current_tree(model, config)
-    elif isinstance(model, EncoderDecoder):  # the class with an unembedding, whichever the checkpoint named
-        config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
+    kind = type(tree)
+    module = family(config.model_type, *_FAMILIES.get(kind, {}).values())
+    if kind in _CURRENT:
+        tree = _CURRENT[kind](model, config)
     parameters = slots(model)
     rows = [row for row in concrete_rows(module, tree, range(len(model.blocks))) if row.target in parameters]
-    if isinstance(model, (Encoder, VisionEncoder)) and _is_bare(model, config):
+    if kind in _AUTO_CLASS and _is_bare(config, *_AUTO_CLASS[kind](model)):
         rows = unprefixed(rows, module.PREFIX)
     return config, plan_export(model, rows)
 
 
-def _family(model: Model, config: "PreTrainedConfig") -> ModuleType:
-    """The family that the model was loaded by."""
-    if isinstance(model, VisionLanguage):
-        return family(config.model_type, *VISION_LANGUAGES.values())
-    if isinstance(model, DualEncoder):
-        return family(config.model_type, *DUAL_ENCODERS.values())
-    if isinstance(model, VisionEncoder):
-        return family(config.model_type, *VISION_ENCODERS.values())
-    return family(config.model_type)
-
-
-def _check_layers(model: VisionLanguage, config: "PreTrainedConfig") -> None:
-    """Raises ValueError for a vision-language model without its last layers."""
+def _with_all_layers(model: VisionLanguage, config: Any) -> VisionLanguageConfig:
+    """The tree of a vision-language model. Raises ValueError for one without its last layers."""
     if (n_layers := config.get_text_config().num_hidden_layers) != len(model.blocks):
         raise ValueError(
             f"this model has {len(model.blocks)} of the {n_layers} layers of its checkpoint: it cannot be written back"
         )
+    return model.tree
 
 
-def _is_bare(model: Encoder | VisionEncoder, config: "PreTrainedConfig") -> bool:
+def _with_unembedding(model: EncoderDecoder, config: Any) -> EncoderDecoderConfig:
+    """The tree of an encoder-decoder; names the class that has an unembedding, whichever the checkpoint named."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    config.architectures = [AutoModelForSeq2SeqLM._model_mapping[type(config)].__name__]
+    return model.tree
+
+
+def _auto_class_of_encoder(model: Encoder) -> tuple[str, str]:
+    return "AutoModel" if model.unembed is None else "AutoModelForMaskedLM", ""
+
+
+def _auto_class_of_tower(model: VisionEncoder) -> tuple[str, str]:
+    ending = "WithProjection" if model.projection is not None else ""
+    return "AutoModel" if model.classifier is None else "AutoModelForImageClassification", ending
+
+
+def _is_bare(config: Any, auto: str, ending: str) -> bool:
     """Whether the encoder's transformers class has no heads; its tensor names then have no prefix.
 
-    Adds a class that fits the heads to a config that names none.
+    Adds the class that `auto` has, with this ending, to a config that names none.
     """
-    from transformers import AutoModel, AutoModelForImageClassification, AutoModelForMaskedLM
+    import transformers
 
-    if isinstance(model, VisionEncoder):
-        auto = AutoModel if model.classifier is None else AutoModelForImageClassification
-        ending = "WithProjection" if model.projection is not None else ""
-    else:
-        auto, ending = (AutoModel if model.unembed is None else AutoModelForMaskedLM), ""
-    bare = _class_for(AutoModel, config)
-    config.architectures = config.architectures or [_class_for(auto, config) + ending]
+    bare = _class_for(transformers.AutoModel, config)
+    config.architectures = config.architectures or [_class_for(getattr(transformers, auto), config) + ending]
     return bool(config.architectures[0] == bare)
 
 
@@ -291,3 +296,16 @@ def _current_tree(model: Decoder, config: "PreTrainedConfig") -> DecoderConfig:
     config.tie_word_embeddings = tied
     config.architectures = [own]
     return replace(model.tree, unembed=replace(model.tree.unembed, tied=tied))
+
+
+# By the kind of a model's tree: where its family is beside those of text; the tree that its weights have, which may be another
+# than that of the checkpoint; and of encoders the class in transformers that fits the heads, with an ending of its name.
+_FAMILIES: Mapping[type, Mapping[str, Any]] = {
+    VisionLanguageConfig: VISION_LANGUAGES, DualEncoderConfig: DUAL_ENCODERS, VisionConfig: VISION_ENCODERS,
+}  # fmt: skip
+_CURRENT: Mapping[type, Callable[..., Any]] = {
+    DecoderConfig: _current_tree, VisionLanguageConfig: _with_all_layers, EncoderDecoderConfig: _with_unembedding,
+}  # fmt: skip
+_AUTO_CLASS: Mapping[type, Callable[..., tuple[str, str]]] = {
+    EncoderConfig: _auto_class_of_encoder, VisionConfig: _auto_class_of_tower,
+}  # fmt: skip

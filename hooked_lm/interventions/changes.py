@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
-from hooked_lm.engine.values_like import values_like
+from hooked_lm.engine.meta_values import meta_values
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.hook_spec import parse_hook
 from hooked_lm.hooks.select import is_shorthand
@@ -37,7 +37,7 @@ def changes_of(
         for label, cell in zip(labels, cells, strict=True)
     ]
     sites = {point.name or "" for cell in located for _, point in cell}
-    like = values_like(model, tokens, sites) if sites else {}
+    like = meta_values(model, tokens, sites) if sites else {}
     return [
         [_change(hook, point, like, label) for hook, point in cell] for label, cell in zip(labels, located, strict=True)
     ]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm.engine.edit import Edit
-from hooked_lm.engine.values_like import is_positional
+from hooked_lm.engine.meta_values import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, HookObject

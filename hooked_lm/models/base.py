@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.attention.multihead import Attention
@@ -46,6 +47,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
 
     stacks: ClassVar[tuple[Stack, ...]]
     config_class: ClassVar[type[FlatConfig]]
+    sites_of_images: ClassVar[tuple[str, ...]] = ()  # what names of sites begin with if their batch are images
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any
@@ -153,6 +155,15 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     def _layers_of_sides(self) -> dict[str, int]:
         return {stack.blocks: len(stack.blocks_of(self)) for stack in self.stacks}
 
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name ("" in a model with one stack), and its number of layers; 0 if the name is
+        that of a site outside all layers. Raises KeyError for a name without its stack, in a model with several."""
+        return "", self.cfg.n_layers
+
+    def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
+        """Which tokens are those of images; None for a model that reads none among its tokens."""
+        return None
+
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The cache that `run_with_cache` returns."""
         return self.cache_class(cache_dict, self, has_batch_dim)
@@ -242,3 +253,8 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         new = {"init_weights": True, "seed": seed, "processed": (), "tokenizer_name": None, "device": str(self.device)}
         known = {name: value for name, value in new.items() if hasattr(self.cfg, name)}
         return type(self)(replace(self.cfg, **known), self.tokenizer)
+
+
+def is_outside_blocks(model: HookedRootModule, name: str) -> bool:
+    """Whether this is the full name of a site that is not in a block, nor in one of a tower."""
+    return name in model.hook_dict and ".blocks." not in f".{name}"

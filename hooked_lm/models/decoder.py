@@ -84,7 +84,7 @@ class Decoder(DecoderMethods):
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         start_at_layer: int | None = None,
-        tokens: Int[Tensor, "batch pos"] | None = None,
+        tokens: Int[Tensor, "batch pos"] | VisionInputs | None = None,
         shortformer_pos_embed: Float[Tensor, "batch pos d_model"] | None = None,
         attention_mask: Mask | None = None,
         stop_at_layer: int | None = None,
@@ -122,7 +122,7 @@ class Decoder(DecoderMethods):
         if start_at_layer is None:
             resid, tokens, context = self.embedded(input, prepend_bos, padding_side, attention_mask, past_kv_cache)
         else:
-            resid, context = self._resumed(input, tokens, shortformer_pos_embed, attention_mask, past_kv_cache)
+            resid, tokens, context = self._resumed(input, tokens, shortformer_pos_embed, attention_mask, past_kv_cache)
         resid = self.stack.run(self, resid, context, start_at_layer, stop_at_layer)
         if stop_at_layer is not None:
             return resid
@@ -163,20 +163,20 @@ class Decoder(DecoderMethods):
     def _resumed(
         self,
         input: Any,
-        tokens: Tensor | None,
+        tokens: Int[Tensor, "batch pos"] | VisionInputs | None,
         pos_embed: Tensor | None,
         mask: Tensor | None,
         cache: KeyValueCache | None,
-    ) -> tuple[Stream, Context]:
-        """A given residual stream, checked, and the context of the run."""
+    ) -> tuple[Stream, Int[Tensor, "batch pos"] | None, Context]:
+        """A given residual stream, checked, its token ids if they are known, and the context of the run."""
         checks.check_stream(input, self.cfg.d_model, self.cfg.d_model * checks.n_streams(self))
         context = self._context(input, mask, cache)
         context.pos_embed = pos_embed
-        if self.tree.per_layer is not None and tokens is not None:
+        if self.tree.per_layer is not None and isinstance(tokens, Tensor):
             context.per_layer = self.per_layer(tokens, self.embed(tokens))
         if pos_embed is None and self.tree.shortformer:
             self._with_positions(input, None, context)
-        return input, context
+        return input, tokens, context  # type: ignore[return-value]  # a model that reads images gives their ids
 
     def _context(self, new: Tensor, mask: Tensor | None, cache: KeyValueCache | None, n_past: int = 0) -> Context:
         """Positions and masks of a run over new tokens, or their stream."""

@@ -13,7 +13,7 @@ from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.base import BaseModel
+from hooked_lm.models.base import BaseModel, is_outside_blocks
 from hooked_lm.models.checks import check_stream
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
@@ -187,9 +187,9 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         """Token ids with negative ones counted from the end; ValueError for an id that the model does not read."""
         return checked_ids(tokens, self.cfg.d_vocab)
 
-    def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
-        """Which tokens are those of images; None for a model that reads none."""
-        return None
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        return (name, 0) if is_outside_blocks(self, name) else super().stack_of(name)
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 

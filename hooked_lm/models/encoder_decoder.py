@@ -20,12 +20,14 @@ from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import Stack, Stream, follow_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
+from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.verification.identities import encoder_decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_masks, drawn_tokens, verify
 from hooked_lm.models.weights.views import CrossWeightViews
 
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"]
+Source = str | Sequence[str] | Int[Tensor, "*batch pos"]
+Input = Source | SourceAndTarget
 Mask = Int[Tensor, "rows pos"] | Bool[Tensor, "rows pos"]
 GlobalMask = Int[Tensor, "*global_rows global_pos"] | Bool[Tensor, "*global_rows global_pos"]
 TargetMask = Int[Tensor, "rows all_pos"] | Bool[Tensor, "rows all_pos"]
@@ -123,7 +125,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """Runs the model on a source and a target, each text or token ids [batch, pos] or [pos].
 
         Args:
-            input: the source; None if the cache already holds the encoder's output.
+            input: the source, or source and target in one; None if the cache already holds the encoder's output.
             decoder_input: the target, with its start token; None means the start token only. Text gets start and end token,
                 so the loss equals that of transformers with the text as labels. For the logits after an unfinished text
                 give ids, `model.to_decoder_tokens(text, end=False)[0]`.
@@ -140,6 +142,10 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         Raises ValueError for an input that is empty or longer than n_ctx, and for token ids out of range.
         """
         check_options(return_type, logits_to_keep)
+        if isinstance(input, SourceAndTarget):
+            if decoder_input is not None:
+                raise ValueError("a SourceAndTarget has its target: leave decoder_input out")
+            decoder_input, input = input.target, input.source
         if one_zero_attention_mask is not None and attention_mask is not None:
             raise ValueError("one_zero_attention_mask and attention_mask are synonyms: give one of them")
         source_mask = one_zero_attention_mask if attention_mask is None else attention_mask
@@ -159,14 +165,14 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         return loss if return_type == "loss" else Output(logits, loss)
 
     def encode(
-        self, input: Input, attention_mask: Mask | None = None, global_attention_mask: GlobalMask | None = None
+        self, input: Source, attention_mask: Mask | None = None, global_attention_mask: GlobalMask | None = None
     ) -> Stream:
         """Returns the encoder's output, [batch, pos, d_model]."""
         return self._source(input, attention_mask, None, global_attention_mask).resid
 
     def _source(
         self,
-        input: Input | None,
+        input: Source | None,
         mask: Tensor | None,
         cache: EncoderDecoderCache | None,
         global_mask: Tensor | None = None,
@@ -244,6 +250,15 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits), **masks)
 
     # ---- sites -------------------------------------------------------------------------------------------------------
+
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        side = name.partition(".")[0]
+        if side not in ("encoder", "decoder"):
+            raise KeyError(
+                f"a site of an encoder-decoder is named with its stack: 'encoder.{name}' or 'decoder.{name}'"
+            )
+        return side, len(getattr(self, side))
 
     # ---- config ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.parallel import attention, mlp, moe
 from hooked_lm.parallel.guard import SplitModule
@@ -46,7 +45,7 @@ def tensor_parallel(model: Model, group: dist.ProcessGroup | None = None) -> Mod
     different weights or if components cannot be split, with their names and the reasons.
     """
     ranks = Ranks(group)
-    if not isinstance(model, Decoder) or isinstance(model, VisionLanguage):
+    if not isinstance(model, Decoder) or model.sites_of_images:
         raise TypeError(f"tensor_parallel splits decoders of text, and a {type(model).__name__} is none")
     if any(isinstance(module, SplitModule) for module in model.modules()):
         raise ValueError("this model is split already")

@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Change
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import (
     Prompts,
@@ -23,11 +23,11 @@ from hooked_lm.engine.prompts import (
     values_of,
 )
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.interventions.patch import other_rows
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
@@ -48,7 +48,7 @@ TOKENS_A_RUN = 4096
 
 
 @renamed(checkpoint="resume_file", method="replace_with")
-@undisturbed
+@keeps_torch_state
 def ablate(
     model: HookedRootModule,
     prompts: Prompts,
@@ -172,7 +172,7 @@ def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
     return lambda site: torch.zeros([1] * len(model.hook_dict[site].dims))
 
 
-def _rows(model: HookedRootModule, prompts: Dataset) -> list[Rows]:
+def _rows(model: HookedRootModule, prompts: Dataset) -> list[PromptRows]:
     """Each source prompt as a batch of one, without padding."""
     given = [prompts] if isinstance(prompts, (str, VisionInputs)) else prompts
     batches = [rows_of(model, some, "source_prompts") for some in given]
@@ -182,11 +182,11 @@ def _rows(model: HookedRootModule, prompts: Dataset) -> list[Rows]:
     return rows
 
 
-def _are_padded(rows: Rows) -> bool:
+def _are_padded(rows: PromptRows) -> bool:
     return isinstance(rows, VisionInputs) and rows.attention_mask is not None and not bool(rows.attention_mask.all())
 
 
-def _unpadded(row: Rows) -> Rows:
+def _unpadded(row: PromptRows) -> PromptRows:
     """A prompt without its padding."""
     if not isinstance(row, VisionInputs) or row.attention_mask is None:
         return row
@@ -194,7 +194,7 @@ def _unpadded(row: Rows) -> Rows:
     return replace(row, images=row.images, **{name: x[:, real] for name, x in row.of_rows().items()})
 
 
-def _of_equal_lengths(rows: Sequence[Rows]) -> list[Rows]:
+def _of_equal_lengths(rows: Sequence[PromptRows]) -> list[PromptRows]:
     """The rows, those of text with each length together."""
     by_length: dict[int, list[Tensor]] = {}
     for row in rows:
@@ -203,7 +203,7 @@ def _of_equal_lengths(rows: Sequence[Rows]) -> list[Rows]:
     return [*map(torch.cat, by_length.values()), *(row for row in rows if isinstance(row, VisionInputs))]
 
 
-def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]) -> dict[str, Tensor]:
+def _means(model: HookedRootModule, groups: Sequence[PromptRows], sites: Sequence[str]) -> dict[str, Tensor]:
     """The mean of each site over all tokens, [1, 1, ...], in fp32 or higher precision."""
     means: dict[str, Tensor] = {}
     n_seen = n_new = 0
@@ -224,7 +224,9 @@ def _means(model: HookedRootModule, groups: Sequence[Rows], sites: Sequence[str]
     return means
 
 
-def _donors(model: HookedRootModule, tokens: Rows, rows: Sequence[Rows] | None, seed: int) -> list[Rows]:
+def _donors(
+    model: HookedRootModule, tokens: PromptRows, rows: Sequence[PromptRows] | None, seed: int
+) -> list[PromptRows]:
     """The prompts whose values replace those of each prompt, in batches one after the other."""
     generator = torch.Generator().manual_seed(seed)
     if _are_padded(tokens):
@@ -239,7 +241,7 @@ def _donors(model: HookedRootModule, tokens: Rows, rows: Sequence[Rows] | None, 
         return [some_rows(model, tokens, other_rows(len(tokens), generator).tolist())]
     lengths = sorted({row.shape[1] for row in rows})
     fitting = [row.to(ids_of(tokens).device) for row in rows if row.shape[1] == tokens.shape[1]]
-    drawn: list[Rows] = []
+    drawn: list[PromptRows] = []
     for number in range(len(tokens)):
         prompt = some_rows(model, tokens, [number])
         others = [row for row in fitting if not _are_equal(row, prompt)]
@@ -253,7 +255,7 @@ def _donors(model: HookedRootModule, tokens: Rows, rows: Sequence[Rows] | None, 
     return [torch.cat(texts)] if len(texts) == len(drawn) else drawn
 
 
-def _are_equal(row: Rows, other: Rows) -> bool:
+def _are_equal(row: PromptRows, other: PromptRows) -> bool:
     """Whether two prompts have the same tokens and images."""
     first, second = (each.images if isinstance(each, VisionInputs) else {} for each in (row, other))
     same_images = first.keys() == second.keys() and all(torch.equal(x, second[name]) for name, x in first.items())

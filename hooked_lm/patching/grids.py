@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import check_source, site_of_layer
-from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.models.checks import check_equal_heads
@@ -92,7 +92,7 @@ def run_grids(
     ]
 
 
-@undisturbed
+@keeps_torch_state
 def one_number(
     model: HookedRootModule, tokens: Rows, metric: Metric, cells: Sequence[Cell], title: str
 ) -> list[tuple[int, float]]:

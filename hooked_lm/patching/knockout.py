@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Edit
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule, HookPoint, UnknownSite
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.models.vision.inputs import Rows
@@ -26,7 +26,7 @@ Edges = Mapping[str, tuple[Indices, Indices]]
 
 
 @renamed(checkpoint="resume_file")
-@undisturbed
+@keeps_torch_state
 def attention_knockout(
     model: HookedRootModule,
     prompts: Prompts,

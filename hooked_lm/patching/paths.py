@@ -8,14 +8,14 @@ from itertools import product
 
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, pair_of, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_label
 from hooked_lm.models.checks import check_equal_heads
@@ -32,7 +32,7 @@ JOINED = "patching paths between heads"  # what was changed
 
 
 @renamed(checkpoint="resume_file")
-@undisturbed
+@keeps_torch_state
 def path_patch(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -91,7 +91,7 @@ def path_patch(
     return study.carry_out(model, paths.tokens, metric, paths.clean, max_memory, progress, resume_file, groups)
 
 
-@undisturbed
+@keeps_torch_state
 def head_to_head(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

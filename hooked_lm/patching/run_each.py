@@ -3,12 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 
-from hooked_lm.engine.both_stacks import Target
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import Target
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.changes import GivenHooks, changes_of, labels_of
 from hooked_lm.renamed import renamed
@@ -16,7 +16,7 @@ from hooked_lm.results.groups import Groups
 
 
 @renamed(checkpoint="resume_file")
-@undisturbed
+@keeps_torch_state
 def run_each(
     model: HookedRootModule,
     prompts: Prompts | Pairs,

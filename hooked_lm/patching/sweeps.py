@@ -3,20 +3,20 @@
 import os
 from collections.abc import Sequence
 
-from hooked_lm.engine.both_stacks import Target
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, replacement
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import Target
 from hooked_lm.engine.study import Metrics
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 
 
 @renamed(checkpoint="resume_file", source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def sweep(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

@@ -10,21 +10,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.both_stacks import refuse_two_stacks
+from hooked_lm.engine.cells_before_blocks import is_of_images, rows_and_positions
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
-from hooked_lm.engine.image_cells import is_of_images, rows_and_positions
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import TracedAccess
 from hooked_lm.engine.plan import Plan
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study, named
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.vision.inputs import Rows, ids_of, repeated_rows
-from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import PromptRows, ids_of, repeated_rows
 from hooked_lm.patching.windows import windows_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups, checked_groups
@@ -36,7 +35,7 @@ SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 
 @renamed(checkpoint="resume_file")
-@undisturbed
+@keeps_torch_state
 def causal_trace(
     model: HookedRootModule,
     prompts: Prompts,
@@ -150,7 +149,7 @@ def _noise_site(model: HookedRootModule, site: Site | None) -> str:
 
 
 def subject_tokens(
-    model: HookedRootModule, rows: Rows, subject: Subject, site: str = "hook_embed"
+    model: HookedRootModule, rows: PromptRows, subject: Subject, site: str = "hook_embed"
 ) -> Bool[Tensor, "batch pos"]:
     """A mask of the subject's tokens in each prompt, or of its patches in each image if the site is of images."""
     parts: list[Any] = [subject] if isinstance(subject, (int, str)) else list(subject)
@@ -179,12 +178,12 @@ def subject_tokens(
 
 
 def _places_of_images(
-    model: HookedRootModule, rows: Rows, site: str, shape: torch.Size
+    model: HookedRootModule, rows: PromptRows, site: str, shape: torch.Size
 ) -> list[tuple[int, Sequence[int]]]:
     """For each image its row and positions at a site: those of its tokens in a prompt, or all of its own."""
     if is_of_images(model, site):
         return [(image, range(shape[1])) for image in range(shape[0])]
-    if not isinstance(model, VisionLanguage):
+    if model.images_among(ids_of(rows)) is None:
         raise ValueError(f"subject: images have tokens in a HookedVisionLanguage, and this is a {type(model).__name__}")
     tokens = model.image_positions(rows).cells[..., 0]
     at = [(tokens == image).nonzero() for image in range(int(tokens.max()) + 1)]
@@ -250,7 +249,7 @@ class _Grid:
     def __init__(
         self,
         model: HookedRootModule,
-        tokens: Rows,
+        tokens: PromptRows,
         names: Sequence[str],
         layers: Which,
         positions: Which,

@@ -28,8 +28,7 @@ from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.extras import later
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.renamed import renamed
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
@@ -282,7 +281,7 @@ def _drawn(
 
 def _effects(
     model: HookedTransformer,
-    prompts: dict[str, Rows],
+    prompts: dict[str, PromptRows],
     metric: metrics.Metric,
     method: str,
     replace_with: str,
@@ -330,9 +329,10 @@ def _text(study: Study) -> str:
 
 def _ids(study: Study, prompts: VisionInputs) -> Int[Tensor, " word"]:
     """The ids of the first prompt, of which an image is one."""
-    assert isinstance(study.model, VisionLanguage), "a model that reads images"
     tokens = ids_of(rows_of(study.model, prompts)).cpu()
-    ids, is_image = tokens[0], study.model.images_among(tokens)[0]
+    among = study.model.images_among(tokens)
+    assert among is not None, "a model that reads images"
+    ids, is_image = tokens[0], among[0]
     return torch.cat([ids[:1], ids[1:][~(is_image[1:] & is_image[:-1])]])
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from hooked_lm import shards
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.files import unfinished_path
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.labels import POSITION
 from hooked_lm.shards.job import Advance
@@ -115,7 +115,7 @@ class Job(shards.Job):
         labels = {name: _labels(name, some) for name, some in result.axes.items()}
         columns = {name: labels[name].take(place) for name, place in zip(labels, places, strict=True)}
         n_tokens = len(self.pairs[numbers[0]].clean)
-        if "position" in columns and columns["position"].type == "int64" and not isinstance(self.model, EncoderDecoder):
+        if "position" in columns and columns["position"].type == "int64" and not has_two_stacks(self.model):
             columns[FROM_END] = pyarrow.array(columns["position"].to_numpy() - n_tokens)
         measured = _measured(result)
         for i, number in enumerate(numbers):

@@ -131,7 +131,7 @@ def run(
     """The results of cells, none of which was run as a whole forward pass."""
     sites = {change.site for cell in wanted for change in cell}
     experiment = Experiment(model, tokens, metrics, compare=sites)
-    assert experiment.obstacle is None
+    assert experiment.fallback_reason is None
     yield from experiment.run(wanted, progress=False)
     assert experiment.cost.forwards == 1
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedTransformer
+from hooked_lm.components.context import Context
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models import stack
@@ -56,11 +57,11 @@ def check(
         assert_close(seen[index], expected, msg=str(cell))
     assert largest > 0.01, "nothing was exchanged"
     if why is None:
-        assert experiment.obstacle is None
+        assert experiment.fallback_reason is None
         assert caught == []
         return
     if "is not a causal decoder" in why:  # which nobody can change
-        assert (experiment.obstacle, caught) == (why, [])
+        assert (experiment.fallback_reason, caught) == (why, [])
         return
     [warning] = caught
     assert why in str(warning.message)
@@ -69,6 +70,24 @@ def check(
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
+
+
+class NearContext(Context):
+    """A context of a kind that the engine does not know: tokens see their neighbours alone, later ones too."""
+
+    def mask(self, causal: bool, window: int | None) -> Tensor:
+        return self.full_mask(causal, window)
+
+    def _full_mask(self, causal: bool, window: int | None) -> Tensor:
+        return super()._full_mask(False, 2)
+
+
+def test_runs_with_a_context_of_their_own() -> None:
+    model, tokens = toy(), ids(2, POS)
+    causal = model(tokens)
+    model.context_class = NearContext
+    assert not torch.equal(model(tokens), causal)
+    check(model, cells_of(model, tokens), tokens, "its runs have a NearContext, of which a base run keeps nothing")
 
 
 def test_an_encoder() -> None:

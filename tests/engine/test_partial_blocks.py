@@ -97,7 +97,7 @@ def check(model: HookedTransformer, cells: list[list[Edit]], base: list[Edit], m
     tokens = ids(2, N_POS)
     sites = {edit.site for cell in cells for edit in cell}
     experiment = Experiment(model, tokens, [metric], base=base, compare=sites)
-    assert experiment.obstacle is None
+    assert experiment.fallback_reason is None
     for index, scores in experiment.run(cells, progress=False):
         expected = metric(naive(model, tokens, cells[index], base))
         assert (expected - metric(naive(model, tokens, [], base))).abs().max() > 1e-7, cells[index]

@@ -139,7 +139,7 @@ def random_metrics(world: World) -> list[Metric]:
 def experiment(world: World, metrics: Sequence[Metric], base: Sequence[Edit], n_tokens: int) -> Experiment:
     """With so many tokens in a pass."""
     made = Experiment(world.model, world.tokens, metrics, base=base, compare=list(world.model.all_points()))
-    assert made.obstacle is None
+    assert made.fallback_reason is None
     made.budget = Budget(made.budget.n_bytes, n_tokens)
     return made
 

@@ -79,7 +79,7 @@ def test_every_site_of_every_kind(model: HookedTransformer, metric: Callable) ->
     ]
     sites = [name for name in sites if not name.endswith("_input")]
     experiment = Experiment(model, tokens, [metric])
-    assert experiment.obstacle is None
+    assert experiment.fallback_reason is None
     assert set(sites) <= set(experiment.site_infos)
     cells = [[Edit(site, halved, (pos,))] for site in sites for pos in (2, N_POS - 1)]
     cells += [[Edit(sites[i], halved, (1,)), Edit(sites[-1 - i], halved, (4,))] for i in range(0, len(sites), 3)]

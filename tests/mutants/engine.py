@@ -28,7 +28,8 @@ ENGINE = mutants({
     ],
     "engine/context.py": [
         ("rows that enter a layer in the middle enter with zeros", "engine/test_partial_blocks.py",
-         "output = entering(site, self.of_base(self.kept[site]))", "output = entering(site, 0 * self.of_base(self.kept[site]))"),
+         "output = resume_at(site, self.of_base(self.kept[site]))",
+         "output = resume_at(site, 0 * self.of_base(self.kept[site]))"),
         ("a cell reads the keys of the base run", "engine/test_properties.py::a_sweep_is_the_plain_loop",
          "whole[:, :, start:stop] = own.view(", "whole[:, :, start:stop] = 0 * own.view("),
         ("queries of a part are rotated from position zero", "engine/test_properties.py::a_sweep_is_the_plain_loop",

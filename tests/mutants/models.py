@@ -96,6 +96,21 @@ MODELS = mutants({
         ("greedy generation draws", "models/generation/test_generate.py::unequal_prompts_continue_as_each_would_alone",
          "temperature=temperature if do_sample else 0.0", "temperature=temperature"),
     ],
+    "models/text/source_and_target.py": [
+        ("keys of cross-attention are positions of the target",
+         "engine/test_stacks.py::a_sweep_is_a_forward_pass_for_each_cell",
+         "return self.target if point.grows and not of_keys else self.source",
+         "return self.target if point.grows else self.source"),
+    ],
+    "models/vision/tower.py": [
+        ("a tower that ran in part begins anew", "patching/test_image_loops.py",
+         "            return images\n        pixels",
+         "            return TowerInputs(images.patches.repeated(1), {})\n        pixels"),
+    ],
+    "models/vision/vision_language.py": [
+        ("the images of a run are checked twice", "models/vision/test_resolved_once.py::images_are_resolved_once",
+         "inputs = self._collected(input, None, attention_mask)", "inputs = self.inputs(input, None, attention_mask)"),
+    ],
     "models/text/tokens.py": [
         ("rows are padded on the wrong side", "models/text/test_tokens.py::a_row_of_a_batch_is_the_row_alone",
          'slice(0, len(row)) if side == "right" else', 'slice(0, len(row)) if side == "left" else'),

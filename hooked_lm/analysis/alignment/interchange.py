@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import logits_for
 from hooked_lm.engine.answers import Answers, answers_of_prompts, whole_numbers
+from hooked_lm.engine.cells_before_blocks import has_one_image_each, is_of_images, rows_and_positions
 from hooked_lm.engine.edit import Rewrite
-from hooked_lm.engine.image_cells import has_one_image_each, is_of_images, rows_and_positions
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.metrics import Where
 from hooked_lm.engine.prompts import Prompts, rows_of, some_rows, values_of
@@ -19,7 +19,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import origin
@@ -198,7 +198,7 @@ class Question:
     def of(
         cls,
         model: HookedRootModule,
-        tokens: Rows,
+        tokens: PromptRows,
         answers: Answers,
         positions: int | Tensor = -1,
         candidates: Answers | None = None,
@@ -225,7 +225,7 @@ class Question:
         positions = self.positions if isinstance(self.positions, int) else self.positions[rows]
         return Question(self.answers[rows], positions, candidates)
 
-    def logits(self, model: HookedRootModule, tokens: Rows, hooks: Hooks) -> Float[Tensor, "batch candidate"]:
+    def logits(self, model: HookedRootModule, tokens: PromptRows, hooks: Hooks) -> Float[Tensor, "batch candidate"]:
         """The logits of the candidates in a run with these hooks."""
         with model.hooks(fwd_hooks=hooks):
             _, [read] = reads_of([Where(self.positions, self.candidates)], logits_for(model, tokens))
@@ -319,7 +319,7 @@ def interchange_accuracy(
 
 def _runs(
     model: HookedRootModule, base: Prompts, changes: Sequence[tuple[Intervention, Prompts]]
-) -> tuple[Rows, list[Rows]]:
+) -> tuple[PromptRows, list[PromptRows]]:
     """What the model reads in the base run and in the source runs; raises ValueError if their numbers of prompts differ."""
     device = next(model.parameters()).device
     tokens = rows_of(model, base, "prompts").to(device)
@@ -333,7 +333,7 @@ def _runs(
     return tokens, sources
 
 
-def check_run(model: HookedRootModule, location: Location, base: Rows, source: Rows) -> None:
+def check_run(model: HookedRootModule, location: Location, base: PromptRows, source: PromptRows) -> None:
     """Raises ValueError or IndexError for positions that do not fit these runs."""
     n_own, n_other = (_n_positions(model, rows, location.site) for rows in (base, source))
     if location.positions is None and n_own != n_other:
@@ -353,7 +353,7 @@ def check_run(model: HookedRootModule, location: Location, base: Rows, source: R
                 raise ValueError(f"a position is given twice in {row}")
 
 
-def _n_positions(model: HookedRootModule, rows: Rows, site: str) -> int:
+def _n_positions(model: HookedRootModule, rows: PromptRows, site: str) -> int:
     """The number of positions at a site; raises ValueError if its values are of images, and prompts have not one each."""
     n_rows, n_pos = rows_and_positions(model, rows, site)
     if is_of_images(model, site) and not has_one_image_each(model, rows, n_rows):
@@ -366,7 +366,7 @@ def _n_positions(model: HookedRootModule, rows: Rows, site: str) -> int:
 def _hooks(
     model: HookedRootModule,
     changes: Sequence[tuple[Intervention, Prompts]],
-    sources: Sequence[Rows],
+    sources: Sequence[PromptRows],
     rows: RowNumbers | None = None,
 ) -> Hooks:
     """The hooks of all changes, for some of the prompts."""

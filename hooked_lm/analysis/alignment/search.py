@@ -22,15 +22,14 @@ from hooked_lm.analysis.alignment.interchange import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.answers import Answers
-from hooked_lm.engine.both_stacks import stack_of
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, pair_of, prompts_of
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.results import Label
 from hooked_lm.results.measures import Measures
 from hooked_lm.results.scores import origin
@@ -41,7 +40,7 @@ class AlignedPairs:
     """Base prompts, the vectors of their source runs, and the right answers under the intervention."""
 
     model: HookedRootModule
-    base: Rows
+    base: PromptRows
     vectors: Vectors
     location: Location
     question: Question
@@ -67,7 +66,7 @@ class AlignedPairs:
             return torch.cat([part.question.right(part.logits(alignment)) for part in parts]).float()
 
 
-@undisturbed
+@keeps_torch_state
 def train_alignment(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -302,7 +301,7 @@ def sweep_alignments(
     check_keywords("sweep_alignments", settings, known)
     corrupted, clean, answers = _prompts_and_answers(corrupted, clean, answers)
     tokens = rows_of(model, corrupted, "corrupted")
-    some_layers = chosen(layers, stack_of(model, site)[1] or 1, "layer") or []
+    some_layers = chosen(layers, model.stack_of(site)[1] or 1, "layer") or []
     sites = [site_of_layer(model, site, layer) for layer in some_layers]
     if not any(sites):
         model.names((site, some_layers[0]))  # raises KeyError, with similar names

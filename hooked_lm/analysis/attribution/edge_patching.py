@@ -8,13 +8,14 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, replacement_word, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -27,7 +28,7 @@ JOINED = "patching edges"  # what was changed
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def patch_edges(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -72,7 +73,7 @@ def patch_edges(
     >>> int(result.mean.isnan().logical_not().sum())
     2
     """
-    model = decoder(model)
+    model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
@@ -92,13 +93,6 @@ def patch_edges(
         raise SweepInterrupted(SweepResult.joined([*parts, interrupt.result], JOINED)) from None
     found, prompts = SweepResult.joined(parts, JOINED), first if other is None or direction == "noise" else other
     return replace(found, about={**found.about, PROMPTS: identities(model, prompts)})
-
-
-def decoder(model: HookedRootModule) -> Decoder:
-    """The model; raises TypeError unless it is a decoder, which has edges."""
-    if not isinstance(model, Decoder):
-        raise TypeError(f"edges are those of a HookedTransformer, got a {type(model).__name__}")
-    return model
 
 
 def check_unhooked(model: Decoder, graph: Graph) -> None:

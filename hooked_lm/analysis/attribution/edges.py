@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
 from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer, frozen_norms
-from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, decoder, patch_edges, runs_of
+from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, patch_edges, runs_of
 from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.gradients import (
     Hooks,
@@ -26,13 +26,14 @@ from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.cost import token_cost
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.pairs import Pairs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
@@ -47,7 +48,7 @@ EdgeScores = Float[Tensor, "writer reader batch"]
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute_edges(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -118,7 +119,7 @@ def attribute_edges(
         raise TypeError(f"metric must be one function of the logits, got a {type(metric).__name__}")
     check_valid(check)
     check_grad_mode("edge attribution")
-    model = decoder(model)
+    model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
     n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)

@@ -12,13 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
-from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.cells_before_blocks import is_of_images
+from hooked_lm.engine.decoders import runs_as_written
 from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import Logits, TracedLogits, reads_of
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
-from hooked_lm.models.vision.vision_language import VisionLanguage
 
 Metric = Callable[[Tensor], Any]
 Hooks = Sequence[tuple[str, Callable[..., Any]]]
@@ -145,7 +145,7 @@ def check_grad_mode(what: str) -> None:
 
 def logits_for(model: HookedRootModule, tokens: Rows) -> Tensor | Logits:
     """The logits of a run; for a decoder only those that are read are computed."""
-    if not isinstance(model, Decoder) or type(model).forward not in (Decoder.forward, VisionLanguage.forward):
+    if not isinstance(model, Decoder) or not runs_as_written(model):
         return model(tokens)
     normalized = norm_of(model, "ln_final")(model(tokens, stop_at_layer=len(model.blocks))).to(model.embed.W_E.dtype)
     points = (module for module in model.unembed.modules() if isinstance(module, HookPoint))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.wiring import scale_of, sublayer_of, wiring_of
 from hooked_lm.components.norms.norm import norm_of
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.terms import Factor, terms_at, terms_of, times
 from hooked_lm.shown import Shown, Table, in_short
@@ -89,8 +90,7 @@ class Graph(Shown):
     def of(cls, model: Decoder) -> "Graph":
         """The graph of a decoder; raises TypeError for another model, and ValueError if its stream is not the sum of the
         outputs of its writers, each times a number, or it is on several devices."""
-        if not isinstance(model, Decoder):
-            raise TypeError(f"a graph needs a HookedTransformer, got a {type(model).__name__}")
+        decoder(model, "a graph needs")
         if model.device_map is not None:
             raise ValueError(
                 "a graph adds what all layers write, on one device, and this model is on several (device_map)"

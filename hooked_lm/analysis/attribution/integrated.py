@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.estimating import Estimates, Part, Run
-from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.hooks import HookedRootModule, HookPoint
 
 EMBEDDINGS = ("hook_embed_merged", "hook_embed", "embed.hook_embed")

@@ -15,10 +15,10 @@ from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
-from hooked_lm.engine.both_stacks import SIDES, Target, refuse_two_stacks, stack_of
 from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.cells_before_blocks import has_one_image_each
 from hooked_lm.engine.experiment import Metric
-from hooked_lm.engine.image_cells import has_one_image_each
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import FEATURES, Plan
@@ -34,11 +34,10 @@ from hooked_lm.engine.prompts import (
     some_rows,
 )
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
+from hooked_lm.engine.stacks import Target, has_two_stacks, refuse_two_stacks
 from hooked_lm.engine.study import Metrics, named
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.encoder_decoder import EncoderDecoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.renamed import renamed
 from hooked_lm.results import Label
@@ -78,7 +77,7 @@ METHODS: Mapping[str, Method] = {
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -145,7 +144,7 @@ def attribute(
 
 
 @renamed(source=("replace_with", {"clean": None}))
-@undisturbed
+@keeps_torch_state
 def attribute_nodes(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -180,15 +179,15 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
-    if isinstance(model, EncoderDecoder) and tuple(sites) == NODES:
-        sites = [f"{side}.{name}" for side in SIDES for name in NODES]
+    if has_two_stacks(job.model) and tuple(sites) == NODES:
+        sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
     plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
     return dict(zip(sites, job.carry_out(plans, check, seed, progress, groups), strict=True))
 
 
 def _feature(model: Any, name: str) -> str:
     """The axis of a site other than positions ("head" or "neuron"); "position" if it has none."""
-    dims = {dim for layer in range(stack_of(model, name)[1]) for dim in _dims(model, name, layer)}
+    dims = {dim for layer in range(model.stack_of(name)[1]) for dim in _dims(model, name, layer)}
     return next((kind for kind, words in FEATURES.items() if dims & set(words)), "position")
 
 

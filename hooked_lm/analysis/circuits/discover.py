@@ -21,10 +21,10 @@ from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
@@ -49,7 +49,7 @@ METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def discover(
     model: Decoder,
     corrupted: Prompts | Pairs,

@@ -8,15 +8,15 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS, Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
 from hooked_lm.analysis.circuits.run import Runner, check_replacement
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def exact_effects(
     model: Decoder,
     circuit: Circuit,

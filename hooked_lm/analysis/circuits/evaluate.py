@@ -17,10 +17,10 @@ from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.extras import later
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
@@ -265,7 +265,7 @@ def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def evaluate(
     model: Decoder,
     circuits: Given,

@@ -24,7 +24,7 @@ from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
 from hooked_lm.engine.prompts import Prompts, chosen, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import PromptRows, Rows
 
 SHARE, ENOUGH = 0.5, 8  # of the pairs, held out by default if there are so many
 JUDGED = "judged_on"  # in `about` of an evaluation
@@ -135,8 +135,8 @@ class MeasuredPairs:
     """What a model reads of pairs of prompts, with their metric."""
 
     model: Decoder
-    corrupted: Rows
-    clean: Rows
+    corrupted: PromptRows
+    clean: PromptRows
     metric: Metric | None
 
     @classmethod

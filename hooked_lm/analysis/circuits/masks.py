@@ -15,10 +15,10 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.prune import check_size
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import origin
@@ -48,7 +48,7 @@ class HardConcrete:
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def train_masks(
     model: Decoder,
     corrupted: Prompts | Pairs,

@@ -9,16 +9,16 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import Scores, origin
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def minimality(
     model: Decoder,
     circuit: Circuit,

@@ -14,8 +14,8 @@ import torch
 
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import kind_of
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.files import replacing, writable
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import origin
@@ -26,7 +26,7 @@ EMBEDDING, HEAD, MLP, LOGIT = "embedding", "attention head", "mlp", "logit"
 SLUG = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
-@undisturbed
+@keeps_torch_state
 def to_neuronpedia(
     circuit: Circuit,
     path: str | Path,

@@ -10,15 +10,15 @@ from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.held_out import MeasuredPairs, RearrangedMetric
 from hooked_lm.engine.experiment import Experiment
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import NO_METRIC, Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.study import SwapWarning
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 
 
-@undisturbed
+@keeps_torch_state
 def null_circuits(
     model: Decoder,
     corrupted: Prompts | Pairs,

@@ -8,17 +8,17 @@ from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
-from hooked_lm.engine.undisturbed import undisturbed
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import origin
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
-@undisturbed
+@keeps_torch_state
 def prune(
     model: Decoder,
     corrupted: Prompts | Pairs,

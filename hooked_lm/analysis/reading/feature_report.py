@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.max_activating import MaxActivating, batches, max_activating_examples
 from hooked_lm.analysis.reading.neurons import to_logits, token_strings
-from hooked_lm.engine.undisturbed import undisturbed
+from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.extras import later
 from hooked_lm.interventions.dictionaries.hook import (
     Coder,
@@ -152,7 +152,7 @@ NOTES = {
 }
 
 
-@undisturbed
+@keeps_torch_state
 @torch.no_grad()
 def feature_report(
     model: Decoder,

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.blocks.wiring import has_part
+from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
 from hooked_lm.errors import ArgumentError
@@ -19,7 +20,6 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows as Input
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 from hooked_lm.results.scores import Scores, origin
 
@@ -272,13 +272,14 @@ def repeated_random_tokens(
     if n_prompts < 1 or length < 1:
         raise ValueError(f"n_prompts and length must be positive, got {n_prompts} and {length}")
     bos, known, special = list[int](), model.cfg.d_vocab, set[int]()
-    if isinstance(model, VisionLanguage):
-        special.add(model.tree.image_token)
     if model.tokenizer is not None:
         bos = model.tokens.bos_ids if model.cfg.default_prepend_bos else []
         known, special = min(known, len(model.tokenizer)), special | set(model.tokenizer.all_special_ids)
     if (total := len(bos) + 2 * length) > model.cfg.n_ctx:
         raise ValueError(f"length={length} repeated makes {total} tokens, and the model takes {model.cfg.n_ctx}")
+    ids = torch.arange(known)[None]
+    is_image = model.images_among(ids)
+    special |= set() if is_image is None else set(ids[is_image].tolist())
     ordinary = torch.tensor([token for token in range(known) if token not in special])
     if length > len(ordinary):
         raise ValueError(f"length={length} is too long: there are {len(ordinary)} tokens that are not special")
@@ -329,10 +330,10 @@ def rows_of(model: Decoder, prompts: Prompts) -> Rows:
 
 def _rows_with_images(model: Decoder, prompts: VisionInputs) -> Rows:
     inputs = inputs_of(model, prompts)
-    assert isinstance(model, VisionLanguage), "a model that reads images"
     assert isinstance(inputs, VisionInputs), "as the prompts are"
     mask = model.tokens.attention_mask(inputs.tokens) if inputs.attention_mask is None else inputs.attention_mask
     is_image = model.images_among(inputs.tokens) if inputs.is_image is None else inputs.is_image
+    assert is_image is not None, "a model that reads images"
     ids = torch.where(is_image, -1 - torch.arange(inputs.shape[1], device=is_image.device), inputs.tokens)
     rows = Rows(row[real.bool()] for row, real in zip(ids, mask, strict=True))
     rows.images = replace(inputs, attention_mask=mask)
@@ -353,11 +354,9 @@ def _input(model: Decoder, rows: Rows, some: Sequence[int]) -> Input:
 # ---- patterns ------------------------------------------------------------------------------------------------------
 
 
-def check_model(model: Any) -> None:
+def check_model(model: nn.Module) -> None:
     """Raises TypeError unless the model is a `Decoder`, and ValueError if it has no attention."""
-    if not isinstance(model, Decoder):
-        raise TypeError(f"heads are read of a HookedTransformer, got a {type(model).__name__}")
-    if not any(head_counts(model)):
+    if not any(head_counts(decoder(model, "heads are read of"))):
         raise ValueError("this model has no attention: there are no heads to read")
 
 

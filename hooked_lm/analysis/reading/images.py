@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.both_stacks import refuse_two_stacks
-from hooked_lm.engine.image_cells import patch_labels
+from hooked_lm.engine.cells_before_blocks import patch_labels
 from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.checks import check_one_stream

@@ -15,8 +15,8 @@ from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.engine.answers import Answers, answers_of_prompts
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.engine.image_cells import is_of_images
+from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import later
 from hooked_lm.hooks.head_labels import head_at_site

@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
-from hooked_lm.engine.both_stacks import refuse_two_stacks, stack_of
-from hooked_lm.engine.image_cells import rows_and_positions
+from hooked_lm.engine.cells_before_blocks import rows_and_positions
 from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
 from hooked_lm.results.tabular import Tabular
@@ -161,8 +161,8 @@ def patchscope(
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
     written = target_site or site
-    sources = _all_or_some(source_layers, stack_of(model, site)[1], "source layer")
-    n_target = stack_of(reader, written)[1]
+    sources = _all_or_some(source_layers, model.stack_of(site)[1], "source layer")
+    n_target = reader.stack_of(written)[1]
     targets = None if target_layers is None else _all_or_some(target_layers, n_target, "target layer")
     if targets is None and max(sources) >= n_target:
         raise IndexError(f"the target model has {n_target} layers, so no layer {max(sources)}: give target_layers")
@@ -200,7 +200,7 @@ def _all_or_some(layers: Which, n_layers: int, what: str) -> list[int]:
     return which
 
 
-def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[Rows, int]:
+def _one(model: Decoder, prompt: Prompts, position: int, name: str, site: str) -> tuple[PromptRows, int]:
     """One prompt, and the non-negative position at a site."""
     tokens = rows_of(model, prompt, f"the {name} prompt").to(model.device)
     if len(tokens) != 1:
@@ -229,7 +229,7 @@ def _mapped(
 
 def _continued(
     model: Decoder,
-    target: Rows,
+    target: PromptRows,
     position: int,
     cells: Sequence[tuple[Tensor | None, str]],
     n: int,

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.prompts import rows_of
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of, repeated_rows
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
 from hooked_lm.results.scores import origin
@@ -221,7 +221,7 @@ def _continued(
     prompt: str | Int[Tensor, "..."] | VisionInputs,
     max_new_tokens: int | None,
     continuation: str | Int[Tensor, "..."] | None,
-) -> tuple[Rows, int]:
+) -> tuple[PromptRows, int]:
     """The prompt with what follows it, and the position of the first generated token."""
     given = rows_of(model, prompt, "prompt").to(model.device)
     ids = ids_of(given)
@@ -241,7 +241,7 @@ def _continued(
     return _among_images(model, given, whole), ids.shape[1]
 
 
-def _among_images(model: Decoder, prompt: Rows, ids: Int[Tensor, "1 pos"]) -> Rows:
+def _among_images(model: Decoder, prompt: PromptRows, ids: Int[Tensor, "1 pos"]) -> PromptRows:
     """The ids, with the images of their prompt if it has some: tokens after it are words, which it does not read."""
     if not isinstance(prompt, VisionInputs):
         return ids
@@ -255,7 +255,7 @@ def _among_images(model: Decoder, prompt: Rows, ids: Int[Tensor, "1 pos"]) -> Ro
     return replace(prompt, tokens=ids, attention_mask=None, is_image=is_image, is_suffix=is_suffix)
 
 
-def _before(rows: Rows, at: int) -> Rows:
+def _before(rows: PromptRows, at: int) -> PromptRows:
     """The tokens before a position of the continuation."""
     if not isinstance(rows, VisionInputs):
         return rows[:, :at]
@@ -272,7 +272,7 @@ def _contrast(model: Decoder, contrast: str | int | Sequence[str | int], n: int)
 
 def _row_of(
     model: Decoder,
-    rows: Rows,
+    rows: PromptRows,
     start: int,
     i: int,
     of: str,

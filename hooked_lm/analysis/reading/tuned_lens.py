@@ -11,9 +11,9 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
-from hooked_lm.engine.both_stacks import refuse_two_stacks
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Which, chosen, rows_of, some_rows
+from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import later
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
-from hooked_lm.engine.image_cells import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site

@@ -1,7 +1,7 @@
 """Generation with a decoder: continues a prompt one token at a time, with the active hooks."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from hooked_lm.hooks import HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
-from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
@@ -241,7 +241,7 @@ def _prompt(
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor
-    images: Mapping[str, Any] = {}
+    images: ImageTensors | TowerInputs = {}
     is_image: Tensor | None = None
     is_suffix: Tensor | None = None
     if isinstance(input, VisionInputs):

@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
-from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 
 Choose = Callable[
     ..., Tensor
@@ -35,7 +35,7 @@ class TokenSequence:
         tokens: Tensor,
         real: Tensor | None = None,
         embeds: Tensor | None = None,
-        images: Mapping[str, Any] | None = None,
+        images: ImageTensors | TowerInputs | None = None,
         is_image: Bool[Tensor, "batch pos"] | None = None,
         is_suffix: Bool[Tensor, "batch pos"] | None = None,
     ) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
-from hooked_lm.models.base import BaseModel
+from hooked_lm.models.base import BaseModel, is_outside_blocks
 from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig
 from hooked_lm.models.config.tree import DualEncoderConfig
@@ -55,6 +56,7 @@ class DualEncoder(EncoderText, BaseModel):
     config_class = HookedDualEncoderConfig
     cache_class = NamedCache
     stacks = ()  # each tower has its own
+    sites_of_images = ("vision.", "hook_image_features")
 
     def __init__(self, cfg: HookedDualEncoderConfig, tokenizer: Any = None, move_to_device: bool = True) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ class DualEncoder(EncoderText, BaseModel):
         if isinstance(input, VisionInputs):
             if pixel_values is not None or attention_mask is not None:
                 raise ValueError("pixel_values and attention_mask are part of VisionInputs: leave them out")
-            inputs = self.inputs(input)
+            inputs = self._collected(input)
             input, pixel_values, attention_mask = None, inputs.images["pixel_values"], inputs.attention_mask
             input_ids = inputs.tokens
         text = input if input_ids is None else input_ids
@@ -142,21 +144,24 @@ class DualEncoder(EncoderText, BaseModel):
         return {**found, "logits_per_image": logits, "logits_per_text": logits.T}[return_type]
 
     def inputs(self, given: VisionInputs) -> ImagesAndTexts:
-        """Texts and images as token ids [text, pos] and pixels. Raises ValueError unless there are both."""
+        """Texts and images as token ids [text, pos] and pixels that are ready. Raises ValueError unless there are both."""
+        found, vision = self._collected(given), self.tree.vision
+        return replace(found, images=vision.pixels.ready(vision.embed, found.images))
+
+    def _collected(self, given: VisionInputs) -> ImagesAndTexts:
+        """Texts as token ids, and images as they were given."""
         if set(given.images) != {"pixel_values"}:
             raise ValueError(
                 f"a {type(self).__name__} compares texts with images={{'pixel_values': ...}}, got images with "
                 f"{', '.join(given.images) or 'no tensors'}"
             )
-        pixels, mask = given.images["pixel_values"], given.attention_mask
         tokens = (
             self._ids(given.tokens).to(self.device)
             if isinstance(given.tokens, Tensor)
             else self.to_tokens(given.tokens, truncate=False)
         )
-        mask = None if mask is None else mask.reshape(tokens.shape)
-        images = self.tree.vision.pixels.ready(self.tree.vision.embed, {"pixel_values": pixels})
-        return ImagesAndTexts(tokens, images, mask)
+        mask = None if given.attention_mask is None else given.attention_mask.reshape(tokens.shape)
+        return ImagesAndTexts(tokens, given.images, mask)
 
     def encode_image(self, pixel_values: Pixels, interpolate_pos_encoding: bool = False) -> Embeds:
         """The vectors of images, of length 1. Images as for `forward`."""
@@ -216,6 +221,15 @@ class DualEncoder(EncoderText, BaseModel):
         if side not in ("vision", "text") or not short:
             raise KeyError(f"a short name begins with its side, as in ('vision.z', 0), got {site!r}")
         return f"{side}.{site_name((short, *rest), len(getattr(self, side).blocks))}"
+
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        if is_outside_blocks(self, name):
+            return name, 0
+        side = name.partition(".")[0]
+        if side not in ("vision", "text"):
+            raise KeyError(f"a site of a dual encoder is named with its side: 'vision.{name}' or 'text.{name}'")
+        return side, len(getattr(self, side).blocks)
 
     # ---- verification ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from hooked_lm.components.vision.image_text import PLACEHOLDER, ImageText
 from hooked_lm.components.vision.patches import is_ready
 from hooked_lm.components.vision.pixel_format import check_images
+from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.vision.given_prompts import (
@@ -31,7 +32,7 @@ ImageSize = tuple[int, int]  # the numbers of tokens and of their columns
 
 
 def prepare(
-    model: Any,
+    model: HookedRootModule,
     prompts: Any,
     images: Any = None,
     *,
@@ -102,7 +103,7 @@ def _check_length(n_pos: int, n_ctx: int) -> None:
         )
 
 
-def _rows_and_images(model: Any, prompts: object, images: object) -> tuple[list[Row], object, bool]:
+def _rows_and_images(model: HookedRootModule, prompts: object, images: object) -> tuple[list[Row], object, bool]:
     """Prompts as texts or token ids, their images, and whether they were chats."""
     chats = chats_in(prompts)
     if chats is None:
@@ -114,7 +115,7 @@ def _rows_and_images(model: Any, prompts: object, images: object) -> tuple[list[
     return [_by_template(model, chat) for chat in chats], own if any(own) else images, True
 
 
-def _found(model: Any, images: object, n_prompts: int) -> GivenImages | dict[str, Tensor]:
+def _found(model: HookedRootModule, images: object, n_prompts: int) -> GivenImages | dict[str, Tensor]:
     """Images one by one, or tensors under the names of arguments."""
     pixels, embed = model.tree.vision.pixels, model.tree.vision.embed
     if isinstance(images, Mapping):
@@ -131,7 +132,7 @@ def _found(model: Any, images: object, n_prompts: int) -> GivenImages | dict[str
 
 
 def _by_processor(
-    model: Any,
+    model: HookedRootModule,
     texts: Sequence[Any],
     given: GivenImages,
     is_chat: bool,
@@ -181,7 +182,7 @@ def _known_options(processor: Any, options: Mapping[str, Any]) -> Collection[str
     return {*described, "common_kwargs"}.union(*(getattr(kind, "__annotations__", {}) for kind in kinds))
 
 
-def _refuse(model: Any, options: Mapping[str, Any]) -> None:
+def _refuse(model: HookedRootModule, options: Mapping[str, Any]) -> None:
     why = model.why_no_processor or "this model has none"
     if options:
         raise TypeError(f"{', '.join(options)}: arguments of a processor, and {why}")
@@ -195,7 +196,11 @@ def _refuse(model: Any, options: Mapping[str, Any]) -> None:
 
 
 def _by_tokenizer(
-    model: Any, rows: list[Row], given: GivenImages | dict[str, Tensor], padding_side: str, prepend_bos: bool | None
+    model: HookedRootModule,
+    rows: list[Row],
+    given: GivenImages | dict[str, Tensor],
+    padding_side: str,
+    prepend_bos: bool | None,
 ) -> VisionInputs:
     """The prompts with as many tokens for each image as it needs, padded to one length."""
     writer = Writer(model, rows)
@@ -237,7 +242,7 @@ def _check_written(
             )
 
 
-def image_sizes(model: Any, images: Mapping[str, Any]) -> list[ImageSize]:
+def image_sizes(model: HookedRootModule, images: Mapping[str, Any]) -> list[ImageSize]:
     """The number of tokens of each image, and that of columns."""
     layout = model.image_layout(images) if images else None
     if layout is None:
@@ -248,7 +253,7 @@ def image_sizes(model: Any, images: Mapping[str, Any]) -> list[ImageSize]:
 class Writer:
     """Writes the images of prompts, in texts with the tokenizer's token of images, or one that stands for it."""
 
-    def __init__(self, model: Any, rows: Sequence[Row]) -> None:
+    def __init__(self, model: HookedRootModule, rows: Sequence[Row]) -> None:
         self.model, self.image = model, model.tree.image_token
         self.text: ImageText = model.tree.image_text
         self.own = PLACEHOLDER
@@ -306,7 +311,7 @@ class Writer:
         return [token for piece in [first, *rest] for token in piece]
 
 
-def _by_template(model: Any, chat: Chat) -> str:
+def _by_template(model: HookedRootModule, chat: Chat) -> str:
     """The text of a chat; contents that the template does not read as text are given to it as lists."""
     tokenizer = model.tokens.need_tokenizer() if model.processor is None else model.processor
     if not getattr(tokenizer, "chat_template", None):

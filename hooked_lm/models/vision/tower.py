@@ -15,6 +15,7 @@ from hooked_lm.components.vision.tower_context import TowerContext
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.models.stack import Stack, Stream
+from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs
 
 
 def patches_of(tree: VisionConfig, embed: PatchEmbed, images: Mapping[str, object], interpolate: bool) -> Patches:
@@ -135,3 +136,13 @@ class VisionTower(TowerParts):
         super().__init__()
         self.tree = tree
         self.make_tower(tree)
+
+    def resolved(self, images: ImageTensors | TowerInputs) -> TowerInputs:
+        """Images as the tower reads them: tensors are checked and cut into patches, what is in the tower stays as it is.
+
+        Raises TypeError for pixels that are not ready, ValueError for images that do not fit.
+        """
+        if isinstance(images, TowerInputs):
+            return images
+        pixels = self.tree.pixels
+        return TowerInputs(pixels.patches(self.embed, **pixels.ready(self.tree.embed, images)))

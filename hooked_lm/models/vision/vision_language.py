@@ -3,12 +3,12 @@
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.components.blocks.wiring import scales_outputs
@@ -16,7 +16,6 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_readable
 from hooked_lm.components.vision.image_context import ImageContext, ImageFeatures
-from hooked_lm.components.vision.patches import Patches
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite
@@ -32,7 +31,7 @@ from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision import bridge_names, prompts_with_images
 from hooked_lm.models.vision.image_positions import ImagePositions, located
-from hooked_lm.models.vision.inputs import Given, GivenImages, ImageTensors, VisionInputs
+from hooked_lm.models.vision.inputs import Given, GivenImages, ImageTensors, TowerInputs, VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
 
 OF_IMAGES = ("vision.", "projector.", "hook_image_features")  # the sites that a run without images does not reach
@@ -50,21 +49,6 @@ class ImageCache(ActivationCache):
         return UnknownSite(f"{error.args[0]}, if the prompt has images: this cache has no site of any")
 
 
-@dataclass(frozen=True)
-class Resumed(VisionInputs):
-    """A residual stream that a run starts from, and the prompt that it is of; `tokens` are None if that is not known."""
-
-    stream: Any = None
-
-
-@dataclass(frozen=True)
-class FromTower(VisionInputs):
-    """A prompt whose images a run has in part: their `patches`, and streams of the tower after so many blocks each."""
-
-    patches: Any = None
-    streams: Mapping[int, Float[Tensor, "image place width"]] = field(default_factory=dict)
-
-
 class VisionLanguage(Decoder):
     """A decoder that reads images among its tokens; every intermediate value of both sides has a name.
 
@@ -75,6 +59,7 @@ class VisionLanguage(Decoder):
 
     config_class = HookedVisionLanguageConfig  # type: ignore[assignment]
     context_class = ImageContext
+    sites_of_images = OF_IMAGES
     cache_class = ImageCache
     prepare = prompts_with_images.prepare
     processor: Any = None  # of the checkpoint, as transformers has it
@@ -121,6 +106,11 @@ class VisionLanguage(Decoder):
             return "vision." + site_name((short, *rest), len(self.vision.blocks))
         return super().site_name((short, *rest) if side in ("lm", "language") else site)
 
+    def stack_of(self, name: str) -> tuple[str, int]:
+        """The stack of a site with this short name; see `BaseModel.stack_of`."""
+        stack, n_layers = super().stack_of(name)
+        return ("vision", len(self.vision.blocks)) if n_layers and name.startswith("vision.") else (stack, n_layers)
+
     def forward(  # type: ignore[override]
         self,
         input: Given = None,
@@ -143,15 +133,13 @@ class VisionLanguage(Decoder):
         Raises ValueError as `Decoder.forward` does, and if the number of image tokens is not that of the images.
         """
         images = self._images_in(options)
-        read: list[Any] = [input, input_ids]
         if options.get("start_at_layer") is not None:
-            prompt = self._prompt_of_stream(options.get("tokens"), images)
-            read = [Resumed(**vars(prompt), stream=one_input(input, input_ids)), None]
-            options["tokens"] = prompt.tokens
+            options["tokens"] = self._prompt_of_stream(options.get("tokens"), images)
         elif (input is None) != (input_ids is None):
-            inputs = self.inputs(input if input_ids is None else input_ids, images, attention_mask)
-            read, attention_mask = [inputs, None], inputs.attention_mask
-        return super().forward(read[0], return_type, input_ids=read[1], attention_mask=attention_mask, **options)
+            prompt = self._collected(input if input_ids is None else input_ids, images, attention_mask)
+            input, input_ids, attention_mask = prompt, None, prompt.attention_mask
+        read: Any = input  # a mapping is a prompt now
+        return super().forward(read, return_type, input_ids=input_ids, attention_mask=attention_mask, **options)
 
     def generate(
         self,
@@ -181,10 +169,14 @@ class VisionLanguage(Decoder):
     def _prompt(
         self, input: Given, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
     ) -> VisionInputs:
-        """The prompt of a generation; takes the images out of `options`."""
+        """The prompt of a generation, its images cut into patches for all passes; takes the images out of `options`."""
         images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
-        return self.inputs(given, images, attention_mask)
+        return self._in_tower(self._collected(given, images, attention_mask))
+
+    def _in_tower(self, prompt: VisionInputs) -> VisionInputs:
+        """The prompt with its images cut into patches."""
+        return replace(prompt, images=self.vision.resolved(prompt.images)) if prompt.images else prompt
 
     def _images_in(self, options: dict[str, Any]) -> dict[str, Any]:
         """Takes the tensors that describe images, and types of tokens, out of `options`."""
@@ -203,7 +195,16 @@ class VisionLanguage(Decoder):
     def inputs(
         self, given: Given, images: GivenImages | None = None, attention_mask: Tensor | None = None
     ) -> VisionInputs:
-        """Any input as `VisionInputs`: text, ids, the output of a processor."""
+        """Any input as `VisionInputs`: text, ids, the output of a processor; images as tensors that are ready."""
+        found, vision = self._collected(given, images, attention_mask), self.tree.vision
+        if isinstance(found.images, TowerInputs):
+            return found
+        return replace(found, images=vision.pixels.ready(vision.embed, found.images))
+
+    def _collected(
+        self, given: Given, images: GivenImages | None = None, attention_mask: Tensor | None = None
+    ) -> VisionInputs:
+        """Any input as `VisionInputs`, its images as they were given."""
         found = {name: value for name, value in (images or {}).items() if value is not None}
         if isinstance(given, Mapping):
             names = (*self.image_arguments, *TOKEN_TYPES)
@@ -211,14 +212,15 @@ class VisionLanguage(Decoder):
             attention_mask = given.get("attention_mask") if attention_mask is None else attention_mask
             given = given["input_ids"]
         is_suffix = self._suffix(found)
-        pixels, embed = self.tree.vision.pixels, self.tree.vision.embed
-        found = pixels.ready(embed, {name: value for name, value in found.items() if name not in TOKEN_TYPES})
-        if isinstance(given, VisionInputs):
-            found = {**pixels.ready(embed, given.images), **found}
-            attention_mask = given.attention_mask if attention_mask is None else attention_mask
-            is_suffix = given.is_suffix if is_suffix is None else is_suffix
-            return replace(given, images=found, attention_mask=attention_mask, is_suffix=is_suffix)
-        return VisionInputs(given, found, attention_mask, is_suffix=is_suffix)
+        found = {name: value for name, value in found.items() if name not in TOKEN_TYPES}
+        if not isinstance(given, VisionInputs):
+            return VisionInputs(given, found, attention_mask, is_suffix=is_suffix)
+        attention_mask = given.attention_mask if attention_mask is None else attention_mask
+        is_suffix = given.is_suffix if is_suffix is None else is_suffix
+        given = replace(given, attention_mask=attention_mask, is_suffix=is_suffix)
+        if found and isinstance(given.images, TowerInputs):
+            raise ValueError(f"the images of these inputs are in the tower already: leave out {', '.join(found)}")
+        return replace(given, images={**given.images, **found}) if found else given
 
     def embedded(
         self,
@@ -229,7 +231,7 @@ class VisionLanguage(Decoder):
         cache: KeyValueCache | None = None,
     ) -> tuple[Stream, Int[Tensor, "batch pos"], Context]:
         """The stream before the first block, the token ids, and the context of the run."""
-        inputs = self.inputs(input, None, attention_mask)
+        inputs = self._collected(input, None, attention_mask)
         tokens, mask = self._tokens_and_mask(inputs.tokens, prepend_bos, padding_side, inputs.attention_mask, cache)
         context = self._context(tokens, mask, cache)
         tokens = self.hook_tokens(tokens)
@@ -247,7 +249,7 @@ class VisionLanguage(Decoder):
         self, context: Context, tokens: Tensor, is_image: Bool[Tensor, "batch pos"], inputs: VisionInputs
     ) -> ImageFeatures | None:
         """The vectors of the image tokens; the rules of the model are applied to the context."""
-        features = self._features_of(inputs)
+        features = self.image_features(inputs.images) if inputs.images else None
         self._check_images(is_image, features)
         assert isinstance(context, ImageContext), "the context of this class"
         context.suffix = _of_new(inputs.is_suffix, tokens, context.n_key)
@@ -262,22 +264,23 @@ class VisionLanguage(Decoder):
                 "a run of this model that starts at a layer needs tokens=..., and the images among them: they say where the "
                 "stream has images, on which positions and masks depend"
             )
-        return self.inputs(tokens, images)
+        return self._collected(tokens, images)
 
     def _resumed(
         self,
         input: Any,
-        tokens: Tensor | None,
+        tokens: Int[Tensor, "batch pos"] | VisionInputs | None,
         pos_embed: Tensor | None,
         mask: Tensor | None,
         cache: KeyValueCache | None,
-    ) -> tuple[Stream, Context]:
-        resid, context = super()._resumed(input.stream, tokens, pos_embed, mask, cache)
-        if tokens is not None and self.tree.rules:
-            known = self.checked_tokens(tokens.to(resid.device))
-            is_image = self.images_among(known) if input.is_image is None else input.is_image.to(resid.device)
-            self._read_images(context, known, is_image, input)
-        return resid, context
+    ) -> tuple[Stream, Int[Tensor, "batch pos"] | None, Context]:
+        prompt = self._in_tower(self._collected(tokens))
+        resid, ids, context = super()._resumed(input, prompt.tokens, pos_embed, mask, cache)
+        if ids is not None and self.tree.rules:
+            known = self.checked_tokens(ids.to(resid.device))
+            is_image = self.images_among(known) if prompt.is_image is None else prompt.is_image.to(resid.device)
+            self._read_images(context, known, is_image, prompt)
+        return resid, ids, context
 
     def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"]:
         """Which tokens have the id of image tokens."""
@@ -292,21 +295,12 @@ class VisionLanguage(Decoder):
         is_image = self.images_among(tokens)
         return torch.where(is_image, tokens, checked_ids(tokens.masked_fill(is_image, 0), self.cfg.d_vocab))
 
-    def image_features(self, images: ImageTensors) -> ImageFeatures:
+    def image_features(self, images: ImageTensors | TowerInputs) -> ImageFeatures:
         """The vectors of the image tokens, at their sites."""
-        return self._features_from(self.tree.vision.pixels.patches(self.vision.embed, **images))
-
-    def _features_of(self, inputs: VisionInputs) -> ImageFeatures | None:
-        """The vectors of the image tokens of a prompt; None without images."""
-        if isinstance(inputs, FromTower):
-            return self._features_from(inputs.patches, inputs.streams)
-        return self.image_features(inputs.images) if inputs.images else None
-
-    def _features_from(self, patches: Patches, streams: Mapping[int, Stream] | None = None) -> ImageFeatures:
-        """The vectors of the image tokens, from patches, or from streams of the tower after so many blocks each."""
-        tower = self.vision
-        x, _ = tower.read(patches, self.tree.feature_layers, pooler=tower.pooler, start=streams)
-        features: ImageFeatures = self.projector(x, patches, tower.embed.cfg.n_class_tokens)
+        tower, known = self.vision, self.vision.resolved(images)
+        start = known.streams or None
+        x, _ = tower.read(known.patches, self.tree.feature_layers, pooler=tower.pooler, start=start)
+        features: ImageFeatures = self.projector(x, known.patches, tower.embed.cfg.n_class_tokens)
         return replace(features, vectors=self.hook_image_features(features.vectors))
 
     def _check_images(self, is_image: Bool[Tensor, "batch pos"], features: ImageFeatures | None) -> None:
@@ -339,6 +333,8 @@ class VisionLanguage(Decoder):
         """
         if not isinstance(inputs.tokens, Tensor):
             raise TypeError("rows are of token ids, which model.prepare makes of text")
+        if isinstance(inputs.images, TowerInputs):
+            raise TypeError("the images of these rows are in the tower already: choose among rows before a run")
         numbers = indices_in("rows", plain_indices("rows", which), len(inputs))
         marks = {
             name: x[torch.tensor(numbers, dtype=torch.long, device=x.device)] for name, x in inputs.of_rows().items()
@@ -364,10 +360,10 @@ class VisionLanguage(Decoder):
     # ---- places of images --------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def image_layout(self, images: ImageTensors) -> ImageFeatures:
+    def image_layout(self, images: ImageTensors | TowerInputs) -> ImageFeatures:
         """The places of the image tokens of some images, without a run of the tower; the vectors have no values."""
         embed, width = self.vision.embed, self.vision.embed.cfg.d_model * len(self.tree.feature_layers or (0,))
-        patches = self.tree.vision.pixels.patches(embed, **images)
+        patches = self.vision.resolved(images).patches
         self.tree.vision.check_sizes(patches)
         with torch.device("meta"):  # a projector without hooks
             projector = self.tree.projector.build()
@@ -389,7 +385,7 @@ class VisionLanguage(Decoder):
         >>> places.cell(3), places.position(image=0, row=1, column=0)
         ((0, 1, 0), (0, 3))
         """
-        given = self.inputs(inputs, images, images.pop("attention_mask", None))
+        given = self._collected(inputs, images, images.pop("attention_mask", None))
         tokens, _ = self._tokens_and_mask(given.tokens, None, None, given.attention_mask)
         is_image = self.images_among(tokens) if given.is_image is None else given.is_image
         layout = self.image_layout(given.images) if given.images else None

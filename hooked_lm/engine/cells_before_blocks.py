@@ -21,24 +21,31 @@ from hooked_lm.engine.edit import Cell, Change, Input, repeated
 from hooked_lm.engine.full_forward import passes, writer
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.vision.dual_encoder import DualEncoder
-from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, VisionInputs, ids_of, repeated_rows
-from hooked_lm.models.vision.vision_language import FromTower, VisionLanguage
+from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows, TowerInputs, VisionInputs, ids_of, repeated_rows
+from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
 
 TOWER = "vision."
-OF_IMAGES = (TOWER, "projector.", "hook_image_features")
 AFTER_BLOCKS = ("ln_final", "pooler")  # parts of a tower
 FIRST_STREAM = "blocks.0.hook_resid_pre"
 
 
 def is_of_images(model: HookedRootModule, site: str) -> bool:
     """Whether the batch of a site are images."""
-    return isinstance(model, (VisionLanguage, DualEncoder)) and site.startswith(OF_IMAGES)
+    return site.startswith(getattr(model, "sites_of_images", ()))  # a wrapped module has none
 
 
 def is_before_blocks(model: HookedRootModule, site: str) -> bool:
     """Whether a change at a site changes the blocks by what images, or embeddings, give to them."""
-    return is_of_images(model, site) or (isinstance(model, VisionLanguage) and site.startswith("hook_embed"))
+    of_images = getattr(model, "sites_of_images", ())
+    return bool(of_images) and site.startswith((*of_images, "hook_embed"))
+
+
+def in_tower(model: HookedRootModule, rows: Rows) -> Rows:
+    """The rows of several runs, their images cut into patches once for all of them. A dual encoder reads pixels."""
+    if not isinstance(rows, VisionInputs) or isinstance(rows, ImagesAndTexts) or not rows.images:
+        return rows
+    return replace(rows, images=model.vision.resolved(rows.images))
 
 
 @torch.no_grad()
@@ -46,7 +53,7 @@ def shapes_at(model: HookedRootModule, rows: Rows, sites: Collection[str] | None
     """The shapes of values at sites whose batch are images, or texts compared with images; by default at all that are not on
     demand."""
     pairs = isinstance(rows, ImagesAndTexts)
-    if not (pairs or isinstance(model, VisionLanguage)) or not isinstance(rows, VisionInputs) or not rows.images:
+    if not isinstance(rows, VisionInputs) or not rows.images:
         return {}
     found: dict[str, torch.Size] = {}
 
@@ -79,7 +86,6 @@ def rows_and_positions(model: HookedRootModule, rows: Rows, site: str) -> tuple[
 
 def has_one_image_each(model: HookedRootModule, rows: Rows, n_images: int) -> bool:
     """Whether each prompt has one of so many images."""
-    assert isinstance(model, VisionLanguage), "a model with sites of images"
     return n_images == len(rows) and bool(model.images_among(ids_of(rows)).any(1).all())
 
 
@@ -94,12 +100,12 @@ def patch_labels(model: VisionLanguage | DualEncoder, rows: VisionInputs, n_pos:
 
     Numbers alone if images have different grids, or if neither the patches nor the tokens of images are so many.
     """
-    pixels, embed = model.tree.vision.pixels, model.vision.embed
+    embed, images = model.vision.embed, model.vision.resolved(rows.images)
 
     def of_images() -> Iterator[Int[Tensor, "image place 2"]]:
-        yield pixels.patches(embed, **rows.images).cells
+        yield images.patches.cells
         if isinstance(model, VisionLanguage):
-            yield model.image_layout(rows.images).cells
+            yield model.image_layout(images).cells
 
     for cells in of_images():
         n_before = n_pos - cells.shape[1]
@@ -119,10 +125,10 @@ class BaseTower:
     def __init__(self, base: BaseRun, shared: Cell) -> None:
         assert isinstance(base.model, VisionLanguage), "checked by the caller"
         assert isinstance(base.tokens, VisionInputs), "checked by the caller"
-        self.model, self.tokens = base.model, base.tokens
+        assert isinstance(base.tokens.images, TowerInputs), "those of a base run"
+        self.model, self.tokens, patches = base.model, base.tokens, base.tokens.images.patches
         changes = [change for change in shared if change.site.startswith(TOWER)]
         self.hooks = [(site, writer(site, [changes])) for site in dict.fromkeys(change.site for change in changes)]
-        patches = self.model.tree.vision.pixels.patches(self.model.vision.embed, **self.tokens.images)
         with self.model.hooks(fwd_hooks=self.hooks):
             stream, self.context = self.model.vision.before_blocks(patches)
         self.patches = replace(patches, vectors=patches.vectors[..., :0])  # the stream has them
@@ -154,12 +160,11 @@ class BaseTower:
                 self.layer += 1
                 self.streams[self.layer] = self.model.vision.blocks[self.layer - 1](stream, self.context)
         streams = {layer: repeated(stream, n_cells) for layer, stream in self.streams.items()}
-        marks = repeated_rows(replace(self.tokens, images={}), n_cells)
-        assert isinstance(marks, VisionInputs), "the class of these prompts"
-        return FromTower(**vars(marks), patches=self.patches.repeated(n_cells), streams=streams)
+        images = TowerInputs(self.patches.repeated(n_cells), streams)
+        return replace(repeated_rows(replace(self.tokens, images={}), n_cells), images=images)
 
 
-def entering(
+def resume_at_blocks(
     base: BaseRun, shared: Cell, cells: Sequence[Cell], budget: Budget, cost: Cost
 ) -> Iterator[tuple[list[int], list[list[Change]]]]:
     """Yields the numbers of some cells, and what their changes before the blocks make of the stream that enters the blocks, with
@@ -177,15 +182,15 @@ def entering(
             chosen = [numbers[i] for i in part]
             rows = repeated_rows(base.tokens, len(chosen)) if tower is None else tower.rows(start, len(chosen))
             cost.flops += 0 if tower is None else len(chosen) * sum(tower.costs[max(start, 0) : max(tower.read)])
-            yield chosen, _entering(base, shared, [cells[number] for number in chosen], rows)
+            yield chosen, _resumed(base, shared, [cells[number] for number in chosen], rows)
 
 
-def _entering(base: BaseRun, shared: Cell, cells: Sequence[Cell], rows: Rows) -> list[list[Change]]:
+def _resumed(base: BaseRun, shared: Cell, cells: Sequence[Cell], rows: Rows) -> list[list[Change]]:
     """Cells whose changes before the blocks are made in one run of these rows."""
     model = base.model
-    early = [[change for change in (*shared, *cell) if is_before_blocks(model, change.site)] for cell in cells]
-    sites = dict.fromkeys(change.site for cell in early for change in cell)
-    with model.hooks(fwd_hooks=[(site, writer(site, early)) for site in sites]):
+    before_blocks = [[change for change in (*shared, *cell) if is_before_blocks(model, change.site)] for cell in cells]
+    sites = dict.fromkeys(change.site for cell in before_blocks for change in cell)
+    with model.hooks(fwd_hooks=[(site, writer(site, before_blocks)) for site in sites]):
         stream, _, context = model.embedded(rows)
     new = {FIRST_STREAM: stream, **_deepstack(context)}
     old = {FIRST_STREAM: base.streams[0], **_deepstack(base.context)}

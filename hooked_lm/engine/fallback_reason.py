@@ -1,25 +1,25 @@
 """Why the effect of changes cannot be localised in a model, so that each cell needs a whole forward pass."""
 
-from collections.abc import Mapping
-
 from torch import nn
 
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.readable import is_readable
-from hooked_lm.engine.site_info import SiteInfo
+from hooked_lm.engine.context import BASE_CONTEXTS
+from hooked_lm.engine.decoders import runs_as_written
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import is_mover
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
-from hooked_lm.models.vision.vision_language import VisionLanguage
 
 
-def obstacle(model: HookedRootModule, known: Mapping[str, SiteInfo], tokens: Rows) -> str | None:
+def fallback_reason(model: HookedRootModule, tokens: Rows) -> str | None:
     """The reason why the effect of changes cannot be localised in this model; None if it can."""
     if not isinstance(model, Decoder):
         return f"a {type(model).__name__} is not a causal decoder"
-    if type(model).forward not in (Decoder.forward, VisionLanguage.forward):
+    if not runs_as_written(model):
         return f"{type(model).__name__} overrides the forward pass of its base class"
+    if model.context_class not in BASE_CONTEXTS:
+        return f"its runs have a {model.context_class.__name__}, of which a base run keeps nothing"
     listening = next((point.name for point in model.hook_points() if is_listening(point)), None)
     if listening is not None:
         return f"a hook is open at '{listening}'"

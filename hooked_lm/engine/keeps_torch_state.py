@@ -12,7 +12,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def undisturbed(function: Callable[P, R]) -> Callable[P, R]:
+def keeps_torch_state(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function to restore the grad mode, and to close torch function modes and hooks that it opened.
 
     Context managers inside the function do so too, but an interrupt may come between two of their steps.
