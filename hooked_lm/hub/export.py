@@ -204,7 +204,7 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
     return config, plan_export(model, rows)
 
 
-def _with_all_layers(model: VisionLanguage, config: Any) -> VisionLanguageConfig:
+def _with_all_layers(model: VisionLanguage, config: "PreTrainedConfig") -> VisionLanguageConfig:
     """The tree of a vision-language model. Raises ValueError for one without its last layers."""
     if (n_layers := config.get_text_config().num_hidden_layers) != len(model.blocks):
         raise ValueError(
@@ -213,7 +213,7 @@ def _with_all_layers(model: VisionLanguage, config: Any) -> VisionLanguageConfig
     return model.tree
 
 
-def _with_unembedding(model: EncoderDecoder, config: Any) -> EncoderDecoderConfig:
+def _with_unembedding(model: EncoderDecoder, config: "PreTrainedConfig") -> EncoderDecoderConfig:
     """The tree of an encoder-decoder; names the class that has an unembedding, whichever the checkpoint named."""
     from transformers import AutoModelForSeq2SeqLM
 
@@ -230,7 +230,7 @@ def _auto_class_of_tower(model: VisionEncoder) -> tuple[str, str]:
     return "AutoModel" if model.classifier is None else "AutoModelForImageClassification", ending
 
 
-def _is_bare(config: Any, auto: str, ending: str) -> bool:
+def _is_bare(config: "PreTrainedConfig", auto: str, ending: str) -> bool:
     """Whether the encoder's transformers class has no heads; its tensor names then have no prefix.
 
     Adds the class that `auto` has, with this ending, to a config that names none.
