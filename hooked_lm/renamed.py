@@ -1,8 +1,9 @@
-"""Former names of arguments, which are accepted with a warning for one minor version."""
+"""Former names of arguments, classes and functions, which are accepted with a warning for one minor version."""
 
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -60,3 +61,23 @@ def _rename(kwargs: dict[str, Any], present: Mapping[str, Present], function: st
         kwargs[name] = values.get(value, value) if isinstance(value, str) else value
         messages.append(f"{function}: {former}= is now {name}=; the former name goes in version {GONE_IN}")
     return messages
+
+
+def former_names(module: str, **present: str) -> Callable[[str], object]:
+    """The `__getattr__` of a module whose names have changed: a former name warns, and is the present one.
+
+    >>> find = former_names("hooked_lm.viz", Strip="report")
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     find("Strip").__name__
+    'report'
+    """
+
+    def find(name: str) -> object:
+        if name not in present:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        now = present[name]
+        message = f"{module}.{name} is now {now}; the former name goes in version {GONE_IN}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(import_module(module), now)
+
+    return find

@@ -1,8 +1,14 @@
-"""Each argument has one name in all functions that are ours; docs/glossary.md and the docstrings use the same ones."""
+"""One name for one thing: arguments in all functions that are ours, and classes in the whole package.
 
+docs/glossary.md and the docstrings use the same names.
+"""
+
+import ast
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +41,7 @@ OF_THE_INTERFACE = (
     "generic_activation_patch", "get_act_patch_", "make_df_from_ranges", "_patch_setter", "detect_head", "SVDInterpreter.",
     "Sweep",
 )  # fmt: skip
+PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 DEFAULTS = {"progress": None, "max_memory": "auto"}
 
 
@@ -87,3 +94,30 @@ def test_results_are_saved_and_loaded_alike(module: str) -> None:
         if hasattr(item, "to_dataframe") and item.__name__ != "Trained" and not issubclass(item, (HookObject, Shards)):
             assert list(inspect.signature(item.save).parameters) == ["self", "path"]
             assert list(inspect.signature(item.load).parameters) == ["path"]
+
+
+def class_names(folder: Path) -> dict[str, list[str]]:
+    """The files of every public class, by its name; `compat` has the names of another library.
+
+    A class in another is read with it, as `Attention.Config`.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(folder.rglob("*.py")):
+        where = path.relative_to(folder)
+        if where.parts[0] != "compat":
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].append(str(where))
+    return found
+
+
+def test_a_class_name_means_one_thing() -> None:
+    found = class_names(PACKAGE)
+    assert len(found) > 500
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+def test_a_second_class_of_a_name_is_found(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("class Plan:\n    class Config: ...\n\nclass _Own: ...\n")
+    assert class_names(tmp_path) == {"Plan": ["a.py", "b.py"]}
