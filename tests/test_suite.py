@@ -81,7 +81,7 @@ def test_folders_mirror_the_package() -> None:
     assert [folder for folder in sorted(folders - others) if not (package / folder).is_dir()] == []
     modules = {file.stem for file in package.glob("*.py")}
     about_the_repository = {
-        "argument_names",
+        "words",
         "benchmarks",
         "close",
         "docs",
