@@ -25,11 +25,11 @@ from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer
 from hooked_lm.families import CLASSES, OF_TEXT, model_class, supported
-from hooked_lm.hub.missing import NOT_YET, missing
+from hooked_lm.hub.unsupported import NOT_YET, missing
 from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config import flat
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedEncoderDecoderConfig, HookedTransformerConfig
-from hooked_lm.models.config.row import EVERY_KIND, Row, table
+from hooked_lm.models.config.row import EVERY_KIND, FlatField, table
 from tests.families import CASES, ENCODER_CASES, VISION_CASES, Case
 from tests.families._composite import COMPOSITES
 from tests.families._models import hooked
@@ -586,7 +586,7 @@ def default_of(name: str) -> str:
     return text + "".join(f"; {kind}: `{value!r}`" for kind, value in others if value != first[1])
 
 
-def config_row(name: str, row: Row, kind: Any, formula: str) -> str:
+def config_row(name: str, row: FlatField, kind: Any, formula: str) -> str:
     """The table row of a field."""
     kinds = "" if row.kinds == EVERY_KIND else ", ".join(row.kinds)
     kind = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -4,10 +4,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["later", "need"]
+__all__ = ["lazy_import", "require_extra"]
 
 
-def need(module: str, extra: str) -> ModuleType:
+def require_extra(module: str, extra: str) -> ModuleType:
     """The module, which the extra `extra` of this package installs.
 
     Raises ImportError with the line for pip if it is not installed.
@@ -37,11 +37,11 @@ class _Later(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(need(self.__name__, self._extra), name)
+        return getattr(require_extra(self.__name__, self._extra), name)
 
 
-def later(module: str, extra: str) -> Any:
-    """A stand-in for `import module`, which imports it when one of its names is first used; raises as `need`.
+def lazy_import(module: str, extra: str) -> Any:
+    """A stand-in for `import module`, which imports it when one of its names is first used; raises as `require_extra`.
 
     >>> later("json", "viz").dumps(1)
     '1'

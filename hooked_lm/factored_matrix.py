@@ -13,7 +13,7 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from hooked_lm.errors import ArgumentError
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 HALF = (torch.float16, torch.bfloat16)
 Scalar = TypeVar("Scalar")
@@ -41,7 +41,7 @@ class TensorLike(Protocol):
     def __matmul__(self, other: Tensor) -> Any: ...
 
 
-class FactoredMatrix(Shown):
+class FactoredMatrix(NotebookRepr):
     """The matrix `A @ B`, stored as its factors; only `AB` computes the product.
 
     Leading dimensions of the factors broadcast. The factors are real; in float16 and bfloat16 decompositions are computed
@@ -301,7 +301,7 @@ class FactoredMatrix(Shown):
             raise IndexError(f"new dimensions and masks of matrix {list(self.shape)} go before its last two dimensions")
         return tuple(leading), _keeping(rows, self.ldim, "row"), _keeping(columns, self.rdim, "column")
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The factors, with their shapes, dtypes and devices."""
         return Table(
             ("factor", "shape", "dtype", "device"), [(n, [*x.shape], x.dtype, x.device) for n, x in self._factors()]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from hooked_lm import hub
-from hooked_lm.hub import datasets, own
+from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, one_device
@@ -80,7 +80,7 @@ class PretrainedModel(BaseModel):
         """Writes this model to a folder, in the format of this library; `load` makes the same model of it, bit for bit.
 
         For any model: built from a config, trained, folded, of any dtype; with its tokenizer, without its hooks.
-        `save_pretrained` writes the format of transformers. See `hooked_lm.hub.own` for the files and the errors raised.
+        `save_pretrained` writes the format of transformers. See `hooked_lm.hub.native` for the files and the errors raised.
 
         >>> import tempfile, torch
         >>> from hooked_lm import HookedTransformer
@@ -109,8 +109,10 @@ class PretrainedModel(BaseModel):
         Raises ValueError if there is no such folder, if `save` did not write it, and for a model of another class.
         """
         folder = folder_of(path)
-        if not (folder / own.CONFIG).is_file():
-            wrong = f"{own.CONFIG} is not in it: load it with from_pretrained" if folder.is_dir() else "no such folder"
+        if not (folder / native.CONFIG).is_file():
+            wrong = (
+                f"{native.CONFIG} is not in it: load it with from_pretrained" if folder.is_dir() else "no such folder"
+            )
             raise ValueError(f"{str(path)!r} is no model that model.save wrote: {wrong}")
         options = Options(device=one_device(device), dtype=dtype, mmap=mmap)
         made: Own = hub.load(folder, options, lambda tree: class_of(tree, cls, path, "load")).eval()

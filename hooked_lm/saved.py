@@ -12,7 +12,7 @@ __all__ = ["load"]
 # The type in the header of a file -> what loads such a file.
 LOADERS = {
     "Alignment": "hooked_lm.analysis.alignment.alignment:Alignment.load",
-    "Attribution": "hooked_lm.analysis.attribution.estimate:Attribution.load",
+    "Attribution": "hooked_lm.analysis.attribution.attribution_result:Attribution.load",
     "Cache": "hooked_lm.hooks.cache:Cache.load",
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",
     "Circuit": "hooked_lm.analysis.circuits.circuit:Circuit.load",
@@ -24,7 +24,7 @@ LOADERS = {
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
-    "Measures": "hooked_lm.results.measures:Measures.load",
+    "MetricScores": "hooked_lm.results.measures:MetricScores.load",
     "Pairs": "hooked_lm.engine.pairs:Pairs.load",
     "Patchscope": "hooked_lm.analysis.reading.patchscopes:Patchscope.load",
     "Probes": "hooked_lm.analysis.probe_results:Probes.load",
@@ -34,7 +34,7 @@ LOADERS = {
     "Statistics": "hooked_lm.interventions.statistics:Statistics.load",
     "SteeringVectors": "hooked_lm.interventions.steering:SteeringVectors.load",
     "SweepResult": "hooked_lm.engine.result:SweepResult.load",
-    "Trained": "hooked_lm.interventions.dictionaries.train:Trained.load",
+    "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
     "dictionary": "hooked_lm.interventions.dictionaries.formats:load",
     "interventions": "hooked_lm.interventions:Hooks.load",

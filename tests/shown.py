@@ -22,7 +22,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.harvest import harvest
 from hooked_lm.hooks import Cache, wrap
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples
-from hooked_lm.interventions.dictionaries import Normalized, Settings, TopK, Vectors, train_on
+from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.patching import Study
 from hooked_lm.reports.circuit import Task
@@ -70,7 +70,9 @@ def examples() -> Examples:
 
 def trained() -> Any:
     rows = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
-    return train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=32, k=4), Settings(steps=5, vectors_per_step=50))
+    return train_on(
+        ActivationBatches(rows), TopK.Config(d_in=16, d_sae=32, k=4), TrainingConfig(steps=5, vectors_per_step=50)
+    )
 
 
 def after_a_run(hook: Any) -> Any:
@@ -140,7 +142,7 @@ RESULTS = {
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
     "SteeringVectors": Result(steering),
-    "Trained": Result(trained),
+    "TrainedDictionary": Result(trained),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }
 # What is no result, but shows itself in a notebook.
@@ -166,7 +168,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Run": lambda: store().runs()[0],
     "SAE": sae,
     "Normalized": lambda: Normalized(sae(), "layer_norm"),
-    "Vectors": lambda: Vectors(torch.zeros(3, 4)),
+    "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),
     "KeyValueCache": lambda: HookedTransformerKeyValueCache.init_cache(model().cfg),

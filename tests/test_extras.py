@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hooked_lm.extras import later, need
+from hooked_lm.extras import lazy_import, require_extra
 
 WITHOUT_THEM = """
 import pkgutil, sys
@@ -46,11 +46,11 @@ def test_a_module_that_fails_by_itself_says_why(tmp_path, monkeypatch):
     (tmp_path / "needs_another.py").write_text("import no_such_package")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="No module named 'no_such_package'"):
-        need("needs_another", "viz")
+        require_extra("needs_another", "viz")
 
 
 def test_a_module_is_imported_when_it_is_used():
-    module = later("no_such_package", "viz")
+    module = lazy_import("no_such_package", "viz")
     assert not hasattr(module, "__wrapped__")
     with pytest.raises(ImportError, match=r"no_such_package: pip install 'hooked-lm\[viz\]'"):
         _ = module.name

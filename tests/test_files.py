@@ -16,7 +16,7 @@ from hooked_lm.files import made_folder, remove_leftovers, replacing, unfinished
 from hooked_lm.harvest import harvest
 from hooked_lm.hooks import Cache
 from hooked_lm.interventions import Store
-from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, save_saelens, train_on
+from hooked_lm.interventions.dictionaries import ActivationBatches, TopK, TrainingConfig, save_saelens, train_on
 from hooked_lm.results import Scores, stored
 from hooked_lm.studies import study_pairs
 from tests.models.toys import ids, toy
@@ -130,7 +130,7 @@ def test_folders_of_the_system_are_refused_by_every_writer(tmp_path: Path) -> No
     sae = TopK.Config(d_in=4, d_sae=8, k=2).build()
     writers: list[Callable[[str], Any]] = [
         lambda path: save_saelens(sae, path),
-        lambda path: train_on(Vectors(torch.randn(9, 4)), sae.cfg, Settings(1, 9), directory=path),
+        lambda path: train_on(ActivationBatches(torch.randn(9, 4)), sae.cfg, TrainingConfig(1, 9), directory=path),
         lambda path: Store(path).start(),
         lambda path: study_pairs(HookedTransformer.from_pretrained("demo"), [], "sweep", path),
         lambda path: harvest(HookedTransformer.from_pretrained("demo"), ["a"], "resid_post", path),

@@ -116,7 +116,7 @@ def test_the_public_surface_is_the_frozen_one() -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "line"),
     [
-        (patching, "sweep", "sweep(model, corrupted, clean=None, *, metric,"),
+        (patching, "sweep", "sweep(model, corrupted, clean=None, *, metric=None,"),
         (DecoderMethods, "compiled", "compiled(self, taps=None, edits=None, backend='auto')"),
         (Experiment, "run", "Experiment.run(self, cells, title='patching', progress=None)"),
     ],

@@ -1,5 +1,7 @@
 """Former names of arguments warn with the present ones, and both together are refused."""
 
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ from hooked_lm.analysis import attribute, attribute_edges, attribute_nodes, circ
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.harvest import harvest
+from hooked_lm.interventions import HookObject, RecordOutput
 from hooked_lm.renamed import GONE_IN, in_present_names, renamed
+from hooked_lm.results import stored
+from hooked_lm.results.measures import MetricScores
 from hooked_lm.studies import study_pairs
 
 CIRCUITS = (
@@ -105,3 +110,38 @@ def test_former_words_compute_the_same() -> None:
         assert torch.equal(former.values, patching.sweep(model, corrupted, clean, replace_with=word, **given).values)
     with pytest.warns(DeprecationWarning, match="Runner: ablation= is now replace_with="):
         assert circuits.Runner(model, corrupted, clean, answers, ablation="resample").replace_with == "corrupted"
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "present"),
+    [
+        ("viz", "Facts", "KeyFigures"),
+        ("viz", "Plate", "CaptionedFigure"),
+        ("viz", "TokenStrip", "TokenRow"),
+        ("interventions", "Output", "RecordOutput"),
+        ("interventions.dictionaries", "Settings", "TrainingConfig"),
+        ("interventions.dictionaries", "Trained", "TrainedDictionary"),
+        ("interventions.dictionaries", "Vectors", "ActivationBatches"),
+        ("reports.circuit", "Study", "CircuitStudy"),
+        ("results.measures", "Measures", "MetricScores"),
+    ],
+)
+def test_a_class_by_its_former_name(module: str, former: str, present: str) -> None:
+    found = import_module(f"hooked_lm.{module}")
+    with pytest.warns(DeprecationWarning, match=f"hooked_lm.{module}.{former} is now {present}; the former name goes"):
+        assert getattr(found, former) is getattr(found, present)
+    with pytest.raises(AttributeError, match=f"module 'hooked_lm.{module}' has no attribute 'Nothing'"):
+        found.Nothing  # noqa: B018
+
+
+def test_files_of_former_types_load(tmp_path: Path) -> None:
+    path = tmp_path / "scores.safetensors"
+    scores = MetricScores(torch.ones(2, 3), {"metric": ["loss", "accuracy"]}, [False, True])
+    for former in ("hooked_lm.Measures", "hooked_lm.MetricScores"):
+        stored.write(
+            path, former, {"values": scores.values}, {"axes": list(scores.axes.items()), "shares": scores.shares}
+        )
+        assert stored.kind_of(path) == "MetricScores"
+        assert torch.equal(MetricScores.load(path).values, scores.values)
+    former = HookObject.from_dict({**RecordOutput().to_dict(), "kind": "Output"})
+    assert type(former) is RecordOutput

@@ -1,7 +1,7 @@
 """The verbs that every result has: one line of text, HTML for notebooks, a table, a picture, a file and back.
 
-`RESULTS` in `shown.py` has every public result; where one lacks a picture, the reason is beside it. Whatever else is public
-shows itself in notebooks too, or is listed below.
+`RESULTS` in `notebook_repr.py` has every public result; where one lacks a picture, the reason is beside it. Whatever else is
+public shows itself in notebooks too, or is listed below.
 """
 
 import ast
@@ -45,9 +45,18 @@ ELSEWHERE = {
 
 # Public classes that a notebook shows as text, which says all there is, and why.
 TEXT_IS_ENOUGH = {
-    "a setting or an entry of a list": {"Slice", "Row", "Edit", "Rewrite", "Location", "Part", "Settings", "Metric"},
-    "data of a few strings and numbers": {"Acting", "Example", "Pair", "Picture", "Question", "Work"},
-    "a part of a page, which `viz.report` writes": {"Facts", "Plate", "Section", "TokenStrip"},
+    "a setting or an entry of a list": {
+        "Slice",
+        "Row",
+        "Edit",
+        "Rewrite",
+        "Location",
+        "Part",
+        "TrainingConfig",
+        "Metric",
+    },
+    "data of a few strings and numbers": {"Acting", "Example", "Pair", "Picture", "PromptPair", "Question", "Work"},
+    "a part of a page, which `viz.report` writes": {"KeyFigures", "CaptionedFigure", "Section", "TokenRow"},
     "runs things, and keeps no result": {
         "Activations",
         "BertNextSentencePrediction",
@@ -67,7 +76,7 @@ SHOWN_ELSEWHERE = {
     "PairTable": "tests/studies",
     "Result": "tests/demo",
     "Shards": "the base class of harvests and tables of studies",
-    "Study": "tests/reports",
+    "CircuitStudy": "tests/reports",
     "View": "tests/viz/test_view.py",
 }
 
@@ -178,7 +187,7 @@ def test_every_way_to_show_something_is_tried() -> None:
     """Each method that shows a public class is that of an object below."""
 
     def ways(kind: type) -> set[object]:
-        return {getattr(kind, name, None) for name in ("_repr_html_", "rows_shown", "__repr__")}
+        return {getattr(kind, name, None) for name in ("_repr_html_", "repr_table", "__repr__")}
 
     tried = set().union(*(ways(type(made(name))) for name in [*RESULTS, *SHOWN]))
     for name, kind in public_classes().items():

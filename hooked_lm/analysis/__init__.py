@@ -4,9 +4,9 @@ from hooked_lm.analysis import circuits, metrics
 from hooked_lm.analysis.alignment.alignment import Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments, train_alignment
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import attribute_edges
-from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit

@@ -6,13 +6,13 @@ from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.measures import Measures
-from hooked_lm.results.scores import METRIC, origin
+from hooked_lm.results.measures import MetricScores
+from hooked_lm.results.scores import METRIC, provenance
 
 
 def evaluate(
     model: HookedRootModule, prompts: Prompts, metric: Metrics, *, groups: Groups = None, max_memory: int | str = "auto"
-) -> Measures:
+) -> MetricScores:
     """A metric of the logits for each prompt; `.mean` is the mean, `.interval()` its 95% confidence interval.
 
     The interval of `metrics.accuracy` is Wilson's (1927), that of other metrics bootstrap over prompts.
@@ -39,4 +39,4 @@ def evaluate(
     scores = Experiment(model, rows_of(model, prompts), list(metrics.values()), max_memory=max_memory).scores
     shares = [isinstance(one, Metric) and one.name == "accuracy" for one in metrics.values()]
     values, axes = scores if names else scores[0], {METRIC: names} if names else {}
-    return Measures(values, axes, shares, about=origin(model), groups=checked_groups(groups, scores.shape[1]))
+    return MetricScores(values, axes, shares, about=provenance(model), groups=checked_groups(groups, scores.shape[1]))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results.bootstrap import Resampling, bootstrap
 from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.labels import Label
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
+    pd = lazy_import("pandas", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 PROBE, CONTROL = "probe", "control"
 BY_TOKEN, SHUFFLED = "a random label for each token", "shuffled labels"  # what the control learns

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.labels import Label
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     pipeline: Any
     preprocessing: Any
 else:
-    linear_model = later("sklearn.linear_model", "probes")
-    model_selection = later("sklearn.model_selection", "probes")
-    pipeline = later("sklearn.pipeline", "probes")
-    preprocessing = later("sklearn.preprocessing", "probes")
+    linear_model = lazy_import("sklearn.linear_model", "probes")
+    model_selection = lazy_import("sklearn.model_selection", "probes")
+    pipeline = lazy_import("sklearn.pipeline", "probes")
+    preprocessing = lazy_import("sklearn.preprocessing", "probes")
 
 Groups = Sequence[str | int] | None
 Folds = Sequence[tuple["np.ndarray", "np.ndarray"]]  # places of training and held-out prompts
@@ -40,7 +40,7 @@ def places_of(keys: Sequence[Label]) -> dict[Label, list[int]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Task(ABC):
+class ProbeTask(ABC):
     """The targets [prompt] of a probe: codes of classes, or numbers."""
 
     targets: Float[Tensor, " prompt"]
@@ -125,7 +125,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Classification(Task):
+class Classification(ProbeTask):
     """Logistic regression of classes; the measure is whether a prediction is right."""
 
     labels: Sequence[Label]
@@ -175,7 +175,7 @@ class Classification(Task):
 
 
 @dataclass(frozen=True, eq=False)
-class Regression(Task):
+class Regression(ProbeTask):
     """Ridge regression of numbers; the measure is 1 - error² / variance, whose mean is R²."""
 
     @classmethod

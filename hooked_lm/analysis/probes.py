@@ -10,16 +10,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.probe_results import BY_TOKEN, CONTROL, PROBE, SHUFFLED, Probes, RegressionProbes
-from hooked_lm.analysis.probe_tasks import Classification, Folds, Task, places_of, task_of
+from hooked_lm.analysis.probe_tasks import Classification, Folds, ProbeTask, places_of, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.extras import need
+from hooked_lm.extras import require_extra
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.labels import Label
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 __all__ = ["Probes", "RegressionProbes", "train_probe"]
 
@@ -126,7 +126,7 @@ def train_probe(
     n_labels = len(task.targets)
     if groups is not None and len(groups) != n_labels:
         raise ValueError(f"there are {len(groups)} groups for {n_labels} labels: give one for each prompt")
-    need("sklearn", "probes")  # raises before the model runs
+    require_extra("sklearn", "probes")  # raises before the model runs
     vectors, name, read = vectors_of(source, prompts, site, layers, positions, batch_size)
     tokens = _tokens(tokens, read, n_labels)
     data = {layer: checked_vectors(value, n_labels, layer) for layer, value in vectors.items()}
@@ -148,7 +148,7 @@ def train_probe(
     for number, (_, test) in enumerate(folds):
         folds_of[test] = number
     settings = {"folds": n_folds, "shuffles": n_shuffles, "regularisation": regularisation, "seed": seed}
-    about = origin(source if isinstance(source, Decoder) else None, site=name, position=positions, **settings)
+    about = provenance(source if isinstance(source, Decoder) else None, site=name, position=positions, **settings)
     about["control"] = SHUFFLED if tokens is None else BY_TOKEN
     if groups is not None:
         about["groups"] = values.shape[-1]
@@ -183,7 +183,7 @@ def _tokens(
     return tokens.tolist() if isinstance(tokens, Tensor) else tokens
 
 
-def _warn_if_tokens_tell(task: Task, tokens: Sequence[str | int], folds: Folds) -> None:
+def _warn_if_tokens_tell(task: ProbeTask, tokens: Sequence[str | int], folds: Folds) -> None:
     """Warns if the tokens of held-out prompts predict their labels better than one guess for all."""
     guessed = task.by_token(tokens, folds)
     with in_words():  # nothing is shown

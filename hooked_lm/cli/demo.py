@@ -54,7 +54,7 @@ def demo(
     }
 
 
-def _show_setting(model: "HookedTransformer", pair: "experiment.Pair") -> None:
+def _show_setting(model: "HookedTransformer", pair: "experiment.PromptPair") -> None:
     cfg, size = model.cfg, sum(parameter.numel() for parameter in model.parameters()) / 1e6
     say(
         f"[bold]model[/]      {cfg.n_layers} layers, {cfg.n_heads} heads, d_model {cfg.d_model}, {size:.2f} M parameters"

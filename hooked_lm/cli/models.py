@@ -19,7 +19,7 @@ def models(
     Each is listed by the model_type of its config, with the class that loads it.
     """
     if missing:
-        from hooked_lm.hub.missing import missing as reasons_of_missing
+        from hooked_lm.hub.unsupported import missing as reasons_of_missing
 
         reasons = reasons_of_missing()
         show_table([{"model_type": name, "why not": why} for name, why in reasons.items()])

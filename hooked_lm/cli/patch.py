@@ -224,7 +224,9 @@ def _show_study(study: "PairTable", started: float, html: Path | None) -> Result
     say(f"\nThe largest effects, means over the pairs{intervals}:")
     show_table(records(readable(effects)), NUMBERS)
     if html is not None:
-        found = viz.Section("What was found", viz.Plate(scores.plot()), "The largest effects:", readable(effects))
+        found = viz.Section(
+            "What was found", viz.CaptionedFigure(scores.plot()), "The largest effects:", readable(effects)
+        )
         viz.report(f"A {study.plan.experiment['name']} over {study.n_pairs:,} pairs of prompts", [found], html)
         say_path("page:", html)
     return {

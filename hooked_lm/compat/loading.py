@@ -21,7 +21,7 @@ from hooked_lm.hub.source import find
 from hooked_lm.hub.tl_checkpoint import find_tl
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig, EncoderDecoderConfig
-from hooked_lm.models.placement import Plan
+from hooked_lm.models.placement import DevicePlan
 from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.pretrained import HookedTransformer, class_of, from_pretrained_no_processing
 
@@ -267,7 +267,7 @@ def convert_hf_weights(hf_model: Any, cfg: Any) -> dict[str, Tensor]:
     model_class = class_of(tree)
     flat_cfg = model_class.config_class.from_tree(tree, dtype=hf_model.dtype, device="meta", init_weights=False)
     model = model_class(flat_cfg)
-    fill(model, tensors, checkpoint.family, tree, Plan({"": hf_model.device}), lambda name: False)
+    fill(model, tensors, checkpoint.family, tree, DevicePlan({"": hf_model.device}), lambda name: False)
     return _public(model, cfg)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.models.weights import fold
-from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
+from hooked_lm.models.weights.foreign_state_dict import TABLES, to_native_names
 from hooked_lm.models.weights.state import load_state
 from hooked_lm.pretrained import HookedTransformer
 
@@ -65,7 +65,7 @@ def belongs(name: str, parts: dict[str, nn.Module]) -> bool:
 
 def load_part(model: Any, weights: State) -> dict[str, int]:
     """Loads weights into a model, and fills the matrices that are absent with NaN; the version of each of these."""
-    given = in_our_names(model, weights)
+    given = to_native_names(model, weights)
     own = {name: value for name, value in model.state_dict().items() if name.rpartition(".")[2].startswith("W_")}
     filled = {name: torch.full_like(value, torch.nan) for name, value in own.items() if name not in given}
     load_state(model, given | filled)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.factored_matrix import FactoredMatrix
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = [
     "check_structure", "filter_dict_by_prefix", "get_cumsum_along_dim", "get_matrix_corner", "is_lower_triangular",

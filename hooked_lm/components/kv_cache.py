@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 
 @runtime_checkable
@@ -155,7 +155,7 @@ class StateCacheEntry:
 Entry = KeyValueCacheEntry | StateCacheEntry
 
 
-class KeyValueCache(Shown):
+class KeyValueCache(NotebookRepr):
     """The keys and values of all layers (`entries`), the states of layers with a mixer (`states`), and the attention mask of all
     past tokens.
 
@@ -273,7 +273,7 @@ class KeyValueCache(Shown):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The shape of the keys of each layer, [batch, pos, kv_head, d_head]."""
         keys = [(i, entry.past_keys) for i, entry in enumerate(self.entries)]
         return Table(("layer", "keys"), [(i, "none" if k is None else [*k.shape]) for i, k in keys])

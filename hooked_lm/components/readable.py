@@ -12,7 +12,7 @@ def is_readable(x: Tensor) -> bool:
     return not (torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor))
 
 
-def is_at_hand(x: Tensor) -> bool:
+def is_on_host(x: Tensor) -> bool:
     """Whether the values of a tensor can be read without waiting for a GPU."""
     return is_readable(x) and not x.is_cuda
 
@@ -25,7 +25,7 @@ def check(right: Tensor, message: str, detail: Callable[[], str] | None = None) 
     """
     if torch.compiler.is_compiling():
         return
-    if not is_at_hand(right):
+    if not is_on_host(right):
         torch._assert_async(right, message)
     elif not right:
         raise ValueError(message if detail is None else detail())

@@ -21,17 +21,17 @@ from hooked_lm import patching, viz
 from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.engine.pairs import pair_of
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.head_labels import head_label, parse_head_label
 from hooked_lm.models.vision.inputs import ids_of
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.bootstrap import in_words
-from hooked_lm.shown import Shown, Table
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 TEMPLATE = corpus.INDIRECT_OBJECT_TEMPLATES[0]
 SETTING = {"place": "store", "object": "a drink", "gave": "gave"}
@@ -43,7 +43,7 @@ Cost = Mapping[str, int | float]
 
 
 @dataclass(frozen=True)
-class Pair:
+class PromptPair:
     """A clean prompt and the prompt with the other giver, for which `answer` and `wrong_answer` are swapped."""
 
     clean: str
@@ -52,7 +52,7 @@ class Pair:
     wrong_answer: str
 
 
-def prompt_pairs(n: int) -> list[Pair]:
+def prompt_pairs(n: int) -> list[PromptPair]:
     """`n` pairs of prompts that are alike but for their names: a woman and a man, who never met in a training text.
 
     Receiver and giver take turns. Raises ValueError for a number that is not positive or exceeds the pairs of names.
@@ -69,9 +69,9 @@ def prompt_pairs(n: int) -> list[Pair]:
     return [_pair(*couple) if i % 2 == 0 else _pair(*reversed(couple)) for i, couple in enumerate(chosen)]
 
 
-def _pair(receiver: str, giver: str) -> Pair:
+def _pair(receiver: str, giver: str) -> PromptPair:
     clean, corrupted = _prompt(receiver, giver, giver), _prompt(receiver, giver, receiver)
-    return Pair(clean, corrupted, f" {receiver}", f" {giver}")
+    return PromptPair(clean, corrupted, f" {receiver}", f" {giver}")
 
 
 def _prompt(first: str, second: str, giver: str) -> str:
@@ -98,7 +98,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Result(Shown):
+class Result(NotebookRepr):
     """The results of the experiment for each pair of prompts, and attention patterns.
 
     `differences` are logit differences, in nats. `sites`, `heads` and `heads_by_position` are effects: the share of the mean
@@ -106,7 +106,7 @@ class Result(Shown):
     """
 
     model: HookedTransformer
-    pairs: list[Pair]
+    pairs: list[PromptPair]
     tokens: list[str]
     corrupted_tokens: list[str]
     differences: patching.SweepResult  # run: clean, corrupted
@@ -116,7 +116,7 @@ class Result(Shown):
     patterns: Float[Tensor, "layer head query_pos key_pos"]
     work: Work
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The results in a line each."""
         parts = {name: getattr(self, name) for name in ("differences", "sites", "heads", "work")}
         return Table(("", "value"), [(name, str(part)) for name, part in parts.items()])
@@ -171,7 +171,7 @@ class Acting:
 
 
 @torch.no_grad()
-def run(model: HookedTransformer, pairs: Sequence[Pair]) -> Result:
+def run(model: HookedTransformer, pairs: Sequence[PromptPair]) -> Result:
     """Runs both prompts of each pair, then patches the stream, attention and MLPs, and the heads, with progress bars.
 
     Raises ValueError if the model does not tell clean from corrupted, or the prompts differ in length.
@@ -270,14 +270,14 @@ def _prompts_section(result: Result) -> viz.Section:
     )
     return viz.Section(
         "Two prompts that differ in one name",
-        viz.TokenStrip("clean", result.tokens, result.changed),
-        viz.TokenStrip("corrupted", result.corrupted_tokens, result.changed),
+        viz.TokenRow("clean", result.tokens, result.changed),
+        viz.TokenRow("corrupted", result.corrupted_tokens, result.changed),
         f"The giver decides who receives. Here is the first of {n_pairs} such pairs, which differ in their "
         "names alone. The model was never shown these pairs of names together. The logit difference says how far the "
         "receiver of the clean prompt is ahead of its giver, after the last token, on average over the pairs. In all "
         "that follows 0 is the corrupted run and 1 the clean one: an effect of 0.5 brings half of the difference back. "
         + intervals,
-        viz.Facts({"prompt pairs": str(n_pairs), **facts}, notes if n_pairs > 1 else {}),
+        viz.KeyFigures({"prompt pairs": str(n_pairs), **facts}, notes if n_pairs > 1 else {}),
     )
 
 
@@ -291,7 +291,7 @@ def _stream_section(result: Result) -> viz.Section:
         "Where the answer is, layer by layer",
         "The residual stream before each layer, one position at a time. This much of the difference comes back when a "
         f"clean value is put in {_carriers(result, 0)}; {_carriers(result, last)}.",
-        viz.Plate(
+        viz.CaptionedFigure(
             _layer_map(result, RESID),
             "Clean residual stream put into the corrupted run; empty cells change nothing. Tokens of the first prompt; "
             "names vary." + (" Point at a cell for its interval." if len(result.pairs) > 1 else ""),
@@ -333,11 +333,13 @@ def _heads_section(result: Result) -> viz.Section:
     return viz.Section(
         "Which heads carry it",
         "The output of each attention head, at all positions together.",
-        viz.Plate(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
-        viz.Plate(strongest, f"The heads with the largest effects{with_intervals}."),
+        viz.CaptionedFigure(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
+        viz.CaptionedFigure(strongest, f"The heads with the largest effects{with_intervals}."),
         "A head acts at some position: the same heads are patched at one position at a time, too. The table says where each has "
         f"its largest effect and where it looks from there in the clean run. {_chain(result, RANKED_HEADS)}",
-        viz.Plate(_acting_map(result), "The same head outputs, put in at one position. Tokens of the first prompt."),
+        viz.CaptionedFigure(
+            _acting_map(result), "The same head outputs, put in at one position. Tokens of the first prompt."
+        ),
         ranking,
     )
 
@@ -379,8 +381,8 @@ def _layers_section(result: Result) -> viz.Section:
     return viz.Section(
         "What attention and MLPs add",
         "What each sublayer adds to the stream, one position at a time.",
-        viz.Plate(_layer_map(result, ATTN), "Clean attention outputs (`hook_attn_out`) put in."),
-        viz.Plate(_layer_map(result, MLP), "Clean MLP outputs (`hook_mlp_out`) put in."),
+        viz.CaptionedFigure(_layer_map(result, ATTN), "Clean attention outputs (`hook_attn_out`) put in."),
+        viz.CaptionedFigure(_layer_map(result, MLP), "Clean MLP outputs (`hook_mlp_out`) put in."),
     )
 
 
@@ -411,7 +413,7 @@ def _patterns_section(result: Result) -> viz.Section:
         "Where these heads look",
         "Attention of the heads with the largest effects in the clean runs, from the token of a row to the token of a "
         "column, on average over the pairs. A head matters in the row of the token at which it acts.",
-        viz.Plate(viz.attention_patterns(patterns, result.tokens, labels), "Each row of a panel sums to 1."),
+        viz.CaptionedFigure(viz.attention_patterns(patterns, result.tokens, labels), "Each row of a panel sums to 1."),
     )
 
 

@@ -15,7 +15,7 @@ from hooked_lm.components.kv_cache import KeyValueCache, StateCacheEntry
 from hooked_lm.components.partial_context import PartialContext
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.engine.edit import NONE, Interval, overlap, repeated
-from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
+from hooked_lm.engine.ragged_batch import CellRun, LayerSpans, Packing, pack
 
 Mix = Callable[[Tensor, Tensor, Tensor, Context], Tensor]
 Mixer = Callable[[Tensor, Context, int], Tensor]
@@ -149,13 +149,13 @@ class PackedContext(PartialContext):
     def __init__(self, base: BaseContext, n_prompts: int, kept: Mapping[str, Tensor]) -> None:
         super().__init__(base.n_pos, base.device)
         self.base, self.n_prompts, self.kept = base, n_prompts, kept
-        self.runs: Sequence[Run] = ()
+        self.runs: Sequence[CellRun] = ()
         self.current: int | None = None  # in attention and mixers, the run whose rows are computed
         self.attention_flops = 0
         self._windows: dict[tuple[Interval, int], RowContext] = {}
         self._kept: dict[tuple[str, int, int], tuple[int, Tensor]] = {}  # name, layer, cell -> first position, rows
 
-    def enter(self, runs: Sequence[Run]) -> None:
+    def enter(self, runs: Sequence[CellRun]) -> None:
         """Starts a layer with these runs."""
         self.runs = runs
         n_cells = [len(run.cells) for run in runs]

@@ -15,8 +15,8 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
+from hooked_lm.notebook_repr import NotebookRepr, short_repr
 from hooked_lm.results import stored
-from hooked_lm.shown import Shown, in_short
 
 FORMAT = "hooked_lm.Pairs"
 MOST_LETTERS = 60  # of a prompt in a line
@@ -26,7 +26,7 @@ M = TypeVar("M")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Pairs(Shown):
+class Pairs(NotebookRepr):
     """Clean and corrupted prompts, pair by pair, with the right and the wrong next tokens.
 
     Functions of `corrupted` and `clean` prompts take it in place of both: `sweep(model, pairs)` is that of these prompts with
@@ -153,7 +153,9 @@ def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
 
 def _brief(given: object) -> str:
     """A prompt or an answer in a line: the beginning of a text."""
-    return f"{given[:MOST_LETTERS]!r}{'…' * (len(given) > MOST_LETTERS)}" if isinstance(given, str) else in_short(given)
+    return (
+        f"{given[:MOST_LETTERS]!r}{'…' * (len(given) > MOST_LETTERS)}" if isinstance(given, str) else short_repr(given)
+    )
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------
@@ -168,8 +170,8 @@ def prompts_of(corrupted: Prompts | Pairs, clean: Prompts | None) -> tuple[Promp
         raise TypeError("Pairs have both prompts: give them in place of corrupted and clean, as sweep(model, pairs)")
     if isinstance(corrupted, Pairs) and clean is not None:
         raise TypeError(
-            f"clean={in_short(clean)} is given beside Pairs, which have the clean prompts: leave one out, and name the arguments "
-            "that follow"
+            f"clean={short_repr(clean)} is given beside Pairs, which have the clean prompts: leave one out, and name the "
+            "arguments that follow"
         )
     return (corrupted.corrupted, corrupted.clean) if isinstance(corrupted, Pairs) else (corrupted, clean)
 

@@ -11,8 +11,8 @@ from hooked_lm.engine.cells_before_blocks import in_tower, is_of_images, n_posit
 from hooked_lm.engine.edit import Change, Edit, Rest
 from hooked_lm.engine.meta_values import meta_values, one_token
 from hooked_lm.engine.prompts import (
-    Which,
-    WhichHeads,
+    AxisSelection,
+    HeadSelection,
     chosen,
     labelled_heads,
     position_axis,
@@ -32,7 +32,7 @@ T = TypeVar("T")
 Choice = list[int] | None  # indices of an axis of the grid; None: no axis, all together
 
 
-class Plan:
+class SweepPlan:
     """The grid of a sweep over sites with these short names; see `sweep` for the other arguments."""
 
     def __init__(
@@ -40,10 +40,10 @@ class Plan:
         model: HookedRootModule,
         tokens: Rows,
         names: Sequence[str],
-        layers: Which = "each",
-        positions: Which = "each",
-        heads: WhichHeads = None,
-        neurons: Which = None,
+        layers: AxisSelection = "each",
+        positions: AxisSelection = "each",
+        heads: HeadSelection = None,
+        neurons: AxisSelection = None,
     ) -> None:
         if heads is not None and neurons is not None:
             raise ValueError("give heads or neurons, not both: a site has one or the other")

@@ -21,12 +21,12 @@ from hooked_lm.results import Label
 
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
 Prompts = Tokens | VisionInputs  # or ids with the images among them
-Which = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
+AxisSelection = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 PAIRED = ("clean", "corrupted")  # the prompts of an experiment on pairs
 STUDY = "; hooked_lm.studies.study_pairs, and hooked-lm patch --pairs, run pairs of different lengths"
 Values = str | Tensor | Mapping[str, Tensor]  # "clean", "corrupted", "mean", "zero", a tensor, or a cache
 OTHER_RUN = {"denoise": "clean", "noise": "corrupted"}  # by direction, the run whose values are put into the other
-WhichHeads = Which | Sequence[str]  # or labels such as "L1H7": an axis of these
+HeadSelection = AxisSelection | Sequence[str]  # or labels such as "L1H7": an axis of these
 
 
 def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", reads_pairs: bool = False) -> PromptRows:
@@ -100,7 +100,7 @@ def kind_of(value: object) -> str:
     return shown if len(shown := repr(value)) <= 60 else f"a {type(value).__name__}"
 
 
-def chosen(which: Which, size: int, what: str) -> list[int] | None:
+def chosen(which: AxisSelection, size: int, what: str) -> list[int] | None:
     """The selected indices of an axis, for "each", an int, several ints or a slice. None: no axis, all together.
 
     Raises IndexError for an index out of range, ValueError for a repeated index, an empty selection and another word,
@@ -122,7 +122,7 @@ def chosen(which: Which, size: int, what: str) -> list[int] | None:
     return indices
 
 
-def labelled_heads(heads: WhichHeads) -> list[tuple[int, int]] | None:
+def labelled_heads(heads: HeadSelection) -> list[tuple[int, int]] | None:
     """The layer and index of each head, if heads are labels such as "L1H7"; otherwise None.
 
     Raises ValueError for a mixture of labels and indices, and for a head that is given twice.

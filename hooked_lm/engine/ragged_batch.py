@@ -38,7 +38,7 @@ class LayerSpans:
 
 
 @dataclass(frozen=True)
-class Run:
+class CellRun:
     """Neighbouring cells with the same spans in a layer."""
 
     cells: Sequence[int]

@@ -19,7 +19,7 @@ from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.cost import Cost
 from hooked_lm.engine.edit import NONE, Edit, Input, Interval, overlap, repeated, union
-from hooked_lm.engine.ragged_batch import LayerSpans, Packing, Run, pack
+from hooked_lm.engine.ragged_batch import CellRun, LayerSpans, Packing, pack
 from hooked_lm.engine.site_info import (
     REACHES_LATER,
     SiteInfo,
@@ -241,7 +241,7 @@ class BatchedPass:
         """The input rows of a layer: the output of the layer below, completed from the stream of the base run."""
         started = [index for index, schedule in enumerate(self.schedules) if schedule.first <= layer]
         grouped = groupby(started, key=lambda index: self.schedules[index].at(layer))
-        self.context.enter([Run(list(cells), spans) for spans, cells in grouped])
+        self.context.enter([CellRun(list(cells), spans) for spans, cells in grouped])
         self.where = {
             index: (run, cell) for run, r in enumerate(self.context.runs) for cell, index in enumerate(r.cells)
         }

@@ -20,11 +20,11 @@ from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.files import writable
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import Label
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.scores import origin
-from hooked_lm.shown import Shown, Table, in_short
+from hooked_lm.results.scores import provenance
 
 Metrics = Metric | Mapping[str, Metric]
 SAVE_EVERY = 30.0  # seconds
@@ -52,7 +52,7 @@ class SwapWarning(UserWarning):
 
 
 @dataclass(frozen=True)
-class Study(Shown):
+class Study(NotebookRepr):
     """The axes of a grid with their labels, and the cell at each index; `base` holds changes that all cells share."""
 
     axes: Mapping[str, Sequence[Label]]
@@ -61,9 +61,11 @@ class Study(Shown):
     title: str = "patching"
     changes: str = "corrupted"  # the run that is changed: "corrupted" or "clean"
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The axes with their labels."""
-        return Table(("axis", "length", "labels"), [(name, len(of), in_short([*of])) for name, of in self.axes.items()])
+        return Table(
+            ("axis", "length", "labels"), [(name, len(of), short_repr([*of])) for name, of in self.axes.items()]
+        )
 
     def __repr__(self) -> str:
         return f"Study({self.title!r}: {_sizes(self.axes)}, {len(self.cells)} cells of the {self.changes} run)"
@@ -123,7 +125,7 @@ def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Te
         low, high = changed.mean(), right.mean()
         if getattr(metric, "rises_with_answer", False) and low > high:
             name, swapped = getattr(metric, "name", "metric"), (changed > right).nonzero().flatten().tolist()
-            which = f", of prompts {in_short(swapped)} alone" if len(swapped) < len(right) else ""
+            which = f", of prompts {short_repr(swapped)} alone" if len(swapped) < len(right) else ""
             warnings.warn(
                 f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}){which}: "
                 "are the two swapped? The arguments are (model, corrupted, clean)",
@@ -220,7 +222,7 @@ class _Run:
             "fingerprint": self.fingerprint,
             "groups": self.groups,
         }
-        about["about"] = origin(self.experiment.model, what=self.study.title) | self.metric_name
+        about["about"] = provenance(self.experiment.model, what=self.study.title) | self.metric_name
         if self.experiment.fallback_reason is not None:
             about["about"]["whole_forwards"] = f"each cell is one: {self.experiment.fallback_reason}"
         if self.study.changes == "clean":

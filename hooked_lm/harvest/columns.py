@@ -9,16 +9,16 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from hooked_lm.harvest.plan import Plan
+from hooked_lm.harvest.plan import HarvestPlan
 from hooked_lm.harvest.shard import COLUMNS, layout
 from hooked_lm.harvest.shard_file import checked_begin, header_of
 from hooked_lm.harvest.stored_value import SCALE
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
 from hooked_lm.models.names import get_act_name
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.shards import Shards
 from hooked_lm.shards.stored import n_shards
-from hooked_lm.shown import Shown, Table
 
 SiteName = str | tuple[str, int]  # a name, a short name such as "z0", or ("z", 0)
 
@@ -26,10 +26,10 @@ SiteName = str | tuple[str, int]  # a name, a short name such as "z0", or ("z", 
 class Columns(Shards):
     """The columns of a harvest: its sites, and what is known of each token."""
 
-    PLAN = Plan
+    PLAN = HarvestPlan
     SUFFIX = ".safetensors"
     FIELDS = ("tokens", "bytes", "sha256", "is_last", "documents")
-    plan: Plan
+    plan: HarvestPlan
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
@@ -74,7 +74,7 @@ class Columns(Shards):
             f"no site {given!r} in {self.path}; did you mean {near}? Other columns are {', '.join(COLUMNS)}"
         )
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The columns with their axes, shapes and dtypes."""
         columns = [self[name] for name in (*self.sites, *COLUMNS)]
         rows = [(c.name, " ".join(c.dims), [*c.shape], str(c.dtype).removeprefix("torch.")) for c in columns]
@@ -112,7 +112,7 @@ class Columns(Shards):
         return self.plan.values[name].restored(endings)
 
 
-class Column(Shown):
+class Column(NotebookRepr):
     """The values of one site, or of one column of numbers, of all tokens: [token, ...].
 
     `column[i]`, `column[a:b]`, `column[[3, 5]]` and `column[tensor]` read these tokens, as tensors of their own.
@@ -138,7 +138,7 @@ class Column(Shown):
         value = self.store.plan.values.get(self.name)
         return COLUMNS[self.name] if value is None else torch.float32 if value.dtype == "int8" else value.torch_dtype
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The axes and their lengths."""
         return Table(("axis", "length"), [*zip(self.dims, self.shape, strict=True)])
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from hooked_lm import shards
 from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.harvest.documents import STREAM, Documents, digest
-from hooked_lm.harvest.plan import Plan, planned
+from hooked_lm.harvest.plan import HarvestPlan, planned
 from hooked_lm.harvest.rows import RowMaker
 from hooked_lm.harvest.shard import write_shard
 from hooked_lm.hooks import HookedRootModule
@@ -20,10 +20,10 @@ from hooked_lm.shards.run import Part
 
 
 @dataclass
-class Job(shards.Job):
+class HarvestJob(shards.Job):
     """A harvest in its folder."""
 
-    plan: Plan
+    plan: HarvestPlan
     folder: Path
     documents: Documents
     maker: RowMaker
@@ -65,7 +65,7 @@ def job_of(
     directory: str | os.PathLike[str],
     maker: RowMaker,
     **settings: Any,
-) -> Job:
+) -> HarvestJob:
     """A harvest with its plan written. Raises ValueError, before that, for what cannot be harvested."""
     if has_two_stacks(model):
         raise ValueError("a harvest reads documents by decoders and encoders; this model needs a source and a target")
@@ -73,4 +73,4 @@ def job_of(
         raise TypeError(f"a harvest reads texts, which a {type(model).__name__} does not")
     plan = planned(model, documents, sites, maker, **settings)
     folder = plan.write(directory)
-    return Job(plan, folder, documents, maker)
+    return HarvestJob(plan, folder, documents, maker)

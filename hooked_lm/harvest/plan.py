@@ -16,7 +16,7 @@ from hooked_lm.shards.plan import check_counts, facts_of_model
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(shards.Plan):
+class HarvestPlan(shards.Plan):
     """What a harvest computes: everything that determines its files.
 
     `sites` map each site to how its value is stored. The items are documents; a stream without a known end has as many as it
@@ -51,7 +51,7 @@ def planned(
     shard_bytes: int,
     documents_per_shard: int | None,
     threads: int | None = None,
-) -> Plan:
+) -> HarvestPlan:
     """The plan of a harvest; see `harvest` for the arguments.
 
     Raises ValueError for a site without one vector for each token, and for numbers out of range.
@@ -79,7 +79,7 @@ def planned(
     n_vectors = len(found.ids) if reduce else sum(found.n_kept)
     size = sum(value.bytes_per_token for value in values.values()) + 17  # of ids, documents, positions and flags
     n_documents = documents_per_shard or max(1, round(shard_bytes / size / max(n_vectors / len(sample), 1e-9)))
-    return Plan(
+    return HarvestPlan(
         model=facts_of_model(model),
         data=documents.about(),
         items_per_shard=min(n_documents, documents.n_documents or n_documents),

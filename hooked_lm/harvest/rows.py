@@ -18,7 +18,7 @@ TEXTS_AT_ONCE = 256  # as many texts are tokenized together
 
 
 @dataclass(frozen=True)
-class Rows:
+class DocumentRows:
     """The rows of some documents: ids of each, the number of its document, and which of its tokens are kept."""
 
     ids: list[list[int]]
@@ -73,7 +73,7 @@ class RowMaker:
         if self.long == "split" and not self._continues_texts:
             raise ValueError("long='split' cuts documents for decoders; this model marks the end of a text: truncate")
 
-    def rows(self, documents: Sequence[tuple[int, Document]]) -> Rows:
+    def rows(self, documents: Sequence[tuple[int, Document]]) -> DocumentRows:
         """The rows of documents, in their order; documents without tokens have none."""
         found: list[list[int]] = []
         numbers: list[int] = []
@@ -82,7 +82,7 @@ class RowMaker:
                 found.append(row)
                 numbers.append(number)
         special = self._special
-        return Rows(found, numbers, [self._kept(row, special) for row in found], special)
+        return DocumentRows(found, numbers, [self._kept(row, special) for row in found], special)
 
     @property
     def _continues_texts(self) -> bool:
@@ -141,14 +141,14 @@ class RowMaker:
         return torch.isin(places, torch.where(given < 0, given + len(row), given))
 
 
-def batched(rows: Rows, batch_size: int) -> list[list[int]]:
+def batched(rows: DocumentRows, batch_size: int) -> list[list[int]]:
     """Rows of similar lengths together: the indices of each batch, the longest rows first."""
     order = sorted(range(len(rows.ids)), key=lambda row: (-len(rows.ids[row]), row))
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
 
 def padded_batch(
-    rows: Rows, which: Sequence[int], pad: int
+    rows: DocumentRows, which: Sequence[int], pad: int
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"] | None]:
     """The ids of rows, padded on the right, and the mask of real tokens; None if they have one length."""
     lengths = [len(rows.ids[row]) for row in which]

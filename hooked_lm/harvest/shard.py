@@ -11,8 +11,8 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from hooked_lm.harvest.documents import Documents, digest
-from hooked_lm.harvest.plan import Plan
-from hooked_lm.harvest.rows import RowMaker, Rows, batched, padded_batch
+from hooked_lm.harvest.plan import HarvestPlan
+from hooked_lm.harvest.rows import DocumentRows, RowMaker, batched, padded_batch
 from hooked_lm.harvest.shard_file import Layout, ShardFile
 from hooked_lm.harvest.stored_value import REDUCTIONS
 from hooked_lm.interventions.statistics import Moments
@@ -26,7 +26,7 @@ Values = dict[str, Tensor]
 
 
 def write_shard(
-    plan: Plan,
+    plan: HarvestPlan,
     documents: Documents,
     maker: RowMaker,
     folder: Path,
@@ -71,7 +71,7 @@ def write_shard(
         raise
 
 
-def layout(plan: Plan, n: int) -> Layout:
+def layout(plan: HarvestPlan, n: int) -> Layout:
     """The tensors of a shard of `n` tokens."""
     found: dict[str, tuple[torch.dtype, list[int]]] = {name: (dtype, [n]) for name, dtype in COLUMNS.items()}
     for site, value in plan.values.items():
@@ -80,7 +80,7 @@ def layout(plan: Plan, n: int) -> Layout:
 
 
 @torch.no_grad()
-def forwards(plan: Plan, rows: Rows, maker: RowMaker, advance: Callable[[int], Any]) -> Any:
+def forwards(plan: HarvestPlan, rows: DocumentRows, maker: RowMaker, advance: Callable[[int], Any]) -> Any:
     """Yields the rows of each batch, and the values of the tokens that are kept of them, row after row."""
     model = maker.model
     device = next(model.parameters()).device
@@ -95,7 +95,7 @@ def forwards(plan: Plan, rows: Rows, maker: RowMaker, advance: Callable[[int], A
         advance(sum(len(rows.ids[row]) for row in which))
 
 
-def _kept(value: Tensor, rows: Rows, which: list[int], plan: Plan) -> Tensor:
+def _kept(value: Tensor, rows: DocumentRows, which: list[int], plan: HarvestPlan) -> Tensor:
     """The vectors that are kept of a batch, row after row, or one for each row."""
     longest = value.shape[1]
     kept = torch.zeros(len(which), longest, dtype=torch.bool)
@@ -112,7 +112,7 @@ def _kept(value: Tensor, rows: Rows, which: list[int], plan: Plan) -> Tensor:
 class Writer:
     """A thread that writes the values of batches, while the next ones are computed."""
 
-    def __init__(self, plan: Plan, file: ShardFile, moments: dict[str, Moments], counts: list[int]) -> None:
+    def __init__(self, plan: HarvestPlan, file: ShardFile, moments: dict[str, Moments], counts: list[int]) -> None:
         self.plan, self.file, self.moments, self.counts = plan, file, moments, counts
         self.starts = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
         self.queue: queue.Queue[tuple[list[int], Values] | None] = queue.Queue(AHEAD)

@@ -20,7 +20,7 @@ from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
-from hooked_lm.shown import bytes_in_words, html_table, summary
+from hooked_lm.notebook_repr import bytes_in_words, html_table, summary
 
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site
 MOST_GROUPS = 60  # shown as text

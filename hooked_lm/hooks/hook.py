@@ -6,14 +6,14 @@ from typing import Any
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.values import spec_of, takes_hook_keyword, wrong_return
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 HookFunction = Callable[..., Any]
 """A hook: `function(value, hook)` that returns the new value, or None to keep the value or what it wrote into it."""
 _clock = itertools.count(1)
 
 
-class Hook(Shown):
+class Hook(NotebookRepr):
     """A hook function at one point, with its options.
 
     `user_hook` is the user's function, `is_permanent` says whether it survives resets, `context_level` is the depth of the
@@ -108,7 +108,7 @@ class Hook(Shown):
         stays = "permanent" if self.is_permanent else "until removed" if self.context_level is None else ""
         return ", ".join(filter(None, ["runs first" if self.when == "pre" else "", stays]))
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The function, its point and its options."""
         shown = {"hook": self.function_name, "site": self.point.name, "direction": self.dir, "options": self.options}
         return Table(("", "value"), [(name, value) for name, value in shown.items() if value])

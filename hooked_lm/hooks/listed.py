@@ -6,12 +6,12 @@ from typing import Any
 from torch import nn
 
 from hooked_lm.hooks.hook import Hook
-from hooked_lm.shown import Shown, Table, html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, summary
 
 __all__ = ["ListedHooks", "ShownSites", "layers_in_words", "table_of_sites"]
 
 
-class ListedHooks(Shown, dict[str, list[Hook]]):
+class ListedHooks(NotebookRepr, dict[str, list[Hook]]):
     """Hooks by the name of their point; prints a line for each.
 
     >>> from hooked_lm.hooks import wrap
@@ -23,32 +23,32 @@ class ListedHooks(Shown, dict[str, list[Hook]]):
     """
 
     def __repr__(self) -> str:
-        sites, *others = zip(*self.rows_shown().rows, strict=True) if self else [()]
+        sites, *others = zip(*self.repr_table().rows, strict=True) if self else [()]
         wide = max(map(len, sites), default=0)
         lines = ["  ".join([f"{site:{wide}}", *filter(None, row)]) for site, *row in zip(sites, *others, strict=True)]
         return "\n".join(lines) or "no hooks"
 
     __str__ = __repr__
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """A row for each hook: its site, direction, function, and what differs from the default."""
         rows = [(site, hook.dir, hook.function_name, hook.options) for site, hooks in self.items() for hook in hooks]
         return Table(("site", "direction", "hook", "options"), rows)
 
 
-class ShownSites(Shown, nn.Module):
+class ShownSites(NotebookRepr, nn.Module):
     """A network of which a notebook shows the sites."""
 
     all_points: Callable[[], dict[str, Any]]
     in_bare_cache: Callable[[Any], bool]
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The sites, those of several layers on one row."""
         return table_of_sites(self.all_points(), self.in_bare_cache)
 
     def _repr_html_(self) -> str:
         n = sum(weight.numel() for weight in self.parameters())
-        return summary(f"{type(self).__name__}({n:,} parameters)", html_table(*self.rows_shown()))
+        return summary(f"{type(self).__name__}({n:,} parameters)", html_table(*self.repr_table()))
 
 
 def table_of_sites(points: Mapping[str, Any], is_on: Callable[[Any], bool]) -> Table:

@@ -18,7 +18,7 @@ from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 _shows_name = ContextVar("shows_name", default=True)
 
@@ -32,7 +32,7 @@ class HookConversion(Protocol):
     def revert(self, value: Tensor) -> Tensor: ...
 
 
-class HookPoint(Shown, nn.Identity):
+class HookPoint(NotebookRepr, nn.Identity):
     """A named site in a network, which returns its input unless a hook changes it.
 
     A hook is called as `fn(value, hook=point)` with a copy of the value; consecutive hooks receive the same copy. It returns
@@ -373,7 +373,7 @@ class HookPoint(Shown, nn.Identity):
         by_hand = self._hooks.get(None)
         return {**self.__dict__, "_hooks": {None: by_hand} if by_hand else {}}
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The name, the axes, and the hooks at this point."""
         shown = {"site": self.name, "axes": " ".join(self.dims), "in a cache": "on demand" if self.on_demand else ""}
         hooks = [("hook", f"{hook.dir}  {hook.function_name}") for hook in self.hooks_by_id().values()]

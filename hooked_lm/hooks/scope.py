@@ -20,7 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.hook_spec import HookList, hook_list, parse_hook
-from hooked_lm.shown import Shown, Table, in_short
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 
 # Held while the hooks of a point change; readers do not take it. Reentrant, because the garbage collector may close a scope at
 # any moment, also during such a change.
@@ -146,7 +146,7 @@ def warn_in_pool_thread(name: str | None, owners: list[Owner]) -> None:
 # ---- the context manager -----------------------------------------------------------------------------------------------
 
 
-class Scope(Shown, ContextDecorator):
+class Scope(NotebookRepr, ContextDecorator):
     """The context manager that `model.hooks(...)` returns; also a decorator of functions.
 
     Its hooks end with the block, also after errors and interrupts. If it is never closed, they end when it is garbage-collected.
@@ -173,7 +173,7 @@ class Scope(Shown, ContextDecorator):
             self._open.close()
             raise
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The hooks that were given: their sites, directions and functions."""
         rows: list[tuple[str, str, str]] = []
         for given, direction in zip(self._given[1:3], ("fwd", "bwd"), strict=True):
@@ -204,8 +204,8 @@ def _in_words(hook: object, direction: str) -> tuple[str, str, str]:
     try:
         site, function, to, _ = parse_hook(hook, direction)
     except (TypeError, ValueError):
-        return "", direction, in_short(hook)
-    return in_short(site), to, getattr(function, "__name__", in_short(function))
+        return "", direction, short_repr(hook)
+    return short_repr(site), to, getattr(function, "__name__", short_repr(function))
 
 
 def _installed(root: Any, plan: list[Any], level: int | None, clear_contexts: bool) -> Generator[None, None, None]:

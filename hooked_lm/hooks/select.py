@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
-from hooked_lm.shown import Shown, Table, html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, summary
 
 WHEN = {True: "always", False: "on demand"}
 Point = TypeVar("Point")
@@ -22,7 +22,7 @@ class UnknownSite(KeyError):
         return str(self.args[0])
 
 
-class PointDict(Shown, MutableMapping[str, Point]):
+class PointDict(NotebookRepr, MutableMapping[str, Point]):
     """The hook points of a network by name, in order of computation.
 
     Iteration and length cover the points of a bare run: those on demand only if their flag is set. `[...]` and `in` cover all
@@ -60,7 +60,7 @@ class PointDict(Shown, MutableMapping[str, Point]):
     def __delitem__(self, name: str) -> None:
         del self.points[name]
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The points with what they are."""
         points = self.points.items()
         return Table(
@@ -68,7 +68,7 @@ class PointDict(Shown, MutableMapping[str, Point]):
         )
 
     def _repr_html_(self) -> str:
-        return summary(f"{type(self).__name__}({len(self)} points)", html_table(*self.rows_shown()))
+        return summary(f"{type(self).__name__}({len(self)} points)", html_table(*self.repr_table()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)})"

@@ -11,7 +11,7 @@ from hooked_lm.hooks.module_points import ModulePoint, calls_so_far, format_path
 from hooked_lm.hooks.name_tree import NameTree
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.select import NamesFilter, Site, UnknownSite, select
-from hooked_lm.shown import Table
+from hooked_lm.notebook_repr import Table
 
 
 class WrappedModule(HookedRootModule):
@@ -69,7 +69,7 @@ class WrappedModule(HookedRootModule):
         self._registered = {}
         return self.module
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The submodules, whose inputs and outputs have points, with their classes."""
         return Table(("module", "class"), [(name, type(self.mod_dict[name]).__name__) for name in self._outputs])
 

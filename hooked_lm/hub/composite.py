@@ -78,7 +78,7 @@ def text_family(config: "PreTrainedConfig", text: "PreTrainedConfig") -> ModuleT
     return found
 
 
-class Part(Renamed):
+class CompositePart(Renamed):
     """The tensors of one model of a composite, by the names that they have in a checkpoint of it alone.
 
     `left_out` maps the composite's other modules to their numbers of tensors.
@@ -96,7 +96,7 @@ class Part(Renamed):
 
 def language_model(
     tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree, text_names: Mapping[str, str | None]
-) -> Part:
+) -> CompositePart:
     """The tensors of the language model among those of a composite; `text_names` are those of its family.
 
     Raises ValueError if there is no embedding of the language model, and for tensors of it that no row reads.
@@ -125,7 +125,7 @@ def language_model(
         for whole, parts in finder.joined.items()
         if names.keys() >= {*parts}
     }
-    return Part(tensors, {**names, **joined}, united(left_out))
+    return CompositePart(tensors, {**names, **joined}, united(left_out))
 
 
 def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hooked_lm.components.vision.heads import ClassToken
 from hooked_lm.families import VISION_ENCODERS, family
-from hooked_lm.hub.composite import Part, left_out_module, united
+from hooked_lm.hub.composite import CompositePart, left_out_module, united
 from hooked_lm.hub.renamed import present_name
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import VisionConfig, VisionLanguageConfig
@@ -52,7 +52,7 @@ def tower_family(config: "PreTrainedConfig", vision: "PreTrainedConfig") -> Modu
         raise ValueError(f"the vision tower of this {config.model_type} cannot be loaded: {error}") from error
 
 
-def tower(tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree) -> Part:
+def tower(tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree) -> CompositePart:
     """The tensors of the vision tower among those of a composite.
 
     Raises ValueError if there is no embedding of patches or more than one, and for tensors of the tower that no row reads.
@@ -80,7 +80,7 @@ def tower(tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree) -> Part
         more = f" and {len(unread) - 4} more" if len(unread) > 4 else ""
         kind = module.__name__.rpartition(".")[2]
         raise ValueError(f"the vision tower has tensors that a {kind} has not: {', '.join(unread[:4])}{more}")
-    return Part(tensors, names, united(left_out))
+    return CompositePart(tensors, names, united(left_out))
 
 
 def fitted(tree: WithTower, module: ModuleType, tensors: Mapping[str, Tensor]) -> WithTower:

@@ -14,7 +14,7 @@ from torch import nn
 
 from hooked_lm.hooks.select import nearest
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.placement import Plan, Rest, block_of
+from hooked_lm.models.placement import DevicePlan, Rest, block_of
 from hooked_lm.models.shared_weights import shared_parts
 
 Device = torch.device | str | int
@@ -30,7 +30,7 @@ class Placement:
     device_map: str | Mapping[str, Device]
     max_memory: MaxMemory | None = None
 
-    def plan(self, model: BaseModel) -> Plan:
+    def plan(self, model: BaseModel) -> DevicePlan:
         """Where the blocks of a model and its other parts are. Raises ValueError for a map that cannot be honoured."""
         if not model.stacks:
             raise ValueError(f"device_map: a {type(model).__name__} lives on one device; name it with device=")
@@ -163,7 +163,7 @@ def _place(given: Device) -> torch.device | Literal["disk"]:
     return torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
 
 
-def _as_plan(placed: Placed) -> Plan:
+def _as_plan(placed: Placed) -> DevicePlan:
     """The model's device is that of the rest; if this is on disk, the first device of the blocks, a GPU if they have one."""
     devices = {name: at for name, at in placed.items() if isinstance(at, torch.device)}
     of_blocks = sorted(devices.values(), key=lambda at: at.type == "cpu")
@@ -174,7 +174,7 @@ def _as_plan(placed: Placed) -> Plan:
             offloaded[name] = "disk"
         elif name and devices[name].type == "cpu" != main.type:
             offloaded[name] = "cpu"
-    return Plan({name: main if name in offloaded else devices.get(name, main) for name in placed}, offloaded)
+    return DevicePlan({name: main if name in offloaded else devices.get(name, main) for name in placed}, offloaded)
 
 
 class _Rest(nn.Module):

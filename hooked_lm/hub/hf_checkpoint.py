@@ -19,7 +19,7 @@ from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers,
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
-from hooked_lm.hub.renamed import in_present_names, recut
+from hooked_lm.hub.renamed import recut, rename_tensors
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
@@ -79,7 +79,7 @@ class HFCheckpoint:
             tree = self._fitted(read_config(self.family, self.config), weights)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
             return composite.language_model(weights, self.family, tree, names)
-        weights = in_present_names(self.open_weights(), getattr(self.family, "RENAMED", {}))
+        weights = rename_tensors(self.open_weights(), getattr(self.family, "RENAMED", {}))
         if not hasattr(self.family, "cuts"):
             return weights
         tree = read_config(self.family, self.config)
@@ -114,7 +114,7 @@ class HFCheckpoint:
             device=str(device),
             init_weights=False,
             **self._facts(),
-            **({"left_out": tensors.left_out} if isinstance(tensors, composite.Part) else {}),
+            **({"left_out": tensors.left_out} if isinstance(tensors, composite.CompositePart) else {}),
             **self._generation_facts({field.name for field in fields(flat_class)}),
         )
 

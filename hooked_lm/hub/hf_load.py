@@ -20,7 +20,7 @@ from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.placement import Plan, place
+from hooked_lm.models.placement import DevicePlan, place
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.weights import Row, expand, load, slots
@@ -39,7 +39,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     with naming(checkpoint.name):
         cfg = checkpoint.flat_config(model_class.config_class, full, tensors)
         model = unfilled(model_class, cfg, tokenizer)
-    one_device = Plan({"": torch.device(options.device)})
+    one_device = DevicePlan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
 
@@ -88,7 +88,7 @@ def fill(
     tensors: Mapping[str, Tensor],
     module: ModuleType,
     full: Tree,
-    plan: Plan,
+    plan: DevicePlan,
     is_copied: Callable[[str], bool],
 ) -> None:
     """Loads a checkpoint's weights into a model on the meta device, each to its place; `full` is the tree with all layers.
@@ -121,7 +121,7 @@ def fill(
     finish(model, plan)
 
 
-def finish(model: BaseModel, plan: Plan) -> None:
+def finish(model: BaseModel, plan: DevicePlan) -> None:
     """Makes a loaded model ready: attention weights as matrices in memory, everything on the devices of the plan.
 
     Raises ValueError for weights without values.

@@ -9,8 +9,8 @@ from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.hf_checkpoint import from_model, from_source
 from hooked_lm.hub.hf_load import load_hf
 from hooked_lm.hub.model_classes import Loaded
+from hooked_lm.hub.native import find_own, load_own
 from hooked_lm.hub.options import Options
-from hooked_lm.hub.own import find_own, load_own
 from hooked_lm.hub.source import TOKENIZER_FILES, WEIGHT_FILES, find
 from hooked_lm.hub.tl_checkpoint import find_tl, load_tl
 from hooked_lm.models.base import BaseModel

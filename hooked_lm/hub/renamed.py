@@ -61,7 +61,7 @@ def present_name(name: str, renamed: Mapping[str, str]) -> str:
     return name
 
 
-def in_present_names(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
+def rename_tensors(tensors: Mapping[str, Tensor], renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
     """Tensors by current names; `renamed` is as for `present_name`."""
     names = {present_name(name, renamed): name for name in tensors}
     return tensors if all(new == old for new, old in names.items()) else Renamed(tensors, names)

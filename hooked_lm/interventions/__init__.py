@@ -3,11 +3,13 @@
 They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(..., fwd_hooks=[a])`, `model.register(a)`.
 """
 
+from typing import TYPE_CHECKING
+
 from hooked_lm.interventions import dictionaries
 from hooked_lm.interventions.base import Controller, Detector, HookObject, Hooks
 from hooked_lm.interventions.contrast import rank_heads
 from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
+from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Record, RecordOutput
 from hooked_lm.interventions.gradient_report import GradientReport
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
 from hooked_lm.interventions.part import Part
@@ -26,6 +28,7 @@ from hooked_lm.interventions.statistics import Statistics, Summary
 from hooked_lm.interventions.steering import SteeringVectors, steering_vectors, sweep_steering
 from hooked_lm.interventions.store import Run, Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
+from hooked_lm.renamed import former_names
 
 __all__ = [
     "AddDirection",
@@ -44,7 +47,6 @@ __all__ = [
     "NanGradientGuard",
     "NanGuard",
     "Noise",
-    "Output",
     "Part",
     "PartEditor",
     "Patch",
@@ -54,6 +56,7 @@ __all__ = [
     "ProjectOut",
     "Record",
     "RecordGradient",
+    "RecordOutput",
     "ResampleAblate",
     "Run",
     "Scale",
@@ -70,3 +73,6 @@ __all__ = [
     "steering_vectors",
     "sweep_steering",
 ]
+
+if not TYPE_CHECKING:  # type checkers know the present names alone
+    __getattr__ = former_names(__name__, Output="RecordOutput")

@@ -21,8 +21,8 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
+from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, short_repr, summary
 from hooked_lm.results import stored
-from hooked_lm.shown import Shown, Table, html_table, in_short, summary
 
 Kind = TypeVar("Kind", bound="HookObject")
 Loaded = TypeVar("Loaded", bound="Hooks[Any]")
@@ -30,12 +30,13 @@ FORMAT = "hooked_lm.interventions"
 VERSION = 2  # version 1 had classes by bare name only, and a tuple in `Record` meant a range
 PLAIN = (bool, int, float, str, list, tuple, slice)  # types of settings without tensors
 SETTING_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+FORMER_KINDS = {"Output": "RecordOutput"}  # the names of kinds in files of earlier versions
 
 _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
 
 
 @dataclass(eq=False, repr=False)
-class HookObject(Shown, ABC):
+class HookObject(NotebookRepr, ABC):
     """A hook with its site and settings.
 
     `hook_point` is a site (name, glob, short name, list or predicate); with `layer`, the short name of a site of that layer.
@@ -166,6 +167,7 @@ class HookObject(Shown, ABC):
     def kind_named(name: object, is_old: bool = False) -> type["HookObject"]:
         """The class of that name. `is_old`: the name is from a version 1 file, without the modules of user classes."""
         kinds = HookObject._kinds
+        name = FORMER_KINDS.get(name, name) if isinstance(name, str) else name
         if isinstance(name, str) and name in kinds and not is_old:
             return kinds[name]
         matching = [full for full, kind in kinds.items() if name in (full, kind.__name__)]
@@ -191,11 +193,11 @@ class HookObject(Shown, ABC):
         """`to_dict`, with paths adapted to the location of the file."""
         return self.to_dict()
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """What the hook found, if it shows that; else its settings, with the site first, and whether it is switched off."""
         if (found := self.found_shown()) is not None:
             return found
-        settings = [(name, in_short(value)) for name, value in self.settings().items() if value is not None]
+        settings = [(name, short_repr(value)) for name, value in self.settings().items() if value is not None]
         return Table(("setting", "value"), [*settings, *([] if self.is_enabled else [("enabled", "no")])])
 
     def found_shown(self) -> Table | None:
@@ -285,7 +287,7 @@ class HookFile:
     store: str | Path | None = None
 
 
-class Hooks(Shown, list[Kind]):
+class Hooks(NotebookRepr, list[Kind]):
     """A list of hook objects that can be saved and loaded. A single object is a list of one.
 
     >>> from hooked_lm.interventions import Scale
@@ -296,13 +298,13 @@ class Hooks(Shown, list[Kind]):
     def __init__(self, objects: Kind | Iterable[Kind] = ()) -> None:
         super().__init__([objects] if isinstance(objects, HookObject) else objects)
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """A row for each object: its class, and all that its text says."""
-        rows = [(i, type(one).__name__, in_short(one)) for i, one in enumerate(self)]
+        rows = [(i, type(one).__name__, short_repr(one)) for i, one in enumerate(self)]
         return Table(("", "class", "hook"), rows)
 
     def _repr_html_(self) -> str:
-        return summary(f"Hooks({len(self)} object{'s' * (len(self) != 1)})", html_table(*self.rows_shown()))
+        return summary(f"Hooks({len(self)} object{'s' * (len(self) != 1)})", html_table(*self.repr_table()))
 
     def save(self, path: str | Path) -> None:
         """Writes the objects to one safetensors file: tensors bit for bit, other settings as JSON.

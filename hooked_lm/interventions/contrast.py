@@ -14,8 +14,8 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
-from hooked_lm.results.measures import Measures
-from hooked_lm.results.scores import origin
+from hooked_lm.results.measures import MetricScores
+from hooked_lm.results.scores import provenance
 
 Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."] | VisionInputs
 Listed = (
@@ -330,7 +330,7 @@ def rank_heads(
     held_out: float = 0.25,
     seed: int = 0,
     batch_size: int = 32,
-) -> Measures:
+) -> MetricScores:
     """How well the output of each head and each MLP separates held-out pairs of prompts, along its contrast direction.
 
     The arguments are those of `steering_vectors`. The output of a head is `z`, that of an MLP `mlp_out`.
@@ -365,7 +365,7 @@ def rank_heads(
         both = Sides(above, below, split)
         scores[:, layer, head] = both.separation(both.direction(method)[None])
     axes = {"metric": METRICS, "layer": range(model.cfg.n_layers), "head": [*range(n_heads), "mlp"]}
-    return Measures(scores, axes, SHARES, about=origin(model, **settings_of(method, positions, split, seed)))
+    return MetricScores(scores, axes, SHARES, about=provenance(model, **settings_of(method, positions, split, seed)))
 
 
 def prepared(

@@ -15,9 +15,9 @@ from hooked_lm.interventions.collector import Collector, pick_site
 from hooked_lm.interventions.input_tokens import InputTokens
 from hooked_lm.interventions.part import selected
 from hooked_lm.interventions.part_editor import PartHook
-from hooked_lm.shown import Table, bytes_in_words
+from hooked_lm.notebook_repr import Table, bytes_in_words
 
-__all__ = ["Collector", "InputTokens", "NanGradientGuard", "NanGuard", "Output", "Record"]
+__all__ = ["Collector", "InputTokens", "NanGradientGuard", "NanGuard", "Record", "RecordOutput"]
 
 
 @dataclass(eq=False, repr=False)
@@ -157,14 +157,14 @@ class Record(PartHook, Collector):
 
 
 @dataclass(eq=False, repr=False)
-class Output(Record):
+class RecordOutput(Record):
     """Records the logits, before any soft cap or scaling; with "unembed.hook_in", the input of the unembedding.
 
     Every model class has both sites. In generation, logits are then computed at all positions instead of the last alone.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> output = Output(positions=-1)
+    >>> output = RecordOutput(positions=-1)
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[output])
     >>> bool((output.stacked()[0, :, 0] == logits[:, -1]).all())
     True

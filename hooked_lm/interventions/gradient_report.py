@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.base import Detector, check_no_functions
 from hooked_lm.interventions.per_thread import Lock
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.GradientReport"
 
@@ -45,7 +45,7 @@ class GradientReport(Tabular, Detector):
     factor: float | int = field(default=1000.0, kw_only=True)
     direction: ClassVar[str] = "bwd"
     copies: ClassVar[bool] = False
-    _sums: dict[str, "Sums"] = field(default_factory=dict, init=False)
+    _sums: dict[str, "RunningMoments"] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +57,7 @@ class GradientReport(Tabular, Detector):
         if not isinstance(value, Tensor):
             return
         with self._lock:  # threads may share the report
-            self._sums.setdefault(hook.name or "", Sums()).add(value.detach())
+            self._sums.setdefault(hook.name or "", RunningMoments()).add(value.detach())
 
     def to_dataframe(self) -> "pd.DataFrame":
         """A row for each site, in the order of the forward pass.
@@ -114,7 +114,7 @@ class GradientReport(Tabular, Detector):
         sums = header.pop("sums")
         found = cls(header.pop("hook_point"), header.pop("layer"), **header)
         for site, numbers in sums.items():
-            found._sums[site] = Sums()
+            found._sums[site] = RunningMoments()
             vars(found._sums[site]).update(numbers)
         return found
 
@@ -123,7 +123,7 @@ class GradientReport(Tabular, Detector):
         self._sums.clear()
 
 
-class Sums:
+class RunningMoments:
     """Running sums over the gradients at a site."""
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
 
 
 @dataclass(frozen=True)
-class Shown:
+class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
     The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
@@ -90,7 +90,7 @@ class Shown:
     row: int | None = None
 
     @classmethod
-    def at(cls, hook: HookPoint, n: int) -> "list[Shown]":
+    def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
         """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt."""
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
@@ -143,11 +143,11 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Along:
+class PositionMap:
     """The positions of a part: their axis, the positions in the value, and `orders`: position -> index in the selection."""
 
     axis: int
-    shown: Shown
+    shown: VisiblePositions
     orders: Mapping[int, int]
 
 
@@ -162,7 +162,7 @@ class Part:
     dims: tuple[str, ...]
     shape: tuple[int, ...]
     indices: Mapping[int, Sequence[int]]
-    along: Along | None = None
+    along: PositionMap | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -251,8 +251,10 @@ def parts_of(
     part = Part(axes.where, axes.dims, tuple(value.shape), found)
     if axes.positions is None:
         return [part]
-    shown_rows = Shown.at(hook, value.shape[axes.positions])
-    return [_along(part, Along(axes.positions, shown, shown.chosen(positions, axes.where))) for shown in shown_rows]
+    shown_rows = VisiblePositions.at(hook, value.shape[axes.positions])
+    return [
+        _along(part, PositionMap(axes.positions, shown, shown.chosen(positions, axes.where))) for shown in shown_rows
+    ]
 
 
 def selected(
@@ -288,7 +290,7 @@ def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: in
     """The value at some positions, whose columns may differ from row to row."""
     columns = [
         [position - shown.first for position, _ in shown.listed(positions, where)]
-        for shown in Shown.at(hook, value.shape[axis])
+        for shown in VisiblePositions.at(hook, value.shape[axis])
     ]
     if all(some == columns[0] for some in columns):
         return value[(WHOLE,) * axis + (_compact(columns[0]),)]
@@ -302,12 +304,12 @@ def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: in
     return value.take_along_dim(index.view(shape), axis)
 
 
-def _check_pos_axis(axes: "Axes", positions: Positions) -> None:
+def _check_pos_axis(axes: "AxisRoles", positions: Positions) -> None:
     if axes.positions is None and positions not in (None, "all"):
         raise ValueError(f"positions={positions!r}, and '{axes.where}' has no axis of positions{_unnamed(axes)}")
 
 
-def _unnamed(axes: "Axes") -> str:
+def _unnamed(axes: "AxisRoles") -> str:
     """The end of a message: what to do where the axes of a value have no names."""
     if axes.dims:
         return ""
@@ -315,7 +317,7 @@ def _unnamed(axes: "Axes") -> str:
     return f" (its axes have no names{other if len(axes.shape) > MOST_UNNAMED else ''})"
 
 
-class Axes(NamedTuple):
+class AxisRoles(NamedTuple):
     """The axes of a value by role; None for a role without an axis. `rest` are the axes after batch and position."""
 
     where: str  # the site with its axes, for messages
@@ -329,12 +331,12 @@ class Axes(NamedTuple):
 
 
 @lru_cache(1024)
-def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -> Axes:
+def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -> AxisRoles:
     """The axes of a value of this shape at a site with these axis names (or no names)."""
     dims = names if len(names) == len(shape) else ()
     shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
     pos_axis = _position_axis(len(shape), names)
-    return Axes(
+    return AxisRoles(
         where=f"{name} [{', '.join(shown)}]",
         dims=dims,
         shape=shape,
@@ -367,7 +369,7 @@ def listed(given: Positions) -> list[int]:
     return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)  # type: ignore[arg-type]  # ints
 
 
-def _along(part: Part, along: Along) -> Part:
+def _along(part: Part, along: PositionMap) -> Part:
     """The part with the columns of its positions, and their row."""
     indices, shown = dict(part.indices), along.shown
     columns = [position - shown.first for position in along.orders]
@@ -378,7 +380,7 @@ def _along(part: Part, along: Along) -> Part:
     return Part(part.where, part.dims, part.shape, indices, along)
 
 
-def _indices(name: str, given: Heads, axis: int | None, axes: "Axes") -> list[int]:
+def _indices(name: str, given: Heads, axis: int | None, axes: "AxisRoles") -> list[int]:
     """The indices along one axis; ValueError if the site does not have it."""
     if axis is None:
         raise ValueError(f"{name}={given!r}, and '{axes.where}' has no such axis{_unnamed(axes)}")

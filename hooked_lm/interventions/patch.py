@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Along, Part, Positions, listed, position_axis
+from hooked_lm.interventions.part import Part, PositionMap, Positions, listed, position_axis
 from hooked_lm.interventions.part_editor import LocalController, fitted
 
 Source = Tensor | Mapping[str, Tensor] | None
@@ -149,7 +149,7 @@ class SourcedController(LocalController):
                 source = source.index_select(axis, torch.tensor(numbers, dtype=torch.long, device=source.device))
         return source
 
-    def _source_positions(self, along: Along, n: int, where: str) -> list[int]:
+    def _source_positions(self, along: PositionMap, n: int, where: str) -> list[int]:
         """The columns of a source with `n` positions that hold the values for the positions of a part."""
         positions, chosen = self.positions, along.orders
         padding = max(0, -along.shown.first)

@@ -11,20 +11,20 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.part import position_axis
 from hooked_lm.interventions.streaming import Streaming
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
-from hooked_lm.shown import Shown, Table
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["Statistics", "Summary"]
 
@@ -35,7 +35,7 @@ AT_ONCE = 1 << 20  # entries in one chunk
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Summary(Shown):
+class Summary(NotebookRepr):
     """Statistics of a site over `count` vectors, for each entry of [*features], in double precision.
 
     `variance` is the population variance (divided by `count`). `covariance` is [*features, *features]. `histogram` is
@@ -59,7 +59,7 @@ class Summary(Shown):
         beside = "".join(f", {name}" for name in more)
         return f"Summary({self.count:,} vectors of {[*self.mean.shape]}; {means}{beside})"
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """Each statistic with the smallest, mean and largest of its numbers."""
         named = [(name, value) for name, value in self.tensors().items() if name != "count" and value.numel()]
         rows = [(name, [*v.shape], *(f"{f(v.double()).item():.4g}" for f in EXTENT)) for name, v in named]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
@@ -25,15 +25,15 @@ from hooked_lm.interventions.part import Positions
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label, stored
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.measures import Measures
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.measures import MetricScores
+from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.SteeringVectors"
 Layers = str | int | Sequence[int]  # "each", a layer or several
@@ -215,7 +215,7 @@ class SteeringVectors(Tabular):
         if len(texts) == 1 and model.tokenizer is not None:
             ids = ids_of(contrast.tokenized(model, texts)[0][0])[0]
             positions = [f"{pos} {model.tokens.to_single_str_token(int(token))}" for pos, token in enumerate(ids)]
-        about = origin(model, site=self.site, method=self.method, unit="distance between the sides")
+        about = provenance(model, site=self.site, method=self.method, unit="distance between the sides")
         return Scores(values, {"layer": list(sites), "position": positions}, about=about)
 
     def _check_width(self, model: HookedRootModule, sites: Mapping[int, str]) -> None:
@@ -249,7 +249,7 @@ class SteeringVectors(Tabular):
         """Reads a file that `save` wrote; ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
         midpoints = dict(header["midpoints"])
-        separation = Measures(tensors["separation"], dict(header["axes"]), SHARES, about=header["about"])
+        separation = MetricScores(tensors["separation"], dict(header["axes"]), SHARES, about=header["about"])
         directions = {layer: tensors[f"directions.{layer}"] for layer in midpoints}
         return cls(directions, midpoints, separation, header["site"], header["method"])
 
@@ -323,12 +323,12 @@ def steering_vectors(
         for layer, of in found.items()
     ]
     axes: dict[str, Sequence[Label]] = {"metric": METRICS, "layer": list(found), "of": [method, "random"]}
-    about = origin(model, site=site, **contrast.settings_of(method, positions, split, seed))
+    about = provenance(model, site=site, **contrast.settings_of(method, positions, split, seed))
     midpoints = {
         layer: (of.midpoint(directions[layer]) / directions[layer].square().sum().clamp(min=1e-30)).item()
         for layer, of in found.items()
     }
-    measured = Measures(torch.stack(separation, 1), axes, SHARES, about=about)
+    measured = MetricScores(torch.stack(separation, 1), axes, SHARES, about=about)
     return SteeringVectors(directions, midpoints, measured, site, method)
 
 
@@ -409,7 +409,7 @@ def sweep_steering(
     alike = [[row for row, shape in enumerate(shapes) if shape == one] for one in dict.fromkeys(shapes)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
     found = _joined([swept(rows) for rows in alike], alike)
-    return replace(found, about={**found.about, **origin(model, **settings)}, groups=of_prompts)
+    return replace(found, about={**found.about, **provenance(model, **settings)}, groups=of_prompts)
 
 
 def _labels(coefficients: Sequence[float | int]) -> list[Label]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from hooked_lm.files import made_folder, replacing
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import stored
-from hooked_lm.shown import Shown, Table, in_short
 
 __all__ = ["Batch", "Run", "Store"]
 
@@ -41,7 +41,7 @@ class Batch:
 
 
 @dataclass
-class Run(Shown):
+class Run(NotebookRepr):
     """One run of detectors in a store. `add` writes a batch; iteration yields batches in the order of writing.
 
     A line is added to the index atomically, after its file is complete: readers see complete batches only, and several
@@ -81,9 +81,9 @@ class Run(Shown):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """A row for each batch: its site, texts and metadata."""
-        rows = [(one.site, in_short(one.prompts or ""), in_short(one.about)) for one in self]
+        rows = [(one.site, short_repr(one.prompts or ""), short_repr(one.about)) for one in self]
         return Table(("site", "texts", "about"), rows)
 
     @property
@@ -107,7 +107,7 @@ class Run(Shown):
         return f"Run({self.id!r}, {len(self)} batches of {len(self.sites)} sites)"
 
 
-class Store(Shown):
+class Store(NotebookRepr):
     """A persistent directory of detector runs: list, read and delete them.
 
     Several processes may use it at once: each run has a separate directory, files are written atomically, and runs are
@@ -162,9 +162,9 @@ class Store(Shown):
         run.path.rename(doomed)  # atomic, unlike the removal of the files
         shutil.rmtree(doomed)
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """A row for each run, the oldest first."""
-        rows = [(run.id, len(run), in_short(", ".join(run.sites)), in_short(run.about)) for run in self]
+        rows = [(run.id, len(run), short_repr(", ".join(run.sites)), short_repr(run.about)) for run in self]
         return Table(("run", "batches", "sites", "about"), rows)
 
     def __repr__(self) -> str:

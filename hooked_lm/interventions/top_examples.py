@@ -11,19 +11,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions.collector import pick_site
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.interventions.top_positions import NewTokens, TopPositions
+from hooked_lm.notebook_repr import Table, bytes_in_words
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
-from hooked_lm.shown import Table, bytes_in_words
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["Examples", "TopExamples"]
 

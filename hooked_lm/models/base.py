@@ -21,9 +21,9 @@ from hooked_lm.models.names import side_site_name, site_name
 from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
 from hooked_lm.models.shown import model_html
-from hooked_lm.models.stack import Stack, follow_flags
+from hooked_lm.models.stack import Stack, apply_config_flags
 from hooked_lm.models.text.tokenizer import Tokenizer
-from hooked_lm.models.weights.foreign_state_dict import in_our_names
+from hooked_lm.models.weights.foreign_state_dict import to_native_names
 from hooked_lm.models.weights.init import init_weights, leave_unfilled, still_unfilled
 from hooked_lm.models.weights.quantize import QuantizeMethods, quantized_apart, refuse_quantized
 
@@ -209,7 +209,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         super().setup()
         self.flags = None  # components may have been replaced
         if hasattr(self, "cfg") and not self.unfilled:
-            follow_flags(self)
+            apply_config_flags(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restores a copy of a model, and seals its config."""
@@ -226,9 +226,9 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         return same_value(site, points, scaled=scales_outputs(block))
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-        """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `in_our_names`."""
+        """As `nn.Module.load_state_dict`; also accepts state dicts of other libraries, see `to_native_names`."""
         refuse_quantized(self, "load_state_dict", "load other weights into a model before quantize()")
-        state_dict = in_our_names(self, state_dict)
+        state_dict = to_native_names(self, state_dict)
         check_shared(self, state_dict)
         found = super().load_state_dict(state_dict, *args, **kwargs)
         self.unfilled = still_unfilled(self, self.unfilled)

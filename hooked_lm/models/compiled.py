@@ -17,7 +17,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel
-from hooked_lm.models.traced import Add, DecodeStep, Graph, Run
+from hooked_lm.models.traced import Add, DecodeStep, TappedForward, TracedGraph
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 
 BACKENDS = ("auto", "inductor", "cudagraph", "traced")
@@ -53,11 +53,11 @@ class Compiled:
         for site, buffer in self.edits.items():
             _check_edit(model, site, buffer)
         self.taps: Mapping[str, Tensor] = {}
-        self._graphs: dict[tuple[object, ...], Graph] = {}
+        self._graphs: dict[tuple[object, ...], TracedGraph] = {}
         self._made_of: _Snapshot | None = None
         self._cache: KeyValueCache | None = None  # of the last prompt
         self._n_rows = 0  # of the last prompt
-        self._step: Graph | None = None  # which continues it, unless steps run eagerly
+        self._step: TracedGraph | None = None  # which continues it, unless steps run eagerly
         self._left = 0  # the tokens that there is still room for
         self._warned: set[str] = set()
 
@@ -74,9 +74,9 @@ class Compiled:
         key = ("forward", *tokens.shape)
         if key not in self._graphs:
             expected = self._eager(tokens)
-            run = Run(self.model, self.edits)
+            run = TappedForward(self.model, self.edits)
             run.keep(self.taps)
-            self._graphs[key] = Graph(run, tokens, expected, self.backend)
+            self._graphs[key] = TracedGraph(run, tokens, expected, self.backend)
         graph = self._graphs[key]
         if graph.failure is not None:
             self._warn(graph.failure)
@@ -133,7 +133,7 @@ class Compiled:
         self.taps = kept
         return logits
 
-    def _step_after(self, cache: KeyValueCache, room: int, token: Int[Tensor, "batch 1"]) -> Graph | None:
+    def _step_after(self, cache: KeyValueCache, room: int, token: Int[Tensor, "batch 1"]) -> TracedGraph | None:
         """The graph of a decode step, with these past tokens; None, and a warning, if steps run eagerly."""
         why = self._obstacle() or _cannot_roll(self.model, cache, room)
         if why is not None:
@@ -151,7 +151,7 @@ class Compiled:
             cache.freeze()
             expected = self._eager(token, past_kv_cache=cache)
             cache.unfreeze()
-            graph = self._graphs[key] = Graph(run, token, expected, self.backend)
+            graph = self._graphs[key] = TracedGraph(run, token, expected, self.backend)
         else:
             graph.run.fill(cache)
         if graph.failure is not None:

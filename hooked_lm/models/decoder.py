@@ -15,7 +15,7 @@ from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
-from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
+from hooked_lm.models.stack import Stack, Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
 
@@ -183,7 +183,7 @@ class Decoder(DecoderMethods):
         n_past = n_past if cache is None else cache.length
         if new.numel() == 0 or n_past + new.shape[1] > min(self.cfg.n_ctx, self.tree.n_ctx):
             checks.check_length(new, n_past, self.cfg.longest_input)
-        follow_flags(self)
+        apply_config_flags(self)
         return self.context_class(new.shape[1], new.device, self.stack.real(self, mask, new, cache), cache)
 
     def _with_positions(self, embed: Stream, tokens: Tensor | None, context: Context) -> Stream:

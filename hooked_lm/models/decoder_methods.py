@@ -19,7 +19,7 @@ from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.stack import checked_ids, follow_flags
+from hooked_lm.models.stack import apply_config_flags, checked_ids
 from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
@@ -127,7 +127,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     def set_ungroup_grouped_query_attention(self, ungroup_grouped_query_attention: bool) -> None:
         """Whether keys and values of a grouped-query model are repeated for each query head, [batch, pos, head, ...]."""
         self.cfg.ungroup_grouped_query_attention = ungroup_grouped_query_attention
-        follow_flags(self)
+        apply_config_flags(self)
 
     # ---- parts of a run ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from hooked_lm.models.checks import check_length, check_rows, checked_global_mas
 from hooked_lm.models.config.flat import HookedEncoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderConfig
 from hooked_lm.models.encoder_outputs import EncoderOutputs, check_return_type
-from hooked_lm.models.stack import Stack, Stream, checked_ids, follow_flags
+from hooked_lm.models.stack import Stack, Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.encoder import EncoderText, Text
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.verification.identities import encoder_identities
@@ -149,7 +149,7 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
         extra_ids: dict[str, Tensor] | None = None,
         global_mask: Tensor | None = None,
     ) -> tuple[Stream, RelativeContext]:
-        follow_flags(self)
+        apply_config_flags(self)
         real, global_mask = self.stack.real(self, mask, tokens), checked_global_mask(self, global_mask, tokens)
         check_rows(real)
         context = RelativeContext(tokens.shape[0], tokens.shape[1], tokens.device, real)

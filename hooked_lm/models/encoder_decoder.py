@@ -18,7 +18,7 @@ from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
 from hooked_lm.models.decoder import Output
 from hooked_lm.models.generation.encoder_decoder import generate
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.stack import Stack, Stream, follow_flags
+from hooked_lm.models.stack import Stack, Stream, apply_config_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.text.tokenizer import Tokenizer
@@ -189,7 +189,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
             raise ValueError("there is no input for the encoder, and no cache that holds its output")
         tokens, mask = self._source_tokens(input, mask)
         check_length(tokens, 0, self.room(self.tree.encoder))
-        follow_flags(self)
+        apply_config_flags(self)
         real = self.encoder_stack.real(self, mask, tokens)
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real)
@@ -220,7 +220,7 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         """The decoder's stream after the final norm, and its context."""
         n_past = 0 if cache is None else cache.length
         check_length(tokens, n_past, self.room(self.tree.decoder))
-        follow_flags(self)
+        apply_config_flags(self)
         real = self.decoder_stack.real(self, mask, tokens, cache)
         check_rows(real)
         context = StackContext(tokens.shape[0], tokens.shape[1], tokens.device, real, cache, source)

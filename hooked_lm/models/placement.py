@@ -21,7 +21,7 @@ Rest = Literal["cpu", "disk"]  # where weights are between runs
 
 
 @dataclass(frozen=True)
-class Plan:
+class DevicePlan:
     """The device on which each block computes, and of some blocks where their weights rest."""
 
     devices: DeviceMap
@@ -114,7 +114,7 @@ def device_of(name: str, device_map: DeviceMap) -> torch.device:
     return device_map.get(block_of(name), device_map[""])
 
 
-def place(model: HookedRootModule, plan: Plan) -> None:
+def place(model: HookedRootModule, plan: DevicePlan) -> None:
     """Moves weights to the devices of the plan where they are elsewhere, one at a time, and registers the hooks.
 
     A model that computes on one device needs no hooks.

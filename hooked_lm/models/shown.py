@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.listed import table_of_sites
-from hooked_lm.shown import bytes_in_words, details, html_table, summary
+from hooked_lm.notebook_repr import bytes_in_words, details, html_table, summary
 
 __all__ = ["model_html"]
 

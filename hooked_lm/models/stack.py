@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.readable import is_at_hand
+from hooked_lm.components.readable import is_on_host
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, ids_on_device, real_of, unknown_id
@@ -122,7 +122,7 @@ class Stack:
         if cache is not None:
             check_cacheable(self.blocks_of(model))
             real = cache.full_mask(real, batch, n_pos)
-        return None if real is None or (is_at_hand(real) and bool(real.all())) else real.to(new.device)
+        return None if real is None or (is_on_host(real) and bool(real.all())) else real.to(new.device)
 
 
 def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
@@ -141,7 +141,7 @@ def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:
     raise unknown_id(tokens, d_vocab)
 
 
-def follow_flags(model: Any) -> None:
+def apply_config_flags(model: Any) -> None:
     """Applies the flags of a model's config, if one changed since the last run. ValueError for weights that nobody filled."""
     cfg = model.cfg
     copies = cfg.use_attn_in, cfg.use_split_qkv_input, cfg.use_attn_result

@@ -27,7 +27,7 @@ class Add:
         return value + self.buffer()
 
 
-class Keep:
+class CopyToBuffer:
     """A hook that copies a value into a buffer."""
 
     records = True  # changes nothing, so the run needs no copy
@@ -39,7 +39,7 @@ class Keep:
         self.buffer().copy_(value)
 
 
-class Run(nn.Module):
+class TappedForward(nn.Module):
     """A forward pass that adds the buffers of `edits` at their sites, and copies the values of taps into buffers."""
 
     def __init__(self, model: BaseModel, edits: Mapping[str, Tensor]) -> None:
@@ -56,10 +56,10 @@ class Run(nn.Module):
         for site, name in self.taps.items():
             self.register_buffer(name, torch.empty_like(like[site], memory_format=torch.contiguous_format))
 
-    def hooks(self) -> list[tuple[str, Add | Keep]]:
+    def hooks(self) -> list[tuple[str, Add | CopyToBuffer]]:
         """The hooks of the edits and then of the taps, which find their buffers at each call, as tracing replaces them."""
         edits = [(site, Add(partial(self.get_buffer, name))) for site, name in self.edits.items()]
-        return [*edits, *((site, Keep(partial(self.get_buffer, name))) for site, name in self.taps.items())]
+        return [*edits, *((site, CopyToBuffer(partial(self.get_buffer, name))) for site, name in self.taps.items())]
 
     def kept(self) -> dict[str, Tensor]:
         """The buffers of the taps, by site."""
@@ -74,7 +74,7 @@ class Run(nn.Module):
             return self.model(tokens)
 
 
-class DecodeStep(Run):
+class DecodeStep(TappedForward):
     """The forward pass of one more token for each row, after a cache of constant length whose oldest position it drops.
 
     The cached positions are on the right; those before them count as padding.
@@ -144,13 +144,13 @@ class _RollingEntry(KeyValueCacheEntry):
         return all_keys, all_values
 
 
-class Graph:
+class TracedGraph:
     """A run, traced for the shape of its tokens and compared with the logits that an eager run computed from them.
 
     `failure` says why it cannot be used; None if it can. The buffers of its state are as before the comparison.
     """
 
-    def __init__(self, run: Run, tokens: Tensor, expected: Tensor, backend: str) -> None:
+    def __init__(self, run: TappedForward, tokens: Tensor, expected: Tensor, backend: str) -> None:
         self.run, self.failure = run, None
         self.replay: Callable[[Tensor], Tensor] = run
         before = [buffer.clone() for buffer in run.state()]
@@ -178,7 +178,7 @@ def _difference(found: Tensor, expected: Tensor) -> str | None:
     return f"a graph whose logits differ from the eager ones by {off:.1e}"
 
 
-def _compiled(run: Run, tokens: Tensor, backend: str) -> Callable[[Tensor], Tensor]:
+def _compiled(run: TappedForward, tokens: Tensor, backend: str) -> Callable[[Tensor], Tensor]:
     """The traced run, in the form in which this backend replays it."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a failure prints the graph so far
         traced: Any = torch.export.export(run, (tokens,), strict=False).module()

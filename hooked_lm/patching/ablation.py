@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Change
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.plan import SweepPlan
 from hooked_lm.engine.prompts import (
+    AxisSelection,
+    HeadSelection,
     Prompts,
-    Which,
-    WhichHeads,
     check_has_mean,
     chosen,
     rows_of,
@@ -57,10 +57,10 @@ def ablate(
     metric: Metrics,
     replace_with: str = "zero",
     source_prompts: Dataset | None = None,
-    layers: Which = "each",
-    heads: WhichHeads = "each",
-    neurons: Which = "each",
-    positions: Which = None,
+    layers: AxisSelection = "each",
+    heads: HeadSelection = "each",
+    neurons: AxisSelection = "each",
+    positions: AxisSelection = None,
     seed: int = 0,
     groups: Groups = None,
     max_memory: int | str = "auto",
@@ -111,7 +111,7 @@ def ablate(
     tokens = rows_of(model, prompts)
     rows = None if source_prompts is None else _rows(model, source_prompts)
     donors = _donors(model, tokens, rows, seed) if replace_with == "resample" else None
-    plan = Plan(
+    plan = SweepPlan(
         model,
         tokens,
         _present(model, SITES[components], layers),
@@ -132,7 +132,7 @@ def ablate(
 
 
 def _check_options(
-    components: str, replace_with: str, source_prompts: Dataset | None, heads: WhichHeads, neurons: Which
+    components: str, replace_with: str, source_prompts: Dataset | None, heads: HeadSelection, neurons: AxisSelection
 ) -> None:
     if components not in SITES:
         raise ValueError(f"components must be one of {', '.join(SITES)}, got {components!r}")
@@ -147,8 +147,8 @@ def _check_options(
             raise ValueError(f"{name}={choice!r} goes with components={name!r}, but components={components!r}")
 
 
-def _present(model: HookedRootModule, names: Sequence[str], layers: Which) -> list[str]:
-    """The site names that at least one of the layers has; if there is none, the first, for which `Plan` raises."""
+def _present(model: HookedRootModule, names: Sequence[str], layers: AxisSelection) -> list[str]:
+    """The site names that at least one of the layers has; if there is none, the first, for which `SweepPlan` raises."""
     some = chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers)
     present = [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
     return present or [names[0]]

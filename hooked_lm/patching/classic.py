@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.experiment import Metric
-from hooked_lm.extras import later, need
+from hooked_lm.extras import lazy_import, require_extra
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.patching.grids import Grid, run_grids, table
@@ -33,7 +33,7 @@ from hooked_lm.patching.setters import (
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 Tokens = Int[Tensor, "*batch pos"] | VisionInputs
 
@@ -84,7 +84,7 @@ def generic_activation_patch(
     """
     grid = Grid(activation_name, patch_setter, index_axis_names, index_df)
     if return_index_df:
-        need("pandas", "viz")  # raises before the model runs
+        require_extra("pandas", "viz")  # raises before the model runs
     [metrics] = run_grids(model, corrupted_tokens, clean_cache, patching_metric, [grid])
     return (metrics, table(grid, model, corrupted_tokens)) if return_index_df else metrics
 

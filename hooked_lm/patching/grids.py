@@ -13,7 +13,7 @@ from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import check_source, site_of_layer
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule, UnknownSite, site_glob
 from hooked_lm.models.checks import check_equal_heads
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
@@ -22,7 +22,7 @@ from hooked_lm.patching.setters import PATCH_SETTERS, Index, PatchSetter, change
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 
 @dataclass(frozen=True)

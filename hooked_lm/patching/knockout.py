@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study
@@ -34,8 +34,8 @@ def attention_knockout(
     *,
     metric: Metrics,
     window: int = 1,
-    layers: Which = "each",
-    heads: Which = None,
+    layers: AxisSelection = "each",
+    heads: AxisSelection = None,
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
@@ -86,7 +86,13 @@ class _Grid:
     """Edges x layers x heads, each cell a window of layers."""
 
     def __init__(
-        self, model: HookedRootModule, tokens: Rows, edges: Edges, layers: Which, heads: Which, window: int
+        self,
+        model: HookedRootModule,
+        tokens: Rows,
+        edges: Edges,
+        layers: AxisSelection,
+        heads: AxisSelection,
+        window: int,
     ) -> None:
         if not edges:
             raise ValueError("edges is empty: name at least one")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Source, Values, Which, WhichHeads, replacement
+from hooked_lm.engine.plan import SweepPlan
+from hooked_lm.engine.prompts import AxisSelection, HeadSelection, Prompts, Source, Values, replacement
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import Target
 from hooked_lm.engine.study import Metrics
@@ -24,10 +24,10 @@ def sweep(
     *,
     metric: Metrics | None = None,
     sites: str | Sequence[str] = "resid_pre",
-    layers: Which = "each",
-    positions: Which = "each",
-    heads: WhichHeads = None,
-    neurons: Which = None,
+    layers: AxisSelection = "each",
+    positions: AxisSelection = "each",
+    heads: HeadSelection = None,
+    neurons: AxisSelection = None,
     replace_with: Values | None = None,
     direction: str = "denoise",
     decoder_input: Target = None,
@@ -83,7 +83,7 @@ def sweep(
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: name at least one")
-    plan = Plan(model, first, names, layers, positions, heads, neurons)
+    plan = SweepPlan(model, first, names, layers, positions, heads, neurons)
     values = Source(model, new, other, first, plan.sites, plan.shapes)
     changes = "corrupted" if direction == "denoise" else "clean"
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)

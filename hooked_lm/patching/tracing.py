@@ -16,8 +16,8 @@ from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import TracedAccess
-from hooked_lm.engine.plan import Plan
-from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, site_of_layer, values_of
+from hooked_lm.engine.plan import SweepPlan
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study, named
@@ -29,7 +29,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups, checked_groups
 
 # positions; a text, or one for each prompt; or images, each with the numbers of its tokens or patches
-Subject = int | str | Sequence[int] | Sequence[str] | Mapping[int, Which]
+Subject = int | str | Sequence[int] | Sequence[str] | Mapping[int, AxisSelection]
 EMBED = ("hook_embed_merged", "hook_embed", "embed.hook_embed")  # with images, of decoders, of encoders
 SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
@@ -48,8 +48,8 @@ def causal_trace(
     seed: int = 0,
     window: int = 1,
     sites: str | Sequence[str] | None = None,
-    layers: Which = "each",
-    positions: Which = "each",
+    layers: AxisSelection = "each",
+    positions: AxisSelection = "each",
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
@@ -251,11 +251,11 @@ class _Grid:
         model: HookedRootModule,
         tokens: PromptRows,
         names: Sequence[str],
-        layers: Which,
-        positions: Which,
+        layers: AxisSelection,
+        positions: AxisSelection,
         window: int,
     ) -> None:
-        plan = Plan(model, tokens, names, None if layers is None else "each", positions)
+        plan = SweepPlan(model, tokens, names, None if layers is None else "each", positions)
         self.names, self.positions, self.axes = plan.names, plan.positions, dict(plan.axes)
         self.layers = chosen(layers, plan.n_layers, "layer")
         self.windows = windows_of(self.layers, window, max(plan.n_layers, 1))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from hooked_lm import viz
 from hooked_lm.analysis import circuits, metrics
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
-from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
@@ -27,20 +27,20 @@ from hooked_lm.engine.pairs import Pairs, pair_of
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.pretrained import HookedTransformer
-from hooked_lm.renamed import renamed
+from hooked_lm.renamed import former_names, renamed
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
 from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.gap import one_warning
-from hooked_lm.shown import Shown, Table
 from hooked_lm.viz.numbers import rounded
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 SHOWN_EDGES = SHOWN_NODES = 12  # rows of the tables
 SHARE = 0.05  # the default share of edges to keep
@@ -137,7 +137,7 @@ def _first_choice(model: HookedTransformer, task: Task, logits: Float[Tensor, "p
 
 
 @dataclass(frozen=True)
-class Study(Shown):
+class CircuitStudy(NotebookRepr):
     """A circuit of a task, with the effects of edges and an evaluation.
 
     `drawn` is the circuit with the effect of each edge on the logit difference: exact, if the method has none. `effects` are the
@@ -160,12 +160,12 @@ class Study(Shown):
     searched: circuits.Evaluation | None = None
     nulls: circuits.Evaluation | None = None
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The key figures."""
         return Table(("", "value"), [*self.facts.items()])
 
     def __repr__(self) -> str:
-        return f"Study({self.circuit!r} of {len(self.task.clean)} pairs, in {self.seconds:.1f} s)"
+        return f"CircuitStudy({self.circuit!r} of {len(self.task.clean)} pairs, in {self.seconds:.1f} s)"
 
     @property
     def facts(self) -> dict[str, str]:
@@ -220,7 +220,7 @@ def find(
     check: bool | int | None = None,
     held_out: HeldOut = None,
     nulls: int = 0,
-) -> Study:
+) -> CircuitStudy:
     """Finds and evaluates a circuit; see `analysis.circuits.discover` for the methods and limits.
 
     The metric of circuits (`by`) is the "logit difference" of the answers, or "kl", the divergence of the next token from the
@@ -267,7 +267,9 @@ def find(
         nodes = _nodes(model, circuit, common)
         drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "replace_with": replace_with})
     spent = time.perf_counter() - started
-    return Study(model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, spent, searched, exchanged)
+    return CircuitStudy(
+        model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, spent, searched, exchanged
+    )
 
 
 def _drawn(
@@ -308,7 +310,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
+def write_report(study: CircuitStudy, path: str | os.PathLike[str]) -> Path:
     """Writes the study as one self-contained HTML page; returns its path."""
     clean, right, wrong = _text(study), study.task.answers[0], study.task.wrong_answers[0]
     answer = f"“{right.strip()}” after “{clean}”"
@@ -321,13 +323,13 @@ def write_report(study: Study, path: str | os.PathLike[str]) -> Path:
     return viz.report("A circuit", sections, path, lead=lead)
 
 
-def _text(study: Study) -> str:
+def _text(study: CircuitStudy) -> str:
     """The first clean prompt."""
     prompts = study.task.clean
     return str(study.model.to_string(_ids(study, prompts))) if isinstance(prompts, VisionInputs) else prompts[0]
 
 
-def _ids(study: Study, prompts: VisionInputs) -> Int[Tensor, " word"]:
+def _ids(study: CircuitStudy, prompts: VisionInputs) -> Int[Tensor, " word"]:
     """The ids of the first prompt, of which an image is one."""
     tokens = ids_of(rows_of(study.model, prompts)).cpu()
     among = study.model.images_among(tokens)
@@ -336,13 +338,13 @@ def _ids(study: Study, prompts: VisionInputs) -> Int[Tensor, " word"]:
     return torch.cat([ids[:1], ids[1:][~(is_image[1:] & is_image[:-1])]])
 
 
-def _words(study: Study, prompts: Sequence[str] | VisionInputs) -> list[str]:
+def _words(study: CircuitStudy, prompts: Sequence[str] | VisionInputs) -> list[str]:
     """The tokens of the first prompt, of which an image is one."""
     given = _ids(study, prompts) if isinstance(prompts, VisionInputs) else prompts[0]
     return list(map(str, study.model.to_str_tokens(given)))
 
 
-def _task_section(study: Study) -> viz.Section:
+def _task_section(study: CircuitStudy) -> viz.Section:
     task, n = study.task, len(study.task.clean)
     clean, corrupted = _words(study, task.clean), _words(study, task.corrupted)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
@@ -354,8 +356,8 @@ def _task_section(study: Study) -> viz.Section:
     which = f"The first of {n} pairs" if n > 1 else "One pair"
     return viz.Section(
         "The task",
-        viz.TokenStrip("clean", clean, marked),
-        viz.TokenStrip("corrupted", corrupted, marked),
+        viz.TokenRow("clean", clean, marked),
+        viz.TokenRow("corrupted", corrupted, marked),
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
         + f"carries {REPLACED[str(study.chosen.about['replace_with'])]}. The metric is {study.chosen.about['metric']}. "
         "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
@@ -364,7 +366,7 @@ def _task_section(study: Study) -> viz.Section:
     )
 
 
-def _controls(study: Study) -> str:
+def _controls(study: CircuitStudy) -> str:
     """What the figures beside faithfulness are."""
     searched = (
         ""
@@ -381,7 +383,7 @@ def _controls(study: Study) -> str:
     return searched + nulls
 
 
-def _key_figures(study: Study) -> viz.Facts:
+def _key_figures(study: CircuitStudy) -> viz.KeyFigures:
     """The facts of the study, with what is in parentheses or after a comma below the number."""
     facts = {f"right answer ahead, {name}": f"{rounded(nats, sign=True)} nats" for name, nats in study.ahead.items()}
     notes = {}
@@ -390,7 +392,7 @@ def _key_figures(study: Study) -> viz.Facts:
         facts[name] = match[1] if match else text
         if match:
             notes[name] = "".join(filter(None, match.groups()[1:]))
-    return viz.Facts(facts, notes)
+    return viz.KeyFigures(facts, notes)
 
 
 REPLACED = {
@@ -400,13 +402,13 @@ REPLACED = {
 }
 
 
-def _circuit_section(study: Study) -> viz.Section:
+def _circuit_section(study: CircuitStudy) -> viz.Section:
     method = str(study.circuit.about.get("method", ""))
     n_edges, exact = study.circuit.n_edges, study.drawn.about.get("scores") == EFFECTS
     how = "measured by patching it alone" if exact or method == "exact" else "estimated from gradients"
     text = f"Found by `{method}`. The effect of an edge on the logit difference, in nats, is {how} in the full model."
     title = f"{n_edges} of {study.circuit.graph.n_edges:,} edges, {len(study.circuit.nodes)} nodes"
-    plate = viz.Plate(
+    plate = viz.CaptionedFigure(
         study.drawn.plot(title=title),
         "From the embeddings below to the logits above. Point at the middle of an edge for its ends and its effect.",
     )
@@ -415,7 +417,7 @@ def _circuit_section(study: Study) -> viz.Section:
     return viz.Section("The circuit", text, plate, *filter(None, [strongest]), table.head(SHOWN_EDGES))
 
 
-def _sizes_section(study: Study) -> viz.Section:
+def _sizes_section(study: CircuitStudy) -> viz.Section:
     found = study.evaluation
     table = found.to_dataframe().dropna(axis="columns", how="all")  # one pair of prompts has no intervals
     if found is study.chosen:
@@ -424,13 +426,17 @@ def _sizes_section(study: Study) -> viz.Section:
         f"Circuits of the strongest edges, from none to all, by {found.about['metric']}. The area under the curve of "
         f"faithfulness is {rounded(found.area)} of its width."
     )
-    curve = viz.Plate(found.plot(), "Faithfulness and completeness over the number of edges.")
+    curve = viz.CaptionedFigure(found.plot(), "Faithfulness and completeness over the number of edges.")
     return viz.Section("How many edges it takes", text, curve, table)
 
 
-def _parts_section(study: Study) -> viz.Section:
+def _parts_section(study: CircuitStudy) -> viz.Section:
     text = (
         f"How {study.chosen.about['metric']} changes, in nats, when all edges of one node are taken out of the circuit. "
         f"All of this took {study.seconds:.1f} s."
     )
     return viz.Section("What each node adds", text, study.nodes)
+
+
+if not TYPE_CHECKING:  # type checkers know the present names alone
+    __getattr__ = former_names(__name__, Study="CircuitStudy")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hooked_lm import viz
 from hooked_lm.engine.result import WHAT, SweepResult
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.reports.circuit import Task
 from hooked_lm.results import Label
 from hooked_lm.viz.labels import POSITION
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 SHOWN, MOST_VALUES = 10, 24  # cells of the table; columns of a heat map that have room for numbers
 SMALLEST_GAP = 1e-6  # nats between clean and corrupted run, below which no share is defined
@@ -143,10 +143,10 @@ def write_report(
     )
     prompts = viz.Section(
         "The prompts",
-        viz.TokenStrip("clean", clean, marked),
-        viz.TokenStrip("corrupted", corrupted, marked),
+        viz.TokenRow("clean", clean, marked),
+        viz.TokenRow("corrupted", corrupted, marked),
         f"The first of {n} pairs." if n > 1 else "One pair, which says nothing about others.",
-        viz.Facts({"prompt pairs": str(n), **facts}),
+        viz.KeyFigures({"prompt pairs": str(n), **facts}),
     )
     found = viz.Section(
         "What was found",
@@ -159,9 +159,9 @@ def write_report(
     return viz.report(title, [prompts, found], path, f"{lead}{result.base} run.")
 
 
-def _drawn(result: SweepResult, normalized: bool, caption: str) -> viz.Plate | str:
+def _drawn(result: SweepResult, normalized: bool, caption: str) -> viz.CaptionedFigure | str:
     """The figure; of too many axes, what to do instead."""
     try:
-        return viz.Plate(figure(result, normalized), caption)
+        return viz.CaptionedFigure(figure(result, normalized), caption)
     except ValueError as error:
         return f"There is no figure: {error}."

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hooked_lm.renamed import former_names
 from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
 from hooked_lm.results.scores import METRIC, Scores
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Measures(Scores):
+class MetricScores(Scores):
     """Metrics for each prompt; `shares` says of each metric whether it is a share from 0 to 1, as accuracies are.
 
     The intervals of shares are Wilson's (1927), which have a width even if all prompts are right (of all cells at once,
@@ -17,7 +18,7 @@ class Measures(Scores):
     another number of entries.
 
     >>> import torch
-    >>> low, high = Measures(torch.ones(12), {}, [True]).interval()
+    >>> low, high = MetricScores(torch.ones(12), {}, [True]).interval()
     >>> round(float(low), 2), float(high)
     (0.76, 1.0)
     """
@@ -39,3 +40,7 @@ class Measures(Scores):
         if name != METRIC:
             return changed
         return {**changed, "shares": [self.shares[i] for i in ([index] if isinstance(index, int) else index)]}
+
+
+if not TYPE_CHECKING:  # type checkers know the present names alone
+    __getattr__ = former_names(__name__, Measures="MetricScores")

@@ -29,7 +29,7 @@ NAMES = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class ScoreFigure:
     """What a figure of scores shows.
 
     `values` [which, *grid] are the means, and the lower and upper ends of their intervals if there are any. `baselines` are the
@@ -71,7 +71,7 @@ class Picture:
             rows, columns, values = columns, rows, values.transpose(-1, -2)
         return self._maps(values, panel, rows, columns, common)
 
-    def _with_heads_of_all_layers(self, pairs: Mapping[str, str]) -> "Picture":
+    def _with_heads_of_all_layers(self, pairs: Mapping[str, str]) -> "ScoreFigure":
         """The same values with one axis of heads, such as L1H7, for each pair of neighbouring axes."""
         axes, values = dict(self.axes), self.values
         for layer, head in pairs.items():

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
+from hooked_lm.notebook_repr import html_table, summary
 from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import (
     Resampling,
@@ -26,14 +27,13 @@ from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
 from hooked_lm.results.tabular import Tabular, as_text
-from hooked_lm.shown import html_table, summary
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
+    pd = lazy_import("pandas", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
@@ -332,7 +332,7 @@ class Scores(Tabular):
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
         'bar'
         """
-        from hooked_lm.results.pictures import Picture, shown
+        from hooked_lm.results.pictures import ScoreFigure, shown
 
         ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
         name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
@@ -341,7 +341,9 @@ class Scores(Tabular):
         selected = [f"{axis} {shown(axis, [label])[0]}" for axis, label in self.about.get(SELECTED, {}).items()]
         about["subtitle"] = "; ".join(filter(None, [about["subtitle"], ", ".join(selected)]))
         note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
-        return Picture(torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about).draw()
+        return ScoreFigure(
+            torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about
+        ).draw()
 
     @property
     def _about_intervals(self) -> str:
@@ -442,7 +444,7 @@ def _length(axis: str, labels: Sequence[Label]) -> str:
     return " and ".join(map(str, labels)) if axis == "of" else f"{axis} {len(labels)}"
 
 
-def origin(model: Any, **settings: Any) -> dict[str, Any]:
+def provenance(model: Any, **settings: Any) -> dict[str, Any]:
     """The origin of results: the model's name, versions, and settings such as a seed."""
     name = str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__)
     return {"model": name, "hooked_lm": version("hooked-lm"), "torch": str(torch.__version__), **settings}

@@ -13,6 +13,8 @@ from hooked_lm.files import names_the_file, replacing
 __all__ = ["kind_of", "names_the_file", "read", "write"]
 
 PREFIX = "hooked_lm."  # of the formats in headers
+# Types under the names of earlier versions.
+FORMER = {"hooked_lm.Measures": "hooked_lm.MetricScores", "hooked_lm.Trained": "hooked_lm.TrainedDictionary"}
 NAMES = "tensors"  # the names of a file's tensors, in its header
 
 
@@ -40,7 +42,7 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
     """
     with _opened(path) as file:
         header = file.metadata() or {}
-        if (found := header.get("format", "")) != format:
+        if (found := _format(header)) != format:
             wanted = format.removeprefix(PREFIX)
             if not found.startswith(PREFIX):
                 raise ValueError(f"{path} is not a file of type {wanted}: its header names no type of this package")
@@ -57,10 +59,16 @@ def read(path: str | Path, format: str) -> tuple[dict[str, Tensor], dict[str, An
 def kind_of(path: str | Path) -> str:
     """The type in the header of a file that `write` wrote, such as "Circuit". Raises ValueError for any other file."""
     with _opened(path) as file:
-        format = (file.metadata() or {}).get("format", "")
+        format = _format(file.metadata() or {})
     if not format.startswith(PREFIX):
         raise ValueError(f"{path} was not saved by this package: its header names no type of it")
-    return str(format).removeprefix(PREFIX)
+    return format.removeprefix(PREFIX)
+
+
+def _format(header: Mapping[str, str]) -> str:
+    """The format that a header names, under its present name."""
+    found = header.get("format", "")
+    return FORMER.get(found, found)
 
 
 @contextmanager

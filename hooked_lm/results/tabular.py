@@ -4,15 +4,15 @@ from abc import ABC, abstractmethod
 from html import escape
 from typing import Any
 
+from hooked_lm.notebook_repr import NotebookRepr, html_table, summary
 from hooked_lm.results.bootstrap import in_words
-from hooked_lm.shown import Shown, html_table, summary
 
 __all__ = ["Tabular"]
 
 FIRST_ROWS = 10
 
 
-class Tabular(Shown, ABC):
+class Tabular(NotebookRepr, ABC):
     """A result with `to_dataframe`, of which a notebook shows one line of text and the first rows.
 
     Without pandas it shows the line, and says what to install for the table.

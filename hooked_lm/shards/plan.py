@@ -14,14 +14,14 @@ import torch
 from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
 from hooked_lm.files import OF_DAMAGE, made_folder, replacing
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.shown import Shown
+from hooked_lm.notebook_repr import NotebookRepr
 
 FILE = "plan.json"
 Own = TypeVar("Own", bound="Plan")
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(Shown, ABC):
+class Plan(NotebookRepr, ABC):
     """What a job computes: everything that determines its files.
 
     The items of the data are cut into shards by their places alone: each shard but the last has `items_per_shard` items.

@@ -7,12 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
-from hooked_lm.shown import Shown, Table
 
 
-class Shards(Shown):
+class Shards(NotebookRepr):
     """The shards in a folder that have a record, also of a job in progress.
 
     Raises FileNotFoundError for a folder without a plan, ValueError for a damaged one.
@@ -39,7 +39,7 @@ class Shards(Shown):
         assert n_shards is not None, "streams have a reader of their own"
         return n_shards
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The folder, and how many shards are there."""
         facts = {"folder": self.path, "shards": f"{len(self.shards)} ({self._state})", "model": self.plan.model["name"]}
         return Table(("", "value"), [*facts.items()])

@@ -33,7 +33,7 @@ WRITING: dict[str, Any] = {"compression": "zstd", "version": "2.6", "store_schem
 
 
 @dataclass
-class Job(shards.Job):
+class StudyJob(shards.Job):
     """A study in its folder."""
 
     plan: StudyPlan

@@ -15,14 +15,14 @@ from torch import Tensor
 from hooked_lm.engine.answers import whole_numbers
 from hooked_lm.engine.pairs import Pairs, aligned
 from hooked_lm.engine.prompts import tokens_of
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.harvest.documents import loaded
 from hooked_lm.models.text.methods import TextMethods
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 COLUMNS = ("clean", "corrupted", "answer", "wrong_answer")
 SHOWN = 10  # pairs in an error

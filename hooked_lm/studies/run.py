@@ -16,7 +16,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, part_of, versions
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
-from hooked_lm.studies.job import Job
+from hooked_lm.studies.job import StudyJob
 from hooked_lm.studies.pairs import MissingColumns, Pair, digest, pairs_of
 from hooked_lm.studies.plan import StudyPlan
 from hooked_lm.studies.swapped import warn_if_swapped
@@ -108,7 +108,7 @@ def study_pairs(
         experiment={"name": name, "options": _shown(settings), "sha256": _digest(function, makers)},
         metric=list(makers),
     )
-    job = Job(plan, plan.folder(directory), model, read, function, makers)
+    job = StudyJob(plan, plan.folder(directory), model, read, function, makers)
     if not job.folder.exists():
         job.run([lengths.index(min(lengths))])  # what the experiment refuses is refused before the plan is written
     plan.write(directory)

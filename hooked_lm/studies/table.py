@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.estimate import Attribution
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.files import replacing, unfinished_path
+from hooked_lm.notebook_repr import Table
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC
 from hooked_lm.shards import Shards
 from hooked_lm.shards.records import checksum, read_record, record_path, seal, sync_folder
 from hooked_lm.shards.stored import n_shards
-from hooked_lm.shown import Table
 from hooked_lm.studies.job import FROM_END, PAIR, SUFFIX, VALUE, WRITING
 from hooked_lm.studies.plan import StudyPlan
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
     import pyarrow
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 TABLE = "table.parquet"  # a cache of the shards, which may be deleted
 RECORD = "table.sha256"  # of the table and the shards; without it the table is made anew
@@ -71,9 +71,9 @@ class PairTable(Shards):
             f"{n_shards(len(self.shards))} ({self._state}), {len(self):,} rows"
         )
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The folder, the state of its shards, the experiment, and the axes of its grid."""
-        columns, rows = super().rows_shown()
+        columns, rows = super().repr_table()
         axes = ", ".join(self._record["axes"]) if self.shards else ""
         found = {
             "experiment": self.plan.experiment["name"],

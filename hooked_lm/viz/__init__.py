@@ -12,9 +12,12 @@
 
 `attention`, `tokens` and `snippets` return a `View`, the others a figure of plotly; notebooks show both. `write_html(picture,
 path)` writes one of them to a small page, `report` a page of `Section`s, whose parts are text, tables (pandas), figures (alone or
-as a `Plate` with a caption), `Facts`, `TokenStrip`s and `View`s. Pages need no network, and are light or dark as readers prefer.
+as a `CaptionedFigure`), `KeyFigures`, `TokenRow`s and `View`s. Pages need no network, and are light or dark as readers prefer.
 """
 
+from typing import TYPE_CHECKING
+
+from hooked_lm.renamed import former_names
 from hooked_lm.viz.attention_view import attention
 from hooked_lm.viz.graphs import layered_graph
 from hooked_lm.viz.heatmaps import MOST_PANELS, feature_maps, heatmap
@@ -22,17 +25,17 @@ from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.labels import position_labels, token_label, visible
 from hooked_lm.viz.line_plots import lines
 from hooked_lm.viz.page import Section, report, write_html
-from hooked_lm.viz.parts import Facts, Plate, TokenStrip
+from hooked_lm.viz.parts import CaptionedFigure, KeyFigures, TokenRow
 from hooked_lm.viz.plots import attention_patterns, bars, contributions
 from hooked_lm.viz.token_views import snippets, tokens
 from hooked_lm.viz.view import View
 
 __all__ = [
     "MOST_PANELS",
-    "Facts",
-    "Plate",
+    "CaptionedFigure",
+    "KeyFigures",
     "Section",
-    "TokenStrip",
+    "TokenRow",
     "View",
     "attention",
     "attention_patterns",
@@ -51,3 +54,6 @@ __all__ = [
     "visible",
     "write_html",
 ]
+
+if not TYPE_CHECKING:  # type checkers know the present names alone
+    __getattr__ = former_names(__name__, Facts="KeyFigures", Plate="CaptionedFigure", TokenStrip="TokenRow")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import style
 from hooked_lm.viz.theme import BOX as GROUND
 from hooked_lm.viz.theme import BOX_INK, DOWN, FAINT, INK, PAPER, UP
@@ -17,7 +17,7 @@ from hooked_lm.viz.theme import BOX_INK, DOWN, FAINT, INK, PAPER, UP
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
-    go = later("plotly.graph_objects", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 THIN, THICK, STEPS = 0.8, 7.0, 12  # pixels of the weakest and strongest edge, and how many widths lie between
 STOPS = 24  # points of a curve

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import (
     WIDEST,
     Interval,
@@ -25,15 +25,15 @@ from hooked_lm.viz.figure import (
 )
 from hooked_lm.viz.labels import MOST, Axis, cut
 from hooked_lm.viz.numbers import rounded
-from hooked_lm.viz.scales import Scale, colour_bar, scale_of
+from hooked_lm.viz.scales import ColourScale, colour_bar, scale_of
 from hooked_lm.viz.theme import FAINT, INK, MISSING, PAPER
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import plotly.subplots as subplots
 else:
-    go = later("plotly.graph_objects", "viz")
-    subplots = later("plotly.subplots", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
+    subplots = lazy_import("plotly.subplots", "viz")
 
 Centre = float | Sequence[float] | None
 Marks = Mapping[str, float] | Sequence[Mapping[str, float]] | None
@@ -360,7 +360,7 @@ def _panel_height(n: int, n_rows: int) -> int:
 # ---- the colours ---------------------------------------------------------------------------------------------------------
 
 
-def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: float | None) -> list[Scale]:
+def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: float | None) -> list[ColourScale]:
     """The scale that all panels share, or one for each."""
     if centre is None or isinstance(centre, float | int):
         return [scale_of(matrices, centre, limit)]
@@ -369,7 +369,7 @@ def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: 
     return [scale_of(matrix, middle, limit) for matrix, middle in zip(matrices, centre, strict=True)]
 
 
-def _colour_bars(figure: "go.Figure", scales: Sequence[Scale], marks: Marks, name: str, drawn: int) -> None:
+def _colour_bars(figure: "go.Figure", scales: Sequence[ColourScale], marks: Marks, name: str, drawn: int) -> None:
     """A bar for the scale of all panels, or one beside each panel."""
     every = [marks] if marks is None or isinstance(marks, Mapping) else [*marks, None]
     shown = [trace for trace in figure.data if trace.type == "heatmap" and trace.showscale]

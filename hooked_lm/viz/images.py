@@ -8,18 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import WIDEST, Values, and_missing, as_numbers, style
 from hooked_lm.viz.heatmaps import missing
-from hooked_lm.viz.scales import Scale, colour_bar, scale_of
+from hooked_lm.viz.scales import ColourScale, colour_bar, scale_of
 from hooked_lm.viz.theme import ALPHAS, CONTRAST, DOWN, FAINT, PALEST, UP, WHITE, translucent
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
     import plotly.subplots as subplots
 else:
-    go = later("plotly.graph_objects", "viz")
-    subplots = later("plotly.subplots", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
+    subplots = lazy_import("plotly.subplots", "viz")
 
 WHERE = "row %{y}, column %{x}"
 PANEL, LOWEST, GAP = 190, 90, 24  # pixels: the height of a panel, and the room between panels
@@ -132,7 +132,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip", meta={"pale": pale})
 
 
-def _overlay(cells: np.ndarray, scale: Scale, value_name: str, opaque: bool) -> "go.Heatmap":
+def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
     middle = WHITE if opaque else translucent(WHITE, ALPHAS[0])
     down, up = (DOWN, UP) if opaque else (translucent(DOWN, ALPHAS[1]), translucent(UP, ALPHAS[1]))

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import Interval, Values, and_missing, as_numbers, ends_of, style
 from hooked_lm.viz.labels import LETTER
 from hooked_lm.viz.numbers import rounded
@@ -20,7 +20,7 @@ from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, UP
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
-    go = later("plotly.graph_objects", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 COLOURS = [UP, DOWN, FAINT]  # of the lines, in turn
 DASHES = ["solid", "dot", "dash", "dashdot"]  # when the colours start again

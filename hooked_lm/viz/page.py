@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hooked_lm.extras import need
+from hooked_lm.extras import require_extra
 from hooked_lm.files import replacing
 from hooked_lm.viz.parts import Part, part_html, text_html
 from hooked_lm.viz.theme import dark_colours, light_colours
@@ -91,7 +91,7 @@ def _plotly(parts: str) -> str:
 
 @cache
 def _packed_plotly() -> str:
-    return packed(need("plotly.offline", "viz").get_plotlyjs())
+    return packed(require_extra("plotly.offline", "viz").get_plotlyjs())
 
 
 FOOTER = "<footer>Written by hooked_lm. This file is complete: it needs no network.</footer>\n"

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
-    go = later("plotly.graph_objects", "viz")
+    pd = lazy_import("pandas", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 
 from hooked_lm.viz.labels import token_label
@@ -23,7 +23,7 @@ from hooked_lm.viz.view import View
 
 
 @dataclass(frozen=True)
-class Plate:
+class CaptionedFigure:
     """A figure with a caption below it."""
 
     figure: "go.Figure"
@@ -31,15 +31,15 @@ class Plate:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Highlighted key figures with labels, `Facts({"prompt pairs": "8"})`; `notes` are shown below them."""
+class KeyFigures:
+    """Highlighted key figures with labels, `KeyFigures({"prompt pairs": "8"})`; `notes` are shown below them."""
 
     items: Mapping[str, str]
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class TokenStrip:
+class TokenRow:
     """A prompt, token by token, with some positions marked."""
 
     label: str
@@ -47,7 +47,7 @@ class TokenStrip:
     marked: Iterable[int] = ()
 
 
-Part: TypeAlias = "str | pd.DataFrame | go.Figure | Plate | Facts | TokenStrip | View"
+Part: TypeAlias = "str | pd.DataFrame | go.Figure | CaptionedFigure | KeyFigures | TokenRow | View"
 
 
 def part_html(part: object, figure_id: str) -> str:
@@ -59,12 +59,12 @@ def part_html(part: object, figure_id: str) -> str:
     if isinstance(part, pd.DataFrame):
         return _table(part)
     if isinstance(part, go.Figure):
-        return _plate(Plate(part), figure_id)
-    if isinstance(part, Plate):
+        return _plate(CaptionedFigure(part), figure_id)
+    if isinstance(part, CaptionedFigure):
         return _plate(part, figure_id)
-    if isinstance(part, Facts):
+    if isinstance(part, KeyFigures):
         return f'<dl class="facts">{"".join(_fact(name, part) for name in part.items)}</dl>'
-    if isinstance(part, TokenStrip):
+    if isinstance(part, TokenRow):
         return _strip(part)
     raise TypeError(
         "a page is made of text, tables (pandas), figures (plotly), Plate, Facts, TokenStrip and View; "
@@ -81,12 +81,12 @@ def text_html(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
 
 
-def _fact(name: str, facts: Facts) -> str:
+def _fact(name: str, facts: KeyFigures) -> str:
     note = f'<dd class="note">{text_html(facts.notes[name])}</dd>' if name in facts.notes else ""
     return f"<div><dt>{text_html(name)}</dt><dd>{text_html(facts.items[name])}</dd>{note}</div>"
 
 
-def _plate(plate: Plate, figure_id: str) -> str:
+def _plate(plate: CaptionedFigure, figure_id: str) -> str:
     """A place for the figure, and what is drawn there by a script of the page."""
     drawn = str(plate.figure.to_json()).replace("<", "\\u003c")
     layout = plate.figure.layout
@@ -120,7 +120,7 @@ def _cell(value: Any) -> str:
     return rounded(value, 3) if isinstance(value, float) else text_html(str(value))
 
 
-def _strip(strip: TokenStrip) -> str:
+def _strip(strip: TokenRow) -> str:
     marked = set(strip.marked)
     tokens = (
         f'<span class="token{" marked" if pos in marked else ""}">{token_label(token)}</span>'

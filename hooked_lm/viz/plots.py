@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.figure import (
     Interval,
@@ -31,7 +31,7 @@ from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
-    go = later("plotly.graph_objects", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 SHORT = 10  # tokens of patterns that are small enough for four in a row
 

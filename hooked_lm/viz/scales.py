@@ -13,7 +13,7 @@ from hooked_lm.viz.theme import DIVERGING, FAINT, FALLING, SEQUENTIAL
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Colours from `low` to `high`; `white` is the number that is white (on dark paper, black)."""
 
     colours: list[tuple[float, str]]
@@ -41,7 +41,7 @@ class Scale:
         return {"tickmode": "array", "tickvals": list(ticks), "ticktext": list(ticks.values())}
 
 
-def scale_of(values: Tensor, centre: float | None = None, limit: float | None = None) -> Scale:
+def scale_of(values: Tensor, centre: float | None = None, limit: float | None = None) -> ColourScale:
     """The colours of values: diverging from white at the centre; if all are on one side of it, from white to one end.
 
     Without a centre it is zero; values that are all far from zero, such as 5 to 6, then take the whole scale. `limit` is the
@@ -58,13 +58,13 @@ def scale_of(values: Tensor, centre: float | None = None, limit: float | None = 
     middle = centre or 0.0
     reach = checked(limit) or max(high - middle, middle - low, 0.0) or 1.0
     if low < middle < high:
-        return Scale(DIVERGING, middle - reach, middle, middle + reach)
+        return ColourScale(DIVERGING, middle - reach, middle, middle + reach)
     free = centre is None and limit is None and low < high
     if low >= middle:
         start = low if free and low > high / 2 else middle
-        return Scale(SEQUENTIAL, start, start, middle + reach)
+        return ColourScale(SEQUENTIAL, start, start, middle + reach)
     stop = high if free and high < low / 2 else middle
-    return Scale(FALLING, middle - reach, stop, stop)
+    return ColourScale(FALLING, middle - reach, stop, stop)
 
 
 def checked(limit: float | None) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import WIDEST, as_numbers, widen
 from hooked_lm.viz.heatmaps import BESIDE, heatmap
 from hooked_lm.viz.labels import LETTER, Axis, token_label, visible
@@ -20,7 +20,7 @@ from hooked_lm.viz.view import View
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
-    go = later("plotly.graph_objects", "viz")
+    go = lazy_import("plotly.graph_objects", "viz")
 
 Values: TypeAlias = Float[Tensor, "..."] | Sequence[float] | Mapping[str, Sequence[float] | Float[Tensor, " token"]]
 

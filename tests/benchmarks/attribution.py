@@ -140,5 +140,5 @@ def _acdc_figures() -> list[Figure]:
     return [Figure("ACDC, bundled model, 8 pairs", f"{ACDC_SECONDS:.0f} s", taken / ACDC_SECONDS, 1.0, detail)]
 
 
-def _answers(pairs: list[experiment.Pair]) -> tuple[list[str], list[str]]:
+def _answers(pairs: list[experiment.PromptPair]) -> tuple[list[str], list[str]]:
     return [pair.answer for pair in pairs], [pair.wrong_answer for pair in pairs]

@@ -10,7 +10,7 @@ import torch
 
 from hooked_lm.harvest import ActivationStore
 from hooked_lm.harvest.documents import documents_of
-from hooked_lm.harvest.job import Job, job_of
+from hooked_lm.harvest.job import HarvestJob, job_of
 from hooked_lm.harvest.rows import RowMaker
 from tests.benchmarks.harvest_memory import memory_figures
 from tests.benchmarks.running import models
@@ -45,7 +45,7 @@ def harvest_figures() -> list[Figure]:
         return [*figures, *memory_figures(), *reading_figures(folder)]
 
 
-def again(job: Job) -> None:
+def again(job: HarvestJob) -> None:
     """Computes all shards of a harvest anew."""
     for path in job.folder.glob("shard-*"):
         path.unlink()

@@ -27,7 +27,7 @@ from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import console
 from hooked_lm.demo.experiment import prompt_pairs
-from hooked_lm.hub.missing import NOT_BUILT, REASONS, missing
+from hooked_lm.hub.unsupported import NOT_BUILT, REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.reports.circuit import DEFAULT_METRIC
@@ -549,7 +549,7 @@ def test_missing_models() -> None:
         model_type for table in (REASONS, NOT_BUILT) for model_types in table.values() for model_type in model_types
     ]
     assert len(named) == len(set(named))
-    assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/missing.py"
+    assert set(named) & set(hub.supported()) == set(), "they load now: take them out of hooked_lm/hub/unsupported.py"
     assert set(named) <= set(found), "no such type in transformers"
     assert found["xlnet"].startswith("its text model in transformers is not causal")
     assert found["beam"] == "not yet: a residual stream that is scaled at every sum"

@@ -17,7 +17,7 @@ from hooked_lm.engine.fingerprint import Digest, Unknown, modes
 from hooked_lm.harvest import harvest
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions import ZeroAblate
-from hooked_lm.interventions.dictionaries import Settings, TopK, Vectors, train_dictionary, train_on
+from hooked_lm.interventions.dictionaries import ActivationBatches, TopK, TrainingConfig, train_dictionary, train_on
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.studies import study_pairs
 from tests.close import assert_apart, assert_close
@@ -189,10 +189,10 @@ class Unnamed:
         return {}
 
 
-@pytest.mark.parametrize("kind", [Vectors, Unnamed])
+@pytest.mark.parametrize("kind", [ActivationBatches, Unnamed])
 def test_a_training_resumes_only_from_one_of_the_same_vectors(kind: Callable[[Tensor], Any], tmp_path: Path) -> None:
     vectors = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
-    cfg, settings = TopK.Config(d_in=8, d_sae=16, k=2), Settings(steps=2, vectors_per_step=30)
+    cfg, settings = TopK.Config(d_in=8, d_sae=16, k=2), TrainingConfig(steps=2, vectors_per_step=30)
     found = train_on(kind(vectors), cfg, settings, directory=tmp_path, progress=False)
     again = train_on(kind(vectors.clone()), cfg, settings, directory=tmp_path, progress=False)
     assert_close(again.sae.W_dec, found.sae.W_dec)

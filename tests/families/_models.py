@@ -23,7 +23,7 @@ from hooked_lm import ActivationCache, pretrained
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.families import CLASSES, family
 from hooked_lm.hub.export import exported
-from hooked_lm.hub.hf_checkpoint import in_present_names
+from hooked_lm.hub.hf_checkpoint import rename_tensors
 from tests.close import GRADIENT, is_close, tolerance
 from tests.families._case import Case, reference
 from tests.rounding import undisturbed
@@ -246,11 +246,11 @@ def under_written_names(theirs: Any, gradients: dict[str, Tensor]) -> dict[str, 
     """Gradients under the names that files have; of a weight with several names, under the one that is written."""
     tied = {name: source for name, source in (theirs.all_tied_weights_keys or {}).items() if source not in gradients}
     first = {tied.get(name, name): gradient for name, gradient in gradients.items()}
-    return dict(in_present_names(revert_weight_conversion(theirs, first), renamed(theirs.config.model_type)))
+    return dict(rename_tensors(revert_weight_conversion(theirs, first), renamed(theirs.config.model_type)))
 
 
 def renamed(model_type: str) -> dict[str, str]:
-    """What old names of tensors have become; as `in_present_names` takes it."""
+    """What old names of tensors have become; as `rename_tensors` takes it."""
     return getattr(family(model_type, *CLASSES.values()), "RENAMED", {})
 
 

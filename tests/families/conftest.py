@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hooked_lm import pretrained
-from hooked_lm.hub.hf_checkpoint import in_present_names
+from hooked_lm.hub.hf_checkpoint import rename_tensors
 from tests.families import Case, reference
 from tests.families._models import renamed, save_shuffled
 from tests.unchecked import unchecked
@@ -43,7 +43,7 @@ def tensors(checkpoint: Path) -> dict[str, Tensor]:
 @pytest.fixture(scope="module")
 def weights(case: Case, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the checkpoint by the names that are written today."""
-    return dict(in_present_names(tensors, renamed(case.family)))
+    return dict(rename_tensors(tensors, renamed(case.family)))
 
 
 @pytest.fixture(scope="module")

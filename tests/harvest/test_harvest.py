@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.analysis import feature_report
 from hooked_lm.harvest import harvest
-from hooked_lm.interventions.dictionaries import Settings, TopK, evaluate_dictionary, train_dictionary, train_on
+from hooked_lm.interventions.dictionaries import TopK, TrainingConfig, evaluate_dictionary, train_dictionary, train_on
 from tests.close import assert_close
 
 SITES = ["blocks.0.hook_mlp_out", "blocks.1.attn.hook_z"]
@@ -207,7 +207,7 @@ def test_a_dictionary_is_trained_from_a_store(model: HookedTransformer, tmp_path
     ]
     store = harvest(model, texts * 4, SITES[0], tmp_path, documents_per_shard=5, positions="text")
     stream, cfg = store.stream(SITES[0], buffer="40kB"), TopK.Config(d_in=128, d_sae=32, k=4)
-    settings = Settings(steps=30, vectors_per_step=32)
+    settings = TrainingConfig(steps=30, vectors_per_step=32)
     whole = train_on(stream, cfg, settings)
     half = train_on(stream, cfg, settings, directory=tmp_path / "run", checkpoint_every=10)
     assert torch.equal(whole.losses.values, half.losses.values)

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer, pretrained
 from hooked_lm.hub.device_map import Placement
-from hooked_lm.models.placement import Plan
+from hooked_lm.models.placement import DevicePlan
 from hooked_lm.models.weights.offloaded import Offloaded
 from tests.close import assert_close, assert_equal
 from tests.devices import LABELS, PAIRS, labelled_devices, values
@@ -128,7 +128,7 @@ def test_plans_of_accelerate():
     block = sum(p.numel() * p.element_size() for p in meta.blocks[0].parameters())
     rest = sum(p.numel() * p.element_size() for p in meta.parameters()) - 4 * block
 
-    def plan(strategy: str, **memory: int) -> Plan:
+    def plan(strategy: str, **memory: int) -> DevicePlan:
         given = {int(name[1:]) if name.startswith("d") else name: n for name, n in memory.items()}
         return Placement(strategy, given).plan(meta)
 

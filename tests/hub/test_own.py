@@ -190,7 +190,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*args: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("hooked_lm.hub.own.write_safetensors", fail)
+    monkeypatch.setattr("hooked_lm.hub.native.write_safetensors", fail)
     with pytest.raises(OSError, match="no space left"):
         model.save(tmp_path / "new" / "toy")
     assert not list(tmp_path.iterdir())

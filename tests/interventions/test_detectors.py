@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookedRootModule, wrap
 from hooked_lm.interventions.base import HookObject
-from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Output, Record
+from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Record, RecordOutput
 from hooked_lm.interventions.store import Store
 from tests.close import assert_close
 from tests.families import DECODER_CASES, ENCODER_CASES, ENCODER_DECODER_CASES
@@ -177,7 +177,7 @@ def test_calls_of_several_shapes(demo: Any) -> None:
 
 
 def test_cached_generation_shows_each_token_once(demo: Any) -> None:
-    record, output = Record("resid_post", 2), Output()
+    record, output = Record("resid_post", 2), RecordOutput()
     with demo.hooks([record, output]):
         tokens = demo.generate(torch.tensor([[9, 8, 7]]), 4, do_sample=False, verbose=False, stop_at_eos=False)
     assert [value.shape[1] for value in record.values["blocks.2.hook_resid_post"]] == [3, 1, 1, 1]
@@ -238,7 +238,7 @@ def test_several_share_a_run_of_a_store(demo: Any, tmp_path: Path) -> None:
 def test_outputs_and_inputs_of_every_class(kind: str) -> None:
     model, batches, _ = one(kind)
     sites = ["hook_tokens", "hook_decoder_tokens"][: len(batches[0])]
-    output, last, inputs = Output(), Output("unembed.hook_in"), [InputTokens(site) for site in sites]
+    output, last, inputs = RecordOutput(), RecordOutput("unembed.hook_in"), [InputTokens(site) for site in sites]
     for batch in batches:
         logits = model.run_with_hooks(*batch, fwd_hooks=[output, last, *inputs])
     factor = model.cfg.d_model**-0.5 if kind == "encoder-decoder" else 1.0  # T5 makes its logits smaller

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedEncoderDecoder, analysis, patching
-from hooked_lm.models.placement import Plan, place
+from hooked_lm.models.placement import DevicePlan, place
 from hooked_lm.models.weights.fold import process_weights
 from hooked_lm.models.weights.offloaded import Offloaded
 from hooked_lm.weights.mapped import in_file
@@ -35,8 +35,8 @@ def both(model: Any, device: str, which: slice = slice(None)) -> tuple[Any, Any]
     main, stacks = torch.device(device), model.stacks
     names = [f"{stack.blocks}.{i}" for stack in stacks for i in range(len(stack.blocks_of(model)))[which]]
     resident, offloaded = copy.deepcopy(model), copy.deepcopy(model)
-    place(resident, Plan({"": main}))
-    place(offloaded, Plan({"": main}, dict.fromkeys(names, "cpu")))
+    place(resident, DevicePlan({"": main}))
+    place(offloaded, DevicePlan({"": main}, dict.fromkeys(names, "cpu")))
     return resident, offloaded
 
 

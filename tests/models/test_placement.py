@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hooked_lm import HookedEncoderDecoder, analysis, patching
 from hooked_lm.components.context import Context
-from hooked_lm.models.placement import DeviceMap, Plan, place
+from hooked_lm.models.placement import DeviceMap, DevicePlan, place
 from tests.close import assert_close
 from tests.core import thinned
 from tests.devices import PAIRS, labelled_devices, values
@@ -37,7 +37,7 @@ def halves(model: Any, pair: tuple[str, str]) -> DeviceMap:
 def spread(model: Any, pair: tuple[str, str]) -> Any:
     """A copy of the model, on two devices."""
     two = copy.deepcopy(model)
-    place(two, Plan(halves(model, pair)))
+    place(two, DevicePlan(halves(model, pair)))
     return two
 
 

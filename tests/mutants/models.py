@@ -133,7 +133,7 @@ MODELS = mutants({
     ],
     "models/config/stored.py": [
         ("a component that has moved is looked up where it was", "models/config/test_moved.py::a_config_saved_before_loads",
-         'present_module(module.removeprefix(f"{PACKAGE}."), path.partition(".")[0])', 'module.removeprefix(f"{PACKAGE}.")'),
+         'present_name(module.removeprefix(f"{PACKAGE}."), path)', 'module.removeprefix(f"{PACKAGE}."), path'),
     ],
     "models/weights/init.py": [
         ("weights that nobody filled run", "models/weights/test_unfilled.py::the_config_of_a_loaded_model",

@@ -238,7 +238,7 @@ TOOLS = mutants({
         ("each group counts alike in the mean", "results/test_intervals.py::groups_of_unequal_sizes",
          "* len(names) / len(groups)", "/ which.bincount()"),
     ],
-    "analysis/attribution/estimate.py": [
+    "analysis/attribution/attribution_result.py": [
         ("the error of an estimate is left out of its interval",
          "analysis/attribution/test_intervals.py::the_error_is_that_of_random_cells_relative_to_the_size",
          "mean - torch.hypot(mean - low, error)", "low"),
@@ -251,7 +251,7 @@ TOOLS = mutants({
     ],
     "viz/scales.py": [
         ("a scale is not centred", "viz/test_plots.py::colours_cover_the_sides_that_have_values",
-         "return Scale(DIVERGING, middle - reach, middle, middle + reach)", "return Scale(DIVERGING, low, middle, high)"),
+         "return ColourScale(DIVERGING, middle - reach, middle, middle + reach)", "return ColourScale(DIVERGING, low, middle, high)"),
         ("a limit of colours that is negative is accepted", "viz/test_figure.py::what_cannot_be_drawn_is_refused",
          "if limit is not None and not 0 <= limit < math.inf:", "if limit is not None and not limit < math.inf:"),
     ],

@@ -14,7 +14,7 @@ from hooked_lm.interventions import ZeroAblate
 from hooked_lm.results import Scores
 from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.bounds import SHARE, Bounds
-from hooked_lm.results.measures import Measures
+from hooked_lm.results.measures import MetricScores
 from tests.close import assert_apart, assert_close
 
 DIFFERENCE = Bounds(-1, 1, is_difference=True)
@@ -39,9 +39,9 @@ def test_accuracies_of_sweeps_have_the_interval_of_those_that_are_evaluated() ->
     found = sweep()
     assert found.binary == [True]
     assert_close(both(found), torch.stack(wilson(found.values)))
-    assert_close(both(found), both(Measures(found.values, found.axes, [True])))
+    assert_close(both(found), both(MetricScores(found.values, found.axes, [True])))
     groups = [0, 0, 1, 1, 2, 2, 3, 3]
-    assert_close(both(found.grouped(groups)), both(Measures(found.values, found.axes, [True], groups=groups)))
+    assert_close(both(found.grouped(groups)), both(MetricScores(found.values, found.axes, [True], groups=groups)))
     assert_apart(both(found.grouped(groups)), both(found))
     several = torch.stack([found.values, found.values + 0.5])
     axes, runs = (
@@ -172,7 +172,7 @@ def test_the_needed_number_is_the_smallest() -> None:
             for n, is_enough in ((needed, True), (needed - 1, False)):
                 low, high = found._bounds._ends(means, n.double(), level, simultaneous)
                 assert bool(((high - low <= 0.4) == is_enough).all())
-    assert Measures(torch.tensor([RIGHT, HALF]), {"layer": [0, 1]}, [True]).power(0.2).tolist() == [16, 93]
+    assert MetricScores(torch.tensor([RIGHT, HALF]), {"layer": [0, 1]}, [True]).power(0.2).tolist() == [16, 93]
     with pytest.raises(ValueError, match="width of an interval must be positive, got 0"):
         sweep().power(0)
     assert SHARE.prompts_needed(torch.tensor([[torch.nan, 1.0]]), 0.2).isnan().all()

@@ -22,7 +22,7 @@ from hooked_lm.results.bootstrap import (
     students_t,
 )
 from hooked_lm.results.groups import by_group
-from hooked_lm.results.measures import Measures
+from hooked_lm.results.measures import MetricScores
 from tests.close import assert_close, assert_near
 
 
@@ -454,7 +454,7 @@ def test_intervals_of_shares_stay_between_0_and_1_for_all_cells_at_once() -> Non
     """With a width where all are right."""
     values = torch.ones(4, 10)
     values[1, :3] = values[2, 4] = 0
-    found = Measures(values, {"layer": [0, 1, 2, 3]}, [True])
+    found = MetricScores(values, {"layer": [0, 1, 2, 3]}, [True])
     low, high = found.interval(simultaneous=True)
     alone_low, alone_high = found.interval()
     assert (low < alone_low).all()

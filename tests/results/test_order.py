@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.estimate import Attribution
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.circuits import Evaluation
 from hooked_lm.analysis.reading.heads import ChanceScores
 from hooked_lm.engine.result import SweepResult

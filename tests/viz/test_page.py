@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from hooked_lm.viz import Facts, Plate, Section, TokenStrip, View, heatmap, report, write_html
+from hooked_lm.viz import CaptionedFigure, KeyFigures, Section, TokenRow, View, heatmap, report, write_html
 from hooked_lm.viz.parts import part_html
 
 EVIL = "</script><script>alert('x')</script>"
@@ -40,12 +40,14 @@ class Reader(HTMLParser):
 def page(tmp_path: Path) -> str:
     table = pd.DataFrame({"head": ["2.3", "a & b"], "restored": [0.12345, -1.0], "n": [3, 4]})
     sections = [
-        Section("First & <foremost>", "Some `x < y` text.", Plate(heatmap(torch.eye(2)), "A <caption>."), table),
+        Section(
+            "First & <foremost>", "Some `x < y` text.", CaptionedFigure(heatmap(torch.eye(2)), "A <caption>."), table
+        ),
         Section(
             "Second",
             heatmap(torch.ones(1, 2), x_labels=[EVIL, EVIL], title=EVIL),
-            TokenStrip("clean", ["When", " Mary", EVIL], [1]),
-            Facts({"pairs": "8", "gap": "2"}, {"gap": f"1 to 3 {EVIL}"}),
+            TokenRow("clean", ["When", " Mary", EVIL], [1]),
+            KeyFigures({"pairs": "8", "gap": "2"}, {"gap": f"1 to 3 {EVIL}"}),
             EVIL,
         ),
     ]

@@ -16,16 +16,16 @@ from torch.nn.utils.parametrizations import orthogonal
 
 from hooked_lm.analysis.alignment.interchange import Hooks, Location, Positions, Vectors, hooks_of, rewrite_of
 from hooked_lm.engine.edit import Rewrite
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
-from hooked_lm.results.measures import Measures
+from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.Alignment"
 EXCHANGED = ("subspace", "nothing", "everything", "random subspace")  # the alignment, and what it is compared with
@@ -64,7 +64,7 @@ class Alignment(Tabular, nn.Module):
         super().__init__()
         self.location, self.width, self.size = location, width, size
         self.history: dict[str, list[float]] = {}
-        self.accuracy: Measures | None = None
+        self.accuracy: MetricScores | None = None
         self.about: dict[str, Any] = {}
         start = torch.randn(width, size, generator=torch.Generator().manual_seed(seed))
         self.directions = nn.Parameter(start)
@@ -151,7 +151,7 @@ class Alignment(Tabular, nn.Module):
         found.load_state_dict(tensors)
         found.history, found.about = header["history"], header["about"]
         if accuracy is not None:
-            found.accuracy = Measures(accuracy, {"exchanged": EXCHANGED}, [True], about=found.about)
+            found.accuracy = MetricScores(accuracy, {"exchanged": EXCHANGED}, [True], about=found.about)
         return found.requires_grad_(False)
 
     def __repr__(self) -> str:

@@ -21,8 +21,8 @@ from hooked_lm.hooks.indices import indices_of_slice
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.measures import Measures
-from hooked_lm.results.scores import origin
+from hooked_lm.results.measures import MetricScores
+from hooked_lm.results.scores import provenance
 
 Vectors = Float[Tensor, "batch n width"]
 Change = Callable[[Tensor, Tensor], Tensor]  # base and source vectors -> the new vectors of the base run
@@ -187,7 +187,7 @@ def rewrite_of(intervention: Intervention, source: Tensor | Mapping[Any, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class InterchangeAnswers:
     """The right answer of each run at a position, among all tokens or some candidates."""
 
     answers: Int[Tensor, " batch"]
@@ -202,7 +202,7 @@ class Question:
         answers: Answers,
         positions: int | Tensor = -1,
         candidates: Answers | None = None,
-    ) -> "Question":
+    ) -> "InterchangeAnswers":
         """A question checked for these prompts: ValueError if lengths differ, IndexError for ids or positions out of range."""
         batch, n_pos = tokens.shape
         known = answers_of_prompts(answers, batch, "answers", model).cpu()
@@ -219,11 +219,11 @@ class Question:
                 raise ValueError(f"the answers of prompts {missing[:6]} are not among the candidates")
         return cls(known[:, 0], at, some)
 
-    def some(self, rows: RowNumbers) -> "Question":
+    def some(self, rows: RowNumbers) -> "InterchangeAnswers":
         """The question for some of the prompts."""
         candidates = None if self.candidates is None else self.candidates[rows]
         positions = self.positions if isinstance(self.positions, int) else self.positions[rows]
-        return Question(self.answers[rows], positions, candidates)
+        return InterchangeAnswers(self.answers[rows], positions, candidates)
 
     def logits(self, model: HookedRootModule, tokens: PromptRows, hooks: Hooks) -> Float[Tensor, "batch candidate"]:
         """The logits of the candidates in a run with these hooks."""
@@ -280,7 +280,7 @@ def interchange_accuracy(
     candidates: Answers | None = None,
     groups: Groups = None,
     batch_size: int = 64,
-) -> Measures:
+) -> MetricScores:
     """Whether the intervened model gives the answer of the causal model: 1 or 0 for each prompt; the accuracy is `.mean`.
 
     Args:
@@ -302,7 +302,7 @@ def interchange_accuracy(
     tensor(1.)
     """
     tokens, sources = _runs(model, prompts, changes)
-    question = Question.of(model, tokens, answers, answer_positions, candidates)
+    question = InterchangeAnswers.of(model, tokens, answers, answer_positions, candidates)
     of_prompts = checked_groups(groups, len(tokens))
     right = []
     with torch.no_grad():
@@ -313,8 +313,8 @@ def interchange_accuracy(
             part = question.some(rows)
             right.append(part.right(part.logits(model, some_rows(model, tokens, numbers), hooks)))
     sites = [each.location.site for each, _ in changes]
-    about = origin(model, of="accuracy", sites=sites)
-    return Measures(torch.cat(right).float(), {}, [True], about=about, groups=of_prompts)
+    about = provenance(model, of="accuracy", sites=sites)
+    return MetricScores(torch.cat(right).float(), {}, [True], about=about, groups=of_prompts)
 
 
 def _runs(

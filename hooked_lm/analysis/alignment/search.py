@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from hooked_lm.analysis.alignment.alignment import EXCHANGED, Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import (
+    InterchangeAnswers,
     Location,
     Positions,
-    Question,
     RowNumbers,
     Vectors,
     check_run,
@@ -31,8 +31,8 @@ from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.results import Label
-from hooked_lm.results.measures import Measures
-from hooked_lm.results.scores import origin
+from hooked_lm.results.measures import MetricScores
+from hooked_lm.results.scores import provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class AlignedPairs:
     base: PromptRows
     vectors: Vectors
     location: Location
-    question: Question
+    question: InterchangeAnswers
 
     def some(self, rows: RowNumbers) -> "AlignedPairs":
         """Some of the pairs."""
@@ -142,7 +142,7 @@ def train_alignment(
     found.history = history
     trained_on = pairs.right(found, train, batch_size).mean().item()
     known = {"boundless": size is None, "held_out": test.tolist(), "accuracy_trained_on": trained_on}
-    found.about = origin(model, **known, **asdict(schedule))
+    found.about = provenance(model, **known, **asdict(schedule))
     found.accuracy = _accuracy(found, pairs, test, schedule)
     return found
 
@@ -188,7 +188,7 @@ def _pairs(
     runs = pair_of(model, corrupted, clean, same_length=False)
     base_tokens, source_tokens = (rows.to(device) for rows in runs)
     check_run(model, location, base_tokens, source_tokens)
-    question = Question.of(model, base_tokens, answers, answer_positions, candidates)
+    question = InterchangeAnswers.of(model, base_tokens, answers, answer_positions, candidates)
     vectors = [
         location.some(rows).read_source(
             values_of(model, some_rows(model, source_tokens, rows.tolist()), [location.site])[location.site]
@@ -253,7 +253,7 @@ def _train(alignment: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule
     return history
 
 
-def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule: Schedule) -> Measures:
+def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule: Schedule) -> MetricScores:
     """The accuracy on these pairs, with its baselines."""
 
     def of(size: int, seed: int = 0) -> Alignment:
@@ -261,7 +261,7 @@ def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule:
 
     each = [found, of(0), of(found.width), of(found.size, schedule.seed + 1)]
     values = torch.stack([pairs.right(which, rows, schedule.batch_size) for which in each])
-    return Measures(values, {"exchanged": EXCHANGED}, [True], about=found.about)
+    return MetricScores(values, {"exchanged": EXCHANGED}, [True], about=found.about)
 
 
 def sweep_alignments(
@@ -275,7 +275,7 @@ def sweep_alignments(
     layers: Sequence[int] | str = "each",
     positions: Sequence[int] | str = "each",
     **settings: Any,
-) -> Measures:
+) -> MetricScores:
     """Trains an alignment at each layer and position; returns the accuracies on held-out pairs.
 
     Args:
@@ -307,7 +307,7 @@ def sweep_alignments(
         model.names((site, some_layers[0]))  # raises KeyError, with similar names
     axis, labels = position_axis(model, tokens, next(where for where in sites if where is not None))
     some_positions = chosen(positions, len(labels), "position") or []
-    tried: dict[tuple[int, int], Measures] = {}
+    tried: dict[tuple[int, int], MetricScores] = {}
     for (row, where), (column, at) in product(enumerate(sites), enumerate(some_positions)):
         if where is not None:
             found = train_alignment(model, tokens, clean, answers, site=where, positions=at, size=size, **settings)
@@ -323,4 +323,4 @@ def sweep_alignments(
         axis: [labels[pos] for pos in some_positions],
     }
     about = {name: value for name, value in first.about.items() if name != "accuracy_trained_on"}
-    return Measures(values, axes, [True], about=about)
+    return MetricScores(values, axes, [True], about=about)

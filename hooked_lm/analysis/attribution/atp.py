@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.estimating import Effects, Estimates, Run
+from hooked_lm.analysis.attribution.gradient_runs import Effects, Estimates, GradientRun
 from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
@@ -32,7 +32,7 @@ SCORES, PATTERN, MIXED = "attn_scores", "pattern", "z"
 PerQuery = Float[Tensor, "batch head query_pos key_pos"]
 
 
-def atp_star(run: Run, steps: int) -> Estimates:
+def atp_star(run: GradientRun, steps: int) -> Estimates:
     """Estimates by AtP*: the mean size over the gradients that each drop one layer, with the sign of the estimate without
     dropping; for queries and keys by their exchanged patterns. `steps` is not used.
 
@@ -59,7 +59,7 @@ def atp_star(run: Run, steps: int) -> Estimates:
 class _Estimator:
     """Effects from gradients; those of queries and keys by their exchanged patterns."""
 
-    def __init__(self, run: Run, fix: "PatternFix", values: Mapping[str, Tensor]) -> None:
+    def __init__(self, run: GradientRun, fix: "PatternFix", values: Mapping[str, Tensor]) -> None:
         self.run, self.fix, self.values = run, fix, values
 
     def of(self, gradients: Mapping[str, Tensor]) -> dict[str, Effects]:
@@ -100,7 +100,7 @@ class PatternFix:
     `readers` maps each of these sites to the layers whose patterns use it: its own, and for keys those that share them.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: GradientRun) -> None:
         self.run = run
         self.readers = _readers(run.model, run.sites)
         self.layers = sorted({layer for layers in self.readers.values() for layer in layers})

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.engine.cost import token_cost
-from hooked_lm.engine.plan import Plan
+from hooked_lm.engine.plan import SweepPlan
 from hooked_lm.engine.prompts import Source, Values
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.models.decoder import Decoder
@@ -38,7 +38,7 @@ def n_checked(check: Check, n_cells: int, flops: float) -> int:
 
 
 def exact_values(
-    plan: Plan,
+    plan: SweepPlan,
     estimated: Float[Tensor, "..."],
     tokens: Rows,
     other: Rows | None,

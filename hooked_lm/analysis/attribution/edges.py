@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
 from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer, frozen_norms
 from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, patch_edges, runs_of
-from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.gradients import (
     Hooks,
     Keep,
@@ -39,7 +39,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
 AT_ONCE = 1 << 24  # default limit on the bytes of the gradients of one layer's readers
@@ -309,7 +309,7 @@ class _Edges:
             of_other,
             base="corrupted" if direction == "denoise" else "clean",
             method=method,
-            about=origin(self.model, **settings),
+            about=provenance(self.model, **settings),
         )
 
 

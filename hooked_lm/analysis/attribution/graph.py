@@ -20,7 +20,7 @@ from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.terms import Factor, terms_at, terms_of, times
-from hooked_lm.shown import Shown, Table, in_short
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 
 INPUT, LOGITS = "input", "logits"
 
@@ -66,7 +66,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph(Shown):
+class Graph(NotebookRepr):
     """The writers and readers of a model, each in the order of computation, and the edges, `is_edge[writer, reader]`.
 
     Writers are the embeddings, with images among them ("input"), attention heads ("L2H1"), MLPs ("m3"), mixers with a state
@@ -147,14 +147,15 @@ class Graph(Shown):
         for writer, reader in edges.nonzero().tolist():
             yield self.writers[writer].name, self.readers[reader].name
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The writers and readers of each layer."""
         layers = dict.fromkeys(node.layer for node in (*self.writers, *self.readers))
         names = [
             [[node.name for node in ends if node.layer == n] for ends in (self.writers, self.readers)] for n in layers
         ]
         rows = [
-            (layer, in_short(", ".join(w)), in_short(", ".join(r))) for layer, (w, r) in zip(layers, names, strict=True)
+            (layer, short_repr(", ".join(w)), short_repr(", ".join(r)))
+            for layer, (w, r) in zip(layers, names, strict=True)
         ]
         return Table(("layer", "writers", "readers"), rows)
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.estimating import Estimates, Part, Run
+from hooked_lm.analysis.attribution.gradient_runs import Estimates, GradientRun, PartialMetric
 from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.hooks import HookedRootModule, HookPoint
 
@@ -34,13 +34,13 @@ def inputs(model: HookedRootModule, sites: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for site in sites for name in inputs_of(model, site)))
 
 
-def ig_inputs(run: Run, steps: int) -> Estimates:
+def ig_inputs(run: GradientRun, steps: int) -> Estimates:
     """Effects from the mean gradient over runs whose inputs are between those of the base run and those of the source."""
     by_inputs: dict[tuple[str, ...], list[str]] = {}
     for site in run.sites:
         by_inputs.setdefault(inputs_of(run.model, site), []).append(site)
     old, logits = run.seen(list(dict.fromkeys([*run.sites, *inputs(run.model, run.sites)])))
-    part = Part(run.metric, logits)
+    part = PartialMetric(run.metric, logits)
     total: dict[str, Tensor] = {}
     for names, sites in by_inputs.items():
         changes = {name: run.difference(name, old[name]) for name in names}
@@ -52,11 +52,11 @@ def ig_inputs(run: Run, steps: int) -> Estimates:
     return Estimates(part.scores, {site: run.product(site, total[site], old[site]) for site in run.sites})
 
 
-def ig_activations(run: Run, steps: int) -> Estimates:
+def ig_activations(run: GradientRun, steps: int) -> Estimates:
     """Effects at each site from the mean gradient over runs in which its activations, at all positions, are between those of
     the base run and those of the source."""
     old, logits = run.seen(run.sites)
-    part, effects = Part(run.metric, logits), {}
+    part, effects = PartialMetric(run.metric, logits), {}
     for site in run.sites:
         change, total = run.difference(site, old[site]), torch.zeros(())
         for shares, weights in batched(steps, run.n_copies):
@@ -67,7 +67,7 @@ def ig_activations(run: Run, steps: int) -> Estimates:
     return Estimates(part.scores, effects)
 
 
-def _all(run: Run) -> slice:
+def _all(run: GradientRun) -> slice:
     return slice(0, run.tokens.shape[0])
 
 

@@ -10,9 +10,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.atp import atp_star
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.checking import Check, check_valid, exact_values
-from hooked_lm.analysis.attribution.estimate import Attribution
-from hooked_lm.analysis.attribution.estimating import Collected, Cost, Estimates, Part, Run, Sums, joined, seen
+from hooked_lm.analysis.attribution.gradient_runs import (
+    Collected,
+    Estimates,
+    GradientRun,
+    PartialMetric,
+    PassCounts,
+    RowSums,
+    joined,
+    seen,
+)
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
 from hooked_lm.engine.budget import Budget, token_bytes
@@ -21,14 +30,14 @@ from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.plan import FEATURES, Plan
+from hooked_lm.engine.plan import FEATURES, SweepPlan
 from hooked_lm.engine.prompts import (
     OTHER_RUN,
+    AxisSelection,
+    HeadSelection,
     Prompts,
     Source,
     Values,
-    Which,
-    WhichHeads,
     replacement,
     site_of_layer,
     some_rows,
@@ -43,7 +52,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results import Label
 from hooked_lm.results.gap import one_warning
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.scores import METRIC, origin
+from hooked_lm.results.scores import METRIC, provenance
 
 NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 
@@ -53,13 +62,13 @@ class Method:
     """A function that estimates effects from a run and a number of steps; `also` gives further sites whose new values it
     needs, besides those to which it attributes."""
 
-    estimate: Callable[[Run, int], Estimates]
+    estimate: Callable[[GradientRun, int], Estimates]
     also: Callable[[HookedRootModule, Sequence[str]], Sequence[str]] = lambda model, sites: ()
     copies: bool = False  # whether it runs several copies of the prompts
     in_steps: bool = False  # whether it reads scores and patterns
 
 
-def gradient(run: Run, steps: int) -> Estimates:
+def gradient(run: GradientRun, steps: int) -> Estimates:
     """The gradient of the base run times the difference; `steps` is not used."""
     tape = run.tape()
     values, gradients = tape.values, run.gradients(tape)
@@ -85,10 +94,10 @@ def attribute(
     *,
     metric: Metrics | None = None,
     sites: str | Sequence[str] = "resid_pre",
-    layers: Which = "each",
-    positions: Which = "each",
-    heads: WhichHeads = None,
-    neurons: Which = None,
+    layers: AxisSelection = "each",
+    positions: AxisSelection = "each",
+    heads: HeadSelection = None,
+    neurons: AxisSelection = None,
     replace_with: Values | None = None,
     direction: str = "denoise",
     decoder_input: Target = None,
@@ -137,8 +146,10 @@ def attribute(
     names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
     if not names:
         raise ValueError("sites is empty: there is nothing to attribute to")
-    job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
-    plan = Plan(job.model, job.tokens, names, layers, positions, heads, neurons)
+    job = AttributionJob(
+        model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input
+    )
+    plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress, groups)
     return found
 
@@ -178,10 +189,12 @@ def attribute_nodes(
     """
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
-    job = Job(model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input)
+    job = AttributionJob(
+        model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input
+    )
     if has_two_stacks(job.model) and tuple(sites) == NODES:
         sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
-    plans = [Plan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
+    plans = [SweepPlan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
     return dict(zip(sites, job.carry_out(plans, check, seed, progress, groups), strict=True))
 
 
@@ -196,7 +209,7 @@ def _dims(model: Any, name: str, layer: int) -> tuple[str, ...]:
     return () if site is None else model.hook_dict[site].dims
 
 
-class Job:
+class AttributionJob:
     """The checked arguments of an attribution; `carry_out` estimates."""
 
     def __init__(
@@ -231,7 +244,7 @@ class Job:
         self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
     def carry_out(
-        self, plans: Sequence[Plan], check: Check, seed: int, progress: bool | None, groups: Groups = None
+        self, plans: Sequence[SweepPlan], check: Check, seed: int, progress: bool | None, groups: Groups = None
     ) -> list[Attribution]:
         """The estimates of all plans from the same passes, with the results of exact patching."""
         check_valid(check)
@@ -243,7 +256,7 @@ class Job:
         shaped = (lambda part: part) if isinstance(self.metric, Mapping) else (lambda part: part[0])
         own, other = shaped(scores), None if clean is None else shaped(clean)
         runs = {"corrupted": own, "clean": other} if self.changes == "corrupted" else {"corrupted": other, "clean": own}
-        about = origin(self.model, method=self.name, steps=self.steps, seed=seed)
+        about = provenance(self.model, method=self.name, steps=self.steps, seed=seed)
         about |= {METRIC_NAME: name} if (name := metric_name(self.metric)) else {}
         found = []
         for plan, values in zip(plans, map(shaped, estimated), strict=True):
@@ -266,12 +279,12 @@ class Job:
                 found[0].warn_if_close()
         return found
 
-    def _estimated(self, plans: Sequence[Plan]) -> tuple[list[Tensor], Tensor, Tensor | None, Cost]:
+    def _estimated(self, plans: Sequence[SweepPlan]) -> tuple[list[Tensor], Tensor, Tensor | None, PassCounts]:
         """For each plan the estimates [metric, *grid, prompt]; the metrics of the base run and of the other run; the cost."""
         for site, shape in ((site, shape) for plan in plans for site, shape in plan.shapes.items()):
             if not has_one_image_each(self.model, self.tokens, shape[0]):
                 raise ValueError(f"'{site}' has {shape[0]} images: attribution there needs one in each of the prompts")
-        sums = {site: Sums.of(plan, site) for plan in plans for site in plan.sites}
+        sums = {site: RowSums.of(plan, site) for plan in plans for site in plan.sites}
         news = NewValues(
             self.model, self.tokens, self.other, self.source, [*sums, *self.method.also(self.model, [*sums])]
         )
@@ -282,7 +295,7 @@ class Job:
             source = news.of(some)
             for collected, metric, part in zip(found, self.metrics.values(), on_parts, strict=True):
                 own = part.on(some) if part else metric
-                run = Run(
+                run = GradientRun(
                     self.model,
                     some_rows(self.model, self.tokens, some),
                     own,
@@ -302,8 +315,8 @@ class Job:
             clean = _stacked([_scores(metric, news.logits) for metric in self.metrics.values()], width)
         return values, scores, clean, news.cost
 
-    def _metrics_of(self, rows: list[slice], cost: Cost) -> tuple[list[slice], list[Part | None]]:
-        """The parts of the prompts, with each metric as a `Part`, or None if there is one part only.
+    def _metrics_of(self, rows: list[slice], cost: PassCounts) -> tuple[list[slice], list[PartialMetric | None]]:
+        """The parts of the prompts, with each metric as a `PartialMetric`, or None if there is one part only.
 
         A metric that is one number for all prompts needs them in one pass.
         """
@@ -311,7 +324,7 @@ class Job:
             return rows, [None] * len(self.metrics)
         cost.forwards += len(rows)
         whole = joined([seen(self.model, some_rows(self.model, self.tokens, some), [])[1] for some in rows])
-        parts = [Part(metric, whole) for metric in self.metrics.values()]
+        parts = [PartialMetric(metric, whole) for metric in self.metrics.values()]
         if any(len(part.scores) == 1 for part in parts):
             return [slice(0, len(self.tokens))], [None] * len(parts)
         return rows, [*parts]
@@ -352,7 +365,7 @@ class NewValues:
         self.runs = other is not None and isinstance(source, str) and source in OTHER_RUN.values()
         self.given: dict[str, Tensor] = {}
         self._logits: list[Tensor | Logits] = []
-        self.n_prompts, self.cost = len(tokens), Cost()
+        self.n_prompts, self.cost = len(tokens), PassCounts()
         if not self.runs:
             given = Source(model, source, other, tokens, self.sites)
             self.given = {site: given.value(site) for site in self.sites}

@@ -22,7 +22,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 AT_ONCE = 64  # the maximum number of edges tested together
 Place = tuple[int, int]  # writer, reader
@@ -68,7 +68,7 @@ def acdc(
     with progress_bar("acdc", runner.n_edges, progress, unit="edges") as bar:
         for n_left in search.steps():
             bar.update(runner.n_edges - n_left - bar.n)
-    about = origin(model, method="acdc", threshold=threshold, replace_with=replace_with, metric=runner.metric_name)
+    about = provenance(model, method="acdc", threshold=threshold, replace_with=replace_with, metric=runner.metric_name)
     return Circuit(runner.graph, search.kept, search.changes, about={**about, SEEN: runner.prompts})
 
 

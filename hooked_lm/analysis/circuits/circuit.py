@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.Circuit"
 EFFECTS = "exact effects"  # what scores are, in `about`

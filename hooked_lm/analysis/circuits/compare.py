@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.analysis.circuits.paths import nodes_of, on_paths
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.Comparison"
 SHARED, ONE, OTHER = "both", "one", "other"

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution import edges
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
-from hooked_lm.analysis.attribution.estimate import Attribution
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.acdc import acdc
@@ -29,7 +29,7 @@ from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.gap import one_warning
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "acdc": (acdc, "threshold"),
@@ -228,7 +228,7 @@ def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, 
     agreement = {}
     if isinstance(found, Attribution) and len(found.agreement):
         agreement = {"agreement": found.agreement.iloc[0].astype(float).to_dict()}
-    return Circuit(graph, best, scores, about={**about, **origin(model, method=method, **limits), **agreement})
+    return Circuit(graph, best, scores, about={**about, **provenance(model, method=method, **limits), **agreement})
 
 
 def scores_of(graph: Graph, found: SweepResult) -> Float[Tensor, "writer reader"]:

@@ -21,19 +21,19 @@ from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
 from hooked_lm.results.groups import by_group
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
@@ -325,7 +325,9 @@ def evaluate(
     both, empty, by_chance = found[: 2 * len(edges)], found[2 * len(edges)], found[2 * len(edges) + 1 :]
     runner.check_scale(empty)
     labels = {"of": [CIRCUIT, COMPLEMENT], CIRCUIT: list(named)}
-    about = origin(model, replace_with=replace_with, metric=runner.metric_name, **({"seed": seed} if n_random else {}))
+    about = provenance(
+        model, replace_with=replace_with, metric=runner.metric_name, **({"seed": seed} if n_random else {})
+    )
     about |= {JUDGED: judged_on} if judged_on else {}
     drawn = by_chance.unflatten(0, random.shape[:2]) if n_random else None
     if drawn is not None:

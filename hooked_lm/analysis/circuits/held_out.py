@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis import metrics
-from hooked_lm.analysis.attribution.estimate import Attribution
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment

@@ -21,7 +21,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1  # Louizos et al.: gates are stretched to (LOW, HIGH), and clamped to [0, 1]
 START = 2.0  # log alpha: nearly all gates are open
@@ -97,7 +97,7 @@ def train_masks(
     scores = torch.full(runner.graph.is_edge.shape, torch.nan)
     scores[runner.graph.is_edge] = training.log_alpha.detach().sigmoid()
     settings = {"n_edges": n_edges, "steps": steps, "learning_rate": learning_rate, "metric": runner.metric_name}
-    about = origin(model, method="masks", replace_with=replace_with, seed=seed, **settings)
+    about = provenance(model, method="masks", replace_with=replace_with, seed=seed, **settings)
     return Circuit(runner.graph, largest(runner.graph, scores, n_edges), scores, about={**about, SEEN: runner.prompts})
 
 

@@ -14,7 +14,7 @@ from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
@@ -55,7 +55,7 @@ def minimality(
         raise ValueError("the circuit is empty: there is nothing to leave out")
     without = _without_edges(circuit) if of == "edges" else _without_nodes(circuit)
     found = runner.values(torch.stack([circuit.edges, *without.values()]), progress)
-    about = origin(
+    about = provenance(
         model, of=f"{runner.metric_name} lost without it", replace_with=replace_with, metric=runner.metric_name
     )
     about |= {JUDGED: judged_on} if judged_on else {}

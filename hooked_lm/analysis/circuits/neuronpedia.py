@@ -18,7 +18,7 @@ from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.prompts import kind_of
 from hooked_lm.files import replacing, writable
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 __all__ = ["from_neuronpedia", "to_neuronpedia"]
 
@@ -109,7 +109,7 @@ def from_neuronpedia(path: str | Path, model: Decoder) -> Circuit:
 
 
 def _metadata(circuit: Circuit, model: Decoder, prompt: str, slug: str, scan: str | None) -> dict[str, Any]:
-    made = origin(model)
+    made = provenance(model)
     return {
         "slug": slug,
         "scan": scan or made["model"],

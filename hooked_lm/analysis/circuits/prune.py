@@ -14,7 +14,7 @@ from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
@@ -80,7 +80,7 @@ def prune(
             bar.update(n - max(int(after.sum()), n_edges))
             left = after
     settings = {"n_edges": n_edges, "share": share, "steps": steps, "metric": runner.metric_name}
-    about = origin(model, method="pruning", replace_with=replace_with, **settings)
+    about = provenance(model, method="pruning", replace_with=replace_with, **settings)
     return Circuit(runner.graph, left, scores, about={**about, SEEN: runner.prompts})
 
 

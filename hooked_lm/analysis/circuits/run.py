@@ -45,7 +45,7 @@ Gates = Float[Tensor, "row writer reader"]
 
 
 @dataclass(frozen=True)
-class Place:
+class SiteNodes:
     """The nodes of a site, which are adjacent in the graph; `rank` orders them as in the graph."""
 
     site: str
@@ -61,14 +61,14 @@ class Place:
         return times(value if self.of_heads else value[:, :, None], self.weight)
 
 
-def places(nodes: Sequence[Node]) -> list[Place]:
+def site_nodes(nodes: Sequence[Node]) -> list[SiteNodes]:
     """The nodes, grouped by site."""
     found, start = [], 0
     for site, together in groupby(nodes, key=lambda node: node.site):
         first, *others = together
         stop = start + 1 + len(others)
         of_heads = first.head is not None
-        found.append(Place(site, first.layer, first.rank, slice(start, stop), of_heads, first.weight, first.factor))
+        found.append(SiteNodes(site, first.layer, first.rank, slice(start, stop), of_heads, first.weight, first.factor))
         start = stop
     return found
 
@@ -112,7 +112,7 @@ class Runner:
         check_replacement(replace_with)
         self.model, self.graph, self.replace_with = model, Graph.of(model), replace_with
         check_unhooked(model, self.graph)
-        self.writers, self.readers = places(self.graph.writers), places(self.graph.readers)
+        self.writers, self.readers = site_nodes(self.graph.writers), site_nodes(self.graph.readers)
         device = next(model.parameters()).device
         corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
         other, own = (rows.to(device) for rows in pair_of(model, corrupted, clean))
@@ -219,7 +219,7 @@ class Runner:
         start = self._first_layer(used)
         if start is None:
             return self.full.expand(len(gates), -1)
-        n_rows, cut = len(gates), _Cut(self, closed, used, start)
+        n_rows, cut = len(gates), GatedPass(self, closed, used, start)
         stream, context = self.streams[start].repeat(n_rows, 1, 1), repeated_context(self.context, n_rows)
         with self.model.hooks(fwd_hooks=list(cut.hooks())):
             for block in list(self.model.blocks)[start:]:
@@ -254,14 +254,14 @@ class Runner:
 
 
 @dataclass
-class _Cut:
+class GatedPass:
     """The hooks of one pass: they record the outputs of writers, and change the inputs of readers."""
 
     runner: Runner
     closed: Float[Tensor, "row writer reader"]
     used: Bool[Tensor, "writer reader"]
     start: int
-    written: list[tuple[Place, Tensor]] = field(default_factory=list)  # ablated minus written, [row, node, numbers]
+    written: list[tuple[SiteNodes, Tensor]] = field(default_factory=list)  # ablated minus written, [row, node, numbers]
 
     def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         for place in self.runner.readers:
@@ -271,16 +271,16 @@ class _Cut:
             if not self._is_known(place) and bool(self.used[place.nodes].any()):
                 yield place.site, _Recording(self, place)
 
-    def _is_known(self, place: Place) -> bool:
+    def _is_known(self, place: SiteNodes) -> bool:
         """Whether the outputs at this site are the same in all rows as in the run without gates."""
         return place.layer < self.start or place.rank < 0
 
-    def keep(self, place: Place, value: Tensor) -> None:
+    def keep(self, place: SiteNodes, value: Tensor) -> None:
         """Store the ablated minus the written outputs of a site."""
         parts = place.parts(value).unflatten(0, (len(self.closed), -1)).permute(0, 3, 1, 2, 4)
         self.written.append((place, (self.runner.ablated[place.site] - parts).flatten(2)))
 
-    def _reading(self, reader: Place) -> Callable[[Tensor, Any], Tensor]:
+    def _reading(self, reader: SiteNodes) -> Callable[[Tensor, Any], Tensor]:
         n_known = max(place.nodes.stop for place in self.runner.writers if self._is_known(place))
 
         def read(value: Tensor, hook: HookPoint) -> Tensor:
@@ -306,7 +306,7 @@ class _Recording:
 
     records = True
 
-    def __init__(self, cut: _Cut, place: Place) -> None:
+    def __init__(self, cut: GatedPass, place: SiteNodes) -> None:
         self.cut, self.place = cut, place
 
     def __call__(self, value: Tensor, hook: HookPoint) -> None:
@@ -318,7 +318,9 @@ class _Recording:
 Written = dict[str, Float[Tensor, "node prompt pos d_model"]]
 
 
-def _run_whole(model: Decoder, tokens: Rows, writers: Sequence[Place]) -> tuple[Written, list[Tensor], Tensor, Context]:
+def _run_whole(
+    model: Decoder, tokens: Rows, writers: Sequence[SiteNodes]
+) -> tuple[Written, list[Tensor], Tensor, Context]:
     """The outputs of the writers, the residual stream before each block, that after the last block, and the run's context."""
     written: Written = {}
     streams: list[Tensor] = []

@@ -11,7 +11,7 @@ from hooked_lm.analysis.reading.heads import ChanceScores, check_model
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 KINDS = ("Q", "K", "V")
 WEIGHTS = ("W_Q", "W_K", "W_V", "W_O")
@@ -83,7 +83,7 @@ def head_composition(model: Decoder, kind: str = "Q", *, n_random: int = 50, see
         "later_layer": range(n_layers),
         "later_head": range(n_heads),
     }
-    about = origin(model, of=f"{kind}-composition score", kind=kind, n_random=n_random, seed=seed)
+    about = provenance(model, of=f"{kind}-composition score", kind=kind, n_random=n_random, seed=seed)
     return CompositionScores(values[..., None], axes, chance=chance[..., None], spread=spread[..., None], about=about)
 
 

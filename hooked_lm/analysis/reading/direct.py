@@ -13,7 +13,7 @@ from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.answers import Answers, answers_of_prompts
-from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
 from hooked_lm.models.caches.activation_cache import ActivationCache
@@ -24,7 +24,7 @@ from hooked_lm.models.weights.terms import Term, terms_at
 from hooked_lm.results import Label
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 __all__ = ["direct_logit_attribution", "source_attribution"]
 
@@ -40,7 +40,7 @@ def direct_logit_attribution(
     wrong_answers: Answers | None = None,
     *,
     by: str = "layer",
-    layers: Which = "each",
+    layers: AxisSelection = "each",
     positions: int = -1,
     groups: Groups = None,
 ) -> Scores:
@@ -107,7 +107,7 @@ def source_attribution(
     answers: Answers,
     wrong_answers: Answers | None = None,
     *,
-    layers: Which = "each",
+    layers: AxisSelection = "each",
     positions: int = -1,
     groups: Groups = None,
 ) -> Scores:
@@ -241,7 +241,7 @@ class _Run:
         return [name for name, _ in parts], torch.stack(values) if values else model.W_U.new_empty(0, len(self.ids))
 
 
-def _apart(model: Decoder, by: str, layers: Which) -> set[int]:
+def _apart(model: Decoder, by: str, layers: AxisSelection) -> set[int]:
     """The layers to split into heads or neurons."""
     if by == "layer":
         return set()
@@ -305,4 +305,4 @@ def _of_z(name: str) -> bool:
 def _about(model: Decoder, wrong_answers: Answers | None, pos: int) -> dict[str, Any]:
     of = "logit" if wrong_answers is None else "logit difference"
     cap = getattr(model.unembed.cfg, "soft_cap", None)
-    return origin(model, of=of if cap is None else f"{of} before the soft cap of {cap:g}", position=pos)
+    return provenance(model, of=of if cap is None else f"{of} before the soft cap of {cap:g}", position=pos)

@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.analysis.reading.max_activating import MaxActivating, batches, max_activating_examples
 from hooked_lm.analysis.reading.neurons import to_logits, token_strings
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.interventions.dictionaries.hook import (
     Coder,
     Dictionary,
@@ -26,14 +26,14 @@ from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import stored
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from hooked_lm.viz.view import View
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["FeatureReport", "feature_report"]
 
@@ -209,7 +209,7 @@ def feature_report(
         tables |= _ends(model, (sums.changes / sums.n_active).float(), k, TABLES[2], TABLES[3])
     bins, counts = _histogram(torch.cat(sums.active) if sums.active else torch.zeros(0), 0.0)
     logit_bins, logit_counts = _histogram(torch.zeros(0) if effects is None else effects.cpu())
-    about = origin(model, site=read, site_out=write, feature=feature, skip=skip, prompts=len(prompts))
+    about = provenance(model, site=read, site_out=write, feature=feature, skip=skip, prompts=len(prompts))
     loss, ablated = (sums.losses / sums.n_next).tolist() if sums.n_next else [float("nan")] * 2
     n_positions, n_active = sums.n_positions, sums.n_active
     return FeatureReport(

@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.heads import (
+    HeadRows,
     Pattern,
     Row,
-    Rows,
     check_model,
     duplicate_token,
     head_counts,
@@ -217,7 +217,7 @@ def _wanted(model: Decoder, heads: Heads | None) -> Bool[Tensor, "layer head"]:
     return wanted
 
 
-def _cached(cache: Any, layer: int, rows: Rows) -> Pattern:
+def _cached(cache: Any, layer: int, rows: HeadRows) -> Pattern:
     """A layer's patterns from a cache with or without a batch dimension."""
     pattern = cache["pattern", layer]
     pattern = pattern if pattern.ndim == 4 else pattern[None]

@@ -21,7 +21,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows as Input
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.results import Label
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
@@ -30,7 +30,7 @@ See = Callable[[int, list[int], Pattern], None]  # the layer, the indices of the
 NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
 
 
-class Rows(list[Tensor]):
+class HeadRows(list[Tensor]):
     """`Row`s, of different lengths, and the prompts with images that they are of, if they have some."""
 
     images: VisionInputs | None = None
@@ -128,7 +128,7 @@ def head_scores(
     check_model(model)
     settings = {"kinds": list(wanted), "chance": chance, "seed": seed}
     if prompts is None:
-        rows = Rows(repeated_random_tokens(model, n_prompts, length, seed))
+        rows = HeadRows(repeated_random_tokens(model, n_prompts, length, seed))
         settings |= {"tokens": "random, repeated", "length": length}
     else:
         rows = rows_of(model, prompts)
@@ -141,7 +141,7 @@ def head_scores(
         _attention_to(model, rows, targets),
         {"kind": list(wanted), **_layers_and_heads(model)},
         chance=by_chance,
-        about=origin(model, of="attention weight", **settings),
+        about=provenance(model, of="attention weight", **settings),
     )
 
 
@@ -176,7 +176,7 @@ def _targets(row: Row, prompt: int, kinds: Mapping[str, Kind]) -> Bool[Tensor, "
 
 
 def _attention_to(
-    model: Decoder, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
+    model: Decoder, rows: HeadRows, targets: list[Bool[Tensor, "kind _ _"]]
 ) -> Float[Tensor, "kind layer head prompt"]:
     """The attention of each head to the targets."""
     shares = [torch.full((len(targets[0]), n, len(rows)), torch.nan) for n in head_counts(model)]
@@ -198,7 +198,7 @@ def _on_targets(
 
 
 def _uniform(
-    model: Decoder, layer: int, rows: Rows, targets: list[Bool[Tensor, "kind _ _"]]
+    model: Decoder, layer: int, rows: HeadRows, targets: list[Bool[Tensor, "kind _ _"]]
 ) -> Float[Tensor, "kind head prompt"]:
     """The scores of a layer's heads if their attention were uniform over the visible keys."""
     attn, found = model.blocks[layer].attn, []
@@ -250,7 +250,7 @@ def attention_statistics(model: Decoder, prompts: Prompts) -> Scores:
 
     see_patterns(model, rows, see)
     axes: dict[str, Sequence[Label]] = {"statistic": ["entropy", "distance", "first_token"], **_layers_and_heads(model)}
-    about = origin(model, of="attention statistics")
+    about = provenance(model, of="attention statistics")
     return Scores(_of_layers(model, lambda layer: found[layer]), axes, about=about)
 
 
@@ -288,7 +288,7 @@ def repeated_random_tokens(
     return torch.stack([torch.cat([torch.tensor(bos, dtype=torch.long), row, row]) for row in once])
 
 
-def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
+def _shuffled(model: Decoder, rows: HeadRows, seed: int) -> HeadRows:
     """The tokens of each prompt in random order, except for leading special tokens."""
     if rows.images is not None:
         raise ValueError(
@@ -296,7 +296,7 @@ def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
         )
     generator = torch.Generator().manual_seed(seed)
     special = set() if model.tokenizer is None else set(model.tokenizer.all_special_ids)
-    found = Rows()
+    found = HeadRows()
     for row in rows:
         n_first = next((i for i, token in enumerate(row.tolist()) if token not in special), len(row))
         order = torch.randperm(len(row) - n_first, generator=generator) + n_first
@@ -304,7 +304,7 @@ def _shuffled(model: Decoder, rows: Rows, seed: int) -> Rows:
     return found
 
 
-def rows_of(model: Decoder, prompts: Prompts) -> Rows:
+def rows_of(model: Decoder, prompts: Prompts) -> HeadRows:
     """The ids of each prompt without padding, from texts or ids [batch, pos] or [pos]; raises ValueError for other lengths
     than 2 to n_ctx. Ids of image tokens are negative, and all different."""
     if isinstance(prompts, VisionInputs):
@@ -314,12 +314,12 @@ def rows_of(model: Decoder, prompts: Prompts) -> Rows:
             raise ArgumentError(f"prompts must be texts, or ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
         tokens = prompts if prompts.ndim == 2 else prompts[None]
         mask = model.tokens.attention_mask(tokens)
-        rows = Rows(row[real.bool()] for row, real in zip(tokens, mask, strict=True))
+        rows = HeadRows(row[real.bool()] for row, real in zip(tokens, mask, strict=True))
     else:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ArgumentError("prompts is empty: give at least one")
-        rows = Rows(model.to_tokens(text, truncate=False)[0] for text in texts)
+        rows = HeadRows(model.to_tokens(text, truncate=False)[0] for text in texts)
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
             raise ArgumentError(
@@ -328,19 +328,19 @@ def rows_of(model: Decoder, prompts: Prompts) -> Rows:
     return rows
 
 
-def _rows_with_images(model: Decoder, prompts: VisionInputs) -> Rows:
+def _rows_with_images(model: Decoder, prompts: VisionInputs) -> HeadRows:
     inputs = inputs_of(model, prompts)
     assert isinstance(inputs, VisionInputs), "as the prompts are"
     mask = model.tokens.attention_mask(inputs.tokens) if inputs.attention_mask is None else inputs.attention_mask
     is_image = model.images_among(inputs.tokens) if inputs.is_image is None else inputs.is_image
     assert is_image is not None, "a model that reads images"
     ids = torch.where(is_image, -1 - torch.arange(inputs.shape[1], device=is_image.device), inputs.tokens)
-    rows = Rows(row[real.bool()] for row, real in zip(ids, mask, strict=True))
+    rows = HeadRows(row[real.bool()] for row, real in zip(ids, mask, strict=True))
     rows.images = replace(inputs, attention_mask=mask)
     return rows
 
 
-def _input(model: Decoder, rows: Rows, some: Sequence[int]) -> Input:
+def _input(model: Decoder, rows: HeadRows, some: Sequence[int]) -> Input:
     """What the model reads of some prompts of one length."""
     if rows.images is None:
         return torch.stack([rows[i] for i in some]).to(model.device)
@@ -395,7 +395,7 @@ class _Look:
         self.see(self.layer, self.prompts, pattern.float())
 
 
-def see_patterns(model: Decoder, rows: Rows, see: See, layers: Sequence[int] | None = None) -> None:
+def see_patterns(model: Decoder, rows: HeadRows, see: See, layers: Sequence[int] | None = None) -> None:
     """Run prompts of any lengths, and call `see(layer, prompts, pattern)` with the patterns of each layer.
 
     Batches consist of prompts of one length, so there is no padding; NUMBERS limits their size.

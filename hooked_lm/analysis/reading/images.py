@@ -9,25 +9,25 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.cells_before_blocks import patch_labels
-from hooked_lm.engine.prompts import Which, chosen, rows_of, site_of_layer
+from hooked_lm.engine.prompts import AxisSelection, chosen, rows_of, site_of_layer
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 
 @torch.no_grad()
 def nearest_words(
-    model: VisionLanguage, prompts: VisionInputs, *, layers: Which = "each", site: str = "resid_pre", k: int = 5
+    model: VisionLanguage, prompts: VisionInputs, *, layers: AxisSelection = "each", site: str = "resid_pre", k: int = 5
 ) -> "pd.DataFrame":
     """The words whose embeddings are nearest to the stream at the tokens of images, before each layer.
 
@@ -74,7 +74,7 @@ def nearest_words(
 
 @torch.no_grad()
 def attention_to_images(
-    model: VisionLanguage, prompts: VisionInputs, *, positions: Indices = -1, layers: Which = "each"
+    model: VisionLanguage, prompts: VisionInputs, *, positions: Indices = -1, layers: AxisSelection = "each"
 ) -> Scores:
     """How much each head attends from a position, by default that of the answer, to the tokens of images; from several: the mean.
 
@@ -95,7 +95,7 @@ def attention_to_images(
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
     return Scores(
-        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=origin(model, positions=queries)
+        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=provenance(model, positions=queries)
     )
 
 

@@ -15,21 +15,21 @@ from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.engine.answers import Answers, answers_of_prompts
-from hooked_lm.engine.prompts import Prompts, Which, chosen, position_labels, rows_of
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["Lens", "Translator", "decode", "logit_lens"]
 
@@ -153,8 +153,8 @@ def logit_lens(
     prompts: Prompts | ActivationCache,
     *,
     site: str = "resid_post",
-    layers: Which = "each",
-    positions: Which = "each",
+    layers: AxisSelection = "each",
+    positions: AxisSelection = "each",
     k: int = 5,
     answers: Answers | None = None,
     lens: Translator | None = None,
@@ -212,7 +212,7 @@ def logit_lens(
     grid = (len(which), len(streams[last]), len(at))
     tensors = {name: _gathered([part[name] for part in found], *grid) for name in found[0]}
     axes: dict[str, Sequence[Label]] = {"layer": which, "position": [labels[pos] for pos in at]}
-    about = origin(model, lens=_name(lens), site=site)
+    about = provenance(model, lens=_name(lens), site=site)
     return _result(model, tensors, axes, about, wanted)
 
 

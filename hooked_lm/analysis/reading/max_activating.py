@@ -14,7 +14,7 @@ from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.cells_before_blocks import is_of_images
 from hooked_lm.engine.prompts import rows_of, some_rows
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
 from hooked_lm.interventions.dictionaries.site import site_read
@@ -23,7 +23,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import stored
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hooked_lm.viz import View
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["MaxActivating", "max_activating_examples"]
 
@@ -188,7 +188,7 @@ def max_activating_examples(
     n_texts = top.inputs.n_texts
     if not n_positions:
         raise ValueError(f"the data have no position to look at: {n_texts} texts" + f", skip {skip}" * (skip > 0))
-    about = origin(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
+    about = provenance(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
     found = {name: value[: min(k, n_positions)] for name, value in top.examples().tensors().items()}
     if sae is not None:
         acts = (found["values"] != 0) & found["values"].isfinite()

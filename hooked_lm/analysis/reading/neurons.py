@@ -19,19 +19,19 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks.head_labels import head_in_layer, head_label
 from hooked_lm.models.caches.residual import input_norm_name
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 Directions = Float[Tensor, "*some d_model"]
 Heads = int | str | Sequence[int | str]
@@ -191,7 +191,7 @@ def copying_scores(model: Decoder) -> Scores:
             eigenvalues = FactoredMatrix(around @ reading, writing).eigenvalues
             scores[layer, head, 0] = (eigenvalues.sum().real / eigenvalues.abs().sum()).cpu()
     return Scores(
-        scores, {"layer": range(len(counts)), "head": range(max(counts))}, about=origin(model, of="copying score")
+        scores, {"layer": range(len(counts)), "head": range(max(counts))}, about=provenance(model, of="copying score")
     )
 
 

@@ -12,21 +12,21 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.cells_before_blocks import rows_and_positions
-from hooked_lm.engine.prompts import Prompts, Which, chosen, rows_of, values_of
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, values_of
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, repeated_rows
 from hooked_lm.results import stored
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["IDENTITY_PROMPT", "Patchscope", "patchscope"]
 
@@ -121,8 +121,8 @@ def patchscope(
     *,
     source_positions: int = -1,
     target_positions: int = -1,
-    source_layers: Which = "each",
-    target_layers: Which = None,
+    source_layers: AxisSelection = "each",
+    target_layers: AxisSelection = None,
     max_new_tokens: int = 5,
     site: str = "resid_post",
     target_site: str | None = None,
@@ -186,14 +186,14 @@ def patchscope(
     unpatched = _continued(reader, target, to, [(None, "")], max_new_tokens)[0]
     tokens = torch.cat(new).view(len(sources), -1, max_new_tokens)
     settings = {"source_positions": at, "target_positions": to, "site": site, "target_site": written}
-    settings |= {"target_model": origin(reader)["model"]}
+    settings |= {"target_model": provenance(reader)["model"]}
     return Patchscope(
         tokens, unpatched, tuple(sources), None if targets is None else tuple(targets), _texts(reader, tokens),
-        spelled(reader, torch.cat([tokens.flatten(), unpatched])), origin(model, **settings),
+        spelled(reader, torch.cat([tokens.flatten(), unpatched])), provenance(model, **settings),
     )  # fmt: skip
 
 
-def _all_or_some(layers: Which, n_layers: int, what: str) -> list[int]:
+def _all_or_some(layers: AxisSelection, n_layers: int, what: str) -> list[int]:
     which = chosen(layers, n_layers, what)
     if which is None:
         raise ValueError(f"{what}s must be 'each' or some")

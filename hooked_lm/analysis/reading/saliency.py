@@ -22,7 +22,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
-from hooked_lm.results.scores import origin
+from hooked_lm.results.scores import provenance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -203,7 +203,7 @@ def saliency(
     later = torch.arange(ids.shape[1]) >= torch.arange(start, ids.shape[1])[:, None]
     signed, norm = (part.masked_fill(later, torch.nan) for part in (parts.sum(-1), parts.norm(dim=-1)))
     scores, bases = (torch.stack([row[k] for row in rows]) for k in (1, 2))
-    about = origin(
+    about = provenance(
         model, method=method, of=of, **({"baseline": baseline, "steps": steps} if method == METHODS[2] else {})
     )
     has_tokenizer = getattr(model, "tokenizer", None) is not None

@@ -19,7 +19,7 @@ from hooked_lm.analysis.reading.neurons import (
 )
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.errors import ArgumentError
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
@@ -27,7 +27,7 @@ from hooked_lm.models.names import checked_index
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 VECTOR_TYPES = ("OV", "w_in", "w_gate", "w_out")
 

@@ -12,21 +12,21 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.progress import progress_bar
-from hooked_lm.engine.prompts import Which, chosen, rows_of, some_rows
+from hooked_lm.engine.prompts import AxisSelection, chosen, rows_of, some_rows
 from hooked_lm.engine.stacks import refuse_two_stacks
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results import stored
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 __all__ = ["TunedLens", "train_tuned_lens"]
 
@@ -63,11 +63,11 @@ class TunedLens(Tabular):
     held_out: Scores
 
     @classmethod
-    def identity(cls, model: Decoder, layers: Which = "each", site: str = "resid_post") -> "TunedLens":
+    def identity(cls, model: Decoder, layers: AxisSelection = "each", site: str = "resid_post") -> "TunedLens":
         """The lens before training, which changes nothing."""
         which = chosen(layers, model.cfg.n_layers, "layer") or []
         d_model, unknown = model.cfg.d_model, torch.full((2, len(which), 1), float("nan"))
-        about = origin(model, of=MEASURE, site=site, n_layers=model.cfg.n_layers)
+        about = provenance(model, of=MEASURE, site=site, n_layers=model.cfg.n_layers)
         held_out = Scores(unknown, {"run": RUNS, "layer": which}, about=about)
         A, b = torch.zeros(len(which), d_model, d_model), torch.zeros(len(which), d_model)
         return cls(A, b, tuple(which), site, _losses(torch.zeros(0, len(which), 1), which, about), held_out)
@@ -163,7 +163,7 @@ def train_tuned_lens(
     learning_rate: float = 1e-3,
     batch_size: int = 8,
     held_out: float = 0.1,
-    layers: Which = "each",
+    layers: AxisSelection = "each",
     site: str = "resid_post",
     seed: int = 0,
     progress: bool | None = None,
@@ -212,7 +212,7 @@ def train_tuned_lens(
     after = training.measured(tokens, mask, order[:n_held], batch_size)
     settings = {"steps": steps, "learning_rate": learning_rate, "batch_size": batch_size, "seed": seed, "site": site}
     n_prompts = {"prompts": len(order) - n_held, "held_out": n_held}
-    about = origin(model, of=MEASURE, **settings, n_layers=model.cfg.n_layers, **n_prompts)
+    about = provenance(model, of=MEASURE, **settings, n_layers=model.cfg.n_layers, **n_prompts)
     shown = Scores(torch.stack([before, after]), {"run": RUNS, "layer": which}, about=about)
     curves = _losses(torch.stack(losses)[..., None], which, about)
     return TunedLens(training.A.detach().cpu(), training.b.detach().cpu(), tuple(which), site, curves, shown)

@@ -24,7 +24,7 @@ from hooked_lm.components.attention.multihead import (
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import Context
 from hooked_lm.components.public_call import CallContext
-from hooked_lm.components.readable import check, is_at_hand
+from hooked_lm.components.readable import check, is_on_host
 from hooked_lm.components.stack_context import StackContext
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -64,7 +64,7 @@ class GlobalTokens(nn.Module):
             return None
         chosen = self.hook_mask(self.by_default(tokens, real) if mask is None else mask.long()).bool()
         chosen = chosen if real is None else chosen & real
-        return None if is_at_hand(chosen) and not bool(chosen.any()) else chosen
+        return None if is_on_host(chosen) and not bool(chosen.any()) else chosen
 
     def by_default(self, tokens: Int[Tensor, "batch pos"], real: Mask | None) -> Int[Tensor, "batch pos"]:
         """The mask of a run without one."""
@@ -170,7 +170,7 @@ class WindowAttention(Attention):
         def compute() -> Tensor:
             assert context.global_tokens is not None, "a run with global tokens"
             number, n_most = context.global_tokens.long(), context.n_pos
-            if is_at_hand(number):
+            if is_on_host(number):
                 n_most = int(number.sum(1).max())
             return number.argsort(dim=1, descending=True, stable=True)[:, :n_most]
 

@@ -18,7 +18,7 @@ from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.gpu_kernels import for_kernels
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
-from hooked_lm.components.attention.public_attributes import PublicAttributes, order_parameters
+from hooked_lm.components.attention.public_attributes import AttentionTLAttributes, order_parameters
 from hooked_lm.components.attention.public_steps import PublicSteps
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
@@ -38,7 +38,7 @@ Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
 
 
-class Attend(PublicAttributes):
+class Attend(AttentionTLAttributes):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that

@@ -24,7 +24,7 @@ def order_parameters(module: nn.Module) -> None:
             module._parameters[name] = module._parameters.pop(name)
 
 
-class PublicAttributes(nn.Module):
+class AttentionTLAttributes(nn.Module):
     """Read-only properties under their public names, and the mask and rotary tables that users share between layers.
 
     Masks and angles are computed for each run, and no table is stored. So a table may be assigned only if it equals the

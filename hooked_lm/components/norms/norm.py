@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norms.public_attributes import PublicAttributes
+from hooked_lm.components.norms.public_attributes import NormTLAttributes
 from hooked_lm.components.run_settings import RunSettings
 from hooked_lm.hooks import HookPoint, is_listening
 
@@ -31,7 +31,7 @@ def root_mean_square(x: Float[Tensor, "*batch d"], eps: float) -> Float[Tensor, 
     return (length.square() / x.shape[-1] + eps).sqrt()
 
 
-class Norm(PublicAttributes, nn.Module, ABC):
+class Norm(NormTLAttributes, nn.Module, ABC):
     """A norm with the divisor and the normalised value at hook points."""
 
     settings = RunSettings()

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class PublicAttributes:
+class NormTLAttributes:
     """The facts of a norm under their public names."""
 
     cfg: Any

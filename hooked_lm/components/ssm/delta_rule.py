@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.ssm.decayed_sum import decays
-from hooked_lm.components.ssm.scan import EditedStates, Run, all_states, read_states
+from hooked_lm.components.ssm.scan import EditedStates, StateHistory, all_states, read_states
 from hooked_lm.hooks import HookPoint
 
 State = Float[Tensor, "batch ssm_head d_ssm_head d_state"]
@@ -33,7 +33,7 @@ class DeltaInputs(NamedTuple):
     beta: Float[Tensor, "batch pos ssm_head"]
 
 
-def delta_states(inputs: DeltaInputs, start: State | None, edits: EditedStates | None = None) -> Run:
+def delta_states(inputs: DeltaInputs, start: State | None, edits: EditedStates | None = None) -> StateHistory:
     """All states after `start` (zeros if None), one position at a time; see `scan.all_states` for edits."""
     k, v, g, beta = inputs
 

@@ -59,7 +59,7 @@ def _in_segments(decay: Tensor, update: Steps, start: Tensor | None, length: int
     return torch.addcmul(torch.stack(states, 2), torch.stack(totals, 2), carried).flatten(1, 2)
 
 
-class Run(NamedTuple):
+class StateHistory(NamedTuple):
     """All states of a recurrence, and a function for what each was before its own edit, given those of earlier positions."""
 
     states: Steps
@@ -96,7 +96,9 @@ def edited_states(point: HookPoint, states: Steps) -> EditedStates | None:
     return EditedStates(edited, unchanged, edited - states)
 
 
-def edited_scan(decay: Tensor, update: Steps, start: Tensor | None = None, edits: EditedStates | None = None) -> Run:
+def edited_scan(
+    decay: Tensor, update: Steps, start: Tensor | None = None, edits: EditedStates | None = None
+) -> StateHistory:
     """All states of `linear_scan`. Edited entries have their new values, and later states are computed from them."""
     if edits is None:
         states = linear_scan(decay, update, start)
@@ -108,12 +110,12 @@ def edited_scan(decay: Tensor, update: Steps, start: Tensor | None = None, edits
         first = torch.zeros_like(states[:, :1]) if start is None else start[:, None]
         return torch.addcmul(update, decay, torch.cat([first, states[:, :-1]], 1))
 
-    return Run(states, before_edit)
+    return StateHistory(states, before_edit)
 
 
 def all_states(
     step: Callable[[int, Tensor], Tensor], start: Tensor, n_pos: int, edits: EditedStates | None = None
-) -> Run:
+) -> StateHistory:
     """As `edited_scan`, for any recurrence: `step(pos, state)` is the state after a position, given the one before it."""
     before, states, state = list[Tensor](), list[Tensor](), start
     for pos in range(n_pos):
@@ -121,10 +123,10 @@ def all_states(
         if edits is not None:
             state = torch.where(edits.unchanged[:, pos], state + edits.difference[:, pos], edits.states[:, pos])
         states.append(state)
-    return Run(torch.stack(states, 1), lambda: torch.stack(before, 1))
+    return StateHistory(torch.stack(states, 1), lambda: torch.stack(before, 1))
 
 
-def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Run]) -> tuple[Steps, bool]:
+def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], StateHistory]) -> tuple[Steps, bool]:
     """All states that `run` computes after a hook point, and whether they are edited or have a gradient there.
 
     Entries that a hook changes keep their new values, and later states follow from them, as token by token with a cache. So a
@@ -151,7 +153,10 @@ def hooked_states(point: HookPoint, run: Callable[[EditedStates | None], Run]) -
 
 
 def _settled(
-    point: HookPoint, run: Callable[[EditedStates | None], Run], edits: EditedStates, draw_again: Callable[[], None]
+    point: HookPoint,
+    run: Callable[[EditedStates | None], StateHistory],
+    edits: EditedStates,
+    draw_again: Callable[[], None],
 ) -> Steps:
     """The states whose edits are those that the hooks make of them."""
     for _ in range(edits.states.shape[1] + 1):
@@ -190,7 +195,7 @@ def _same_draws(device: torch.device) -> Callable[[], None]:
 def read_states(
     point: HookPoint,
     n_pos: int,
-    run: Callable[[EditedStates | None], Run],
+    run: Callable[[EditedStates | None], StateHistory],
     read: Callable[[Steps], Tensor],
     in_chunks: Callable[[], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor]:

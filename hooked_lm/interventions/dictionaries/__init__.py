@@ -1,5 +1,7 @@
 """Sparse dictionaries (autoencoders and transcoders): hooks, file formats, training, evaluation."""
 
+from typing import TYPE_CHECKING
+
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK, Gated, JumpReLU, TopK, Transcoder
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
 from hooked_lm.interventions.dictionaries.formats import (
@@ -11,11 +13,36 @@ from hooked_lm.interventions.dictionaries.formats import (
 from hooked_lm.interventions.dictionaries.hook import Dictionary, Features, Transcode, run_with_features
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE
-from hooked_lm.interventions.dictionaries.stream import Activations, Vectors
-from hooked_lm.interventions.dictionaries.train import Settings, Trained, train_dictionary, train_on
+from hooked_lm.interventions.dictionaries.stream import ActivationBatches, Activations
+from hooked_lm.interventions.dictionaries.train import TrainedDictionary, TrainingConfig, train_dictionary, train_on
+from hooked_lm.renamed import former_names
 
 __all__ = [
-    "SAE", "Activations", "BatchTopK", "Dictionary", "Features", "Gated", "JumpReLU", "Normalized", "Settings", "TopK",
-    "Trained", "Transcode", "Transcoder", "Vectors", "evaluate_dictionary", "load", "load_dictionary_learning",
-    "load_saelens", "run_with_features", "save_saelens", "train_dictionary", "train_on",
+    "SAE",
+    "ActivationBatches",
+    "Activations",
+    "BatchTopK",
+    "Dictionary",
+    "Features",
+    "Gated",
+    "JumpReLU",
+    "Normalized",
+    "TopK",
+    "TrainedDictionary",
+    "TrainingConfig",
+    "Transcode",
+    "Transcoder",
+    "evaluate_dictionary",
+    "load",
+    "load_dictionary_learning",
+    "load_saelens",
+    "run_with_features",
+    "save_saelens",
+    "train_dictionary",
+    "train_on",
 ]  # fmt: skip
+
+if not TYPE_CHECKING:  # type checkers know the present names alone
+    __getattr__ = former_names(
+        __name__, Settings="TrainingConfig", Trained="TrainedDictionary", Vectors="ActivationBatches"
+    )

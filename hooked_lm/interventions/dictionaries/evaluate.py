@@ -13,7 +13,7 @@ from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transco
 from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.scores import Scores, origin
+from hooked_lm.results.scores import Scores, provenance
 
 ABLATIONS = ("mean", "zero")
 
@@ -61,7 +61,7 @@ def evaluate_dictionary(
         figures, mean = _of_vectors(stream, sae, rows)
         if isinstance(model, Decoder):
             figures |= _of_runs(model, stream, sae, rows, mean)
-    about = origin(model, sites=stream.sites, prompts=n_prompts, skip=skip)
+    about = provenance(model, sites=stream.sites, prompts=n_prompts, skip=skip)
     return Scores(torch.tensor(list(figures.values()))[:, None], {"figure": list(figures)}, about=about)
 
 

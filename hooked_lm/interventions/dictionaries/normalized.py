@@ -14,7 +14,7 @@ from hooked_lm.interventions.dictionaries.sae import (
     read_dictionary,
     write_dictionary,
 )
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 Norm = Callable[[Tensor], tuple[Tensor, Tensor | float]]  # the divisor and the offset
 
@@ -34,7 +34,7 @@ CARRIED = "_norms_of_vectors"  # the attribute of features that holds the norms
 EPS = {"layer_norm": 1e-5, "constant_norm_rescale": 0.0}  # added to the divisor of the input, not to that of the output
 
 
-class Normalized(Shown, nn.Module):
+class Normalized(NotebookRepr, nn.Module):
     """A dictionary that was trained on normalised vectors: `encode` normalises them, `decode` reverses that.
 
     `how` is "layer_norm" (mean zero, standard deviation one) or "constant_norm_rescale" (norm sqrt(d_in)). The module has no
@@ -98,9 +98,9 @@ class Normalized(Shown, nn.Module):
             raise ValueError(f"{path} holds a {type(sae).__name__}, not a Normalized: use {type(sae).__name__}.load")
         return frozen(cls(sae, normalization))
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The normalisation, and the dictionary."""
-        columns, rows = self.sae.rows_shown()
+        columns, rows = self.sae.repr_table()
         return Table(columns, [("how", self.how), *rows])
 
     def __repr__(self) -> str:

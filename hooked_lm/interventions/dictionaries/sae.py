@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
-from hooked_lm.shown import Shown, Table
 
 FORMAT = "hooked_lm.dictionary"
 Kind = TypeVar("Kind", bound="SAE")
@@ -26,7 +26,7 @@ FeatureValues = Float[Tensor, "*batch d_sae"]
 PerFeature = Float[Tensor, " d_sae"]
 
 
-class SAE(Shown, nn.Module):
+class SAE(NotebookRepr, nn.Module):
     """A sparse autoencoder with a ReLU and an L1 penalty (Bricken et al. 2023; Cunningham et al. 2023, arXiv:2309.08600).
 
     `W_enc` is [d_in, d_sae], `W_dec` [d_sae, d_out]. New weights come from `seed`: the rows of `W_dec` are random unit vectors,
@@ -186,7 +186,7 @@ class SAE(Shown, nn.Module):
         """The kind and sizes, from which `build` makes a dictionary of the same structure."""
         return {"kind": self.kind, **asdict(self.cfg)}
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The sizes and sites, and the shapes of the weights."""
         config = [(name, value) for name, value in asdict(self.cfg).items() if value is not None]
         return Table(

@@ -17,8 +17,8 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import flat
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.vision.inputs import VisionInputs
-from hooked_lm.results.scores import origin
-from hooked_lm.shown import Shown
+from hooked_lm.notebook_repr import NotebookRepr
+from hooked_lm.results.scores import provenance
 
 FILES = (".jsonl", ".json", ".parquet", ".csv", ".txt")  # endings of their names
 Pair = tuple[Float[Tensor, "row d_in"], Float[Tensor, "row d_out"]]
@@ -40,7 +40,7 @@ class Stream(Protocol):
 
 
 @dataclass(repr=False)
-class Vectors(Shown):
+class ActivationBatches(NotebookRepr):
     """Vectors in memory: inputs [row, d_in], and outputs [row, d_out] of a transcoder."""
 
     inputs: Tensor
@@ -50,11 +50,11 @@ class Vectors(Shown):
         return self.inputs, self.inputs if self.outputs is None else self.outputs
 
     def about(self) -> dict[str, Any]:
-        return origin(None, rows=len(self.inputs), sha256=Digest().of((self.inputs, self.outputs)).hex())
+        return provenance(None, rows=len(self.inputs), sha256=Digest().of((self.inputs, self.outputs)).hex())
 
     def __repr__(self) -> str:
         outputs = "" if self.outputs is None else f", outputs {[*self.outputs.shape]}"
-        return f"Vectors(inputs {[*self.inputs.shape]}{outputs})"
+        return f"ActivationBatches(inputs {[*self.inputs.shape]}{outputs})"
 
 
 def _not_a_path(text: str) -> str:
@@ -135,7 +135,7 @@ class Activations:
         tokenizer = getattr(self.model, "tokenizer", None)
         read_by = None if tokenizer is None else tokenizer_digest(tokenizer)
         whole = Digest().of((self.model, self.prompts, read_by, modes())).hex()
-        return origin(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed, sha256=whole)
+        return provenance(self.model, sites=self.sites, **counts, skip=self.skip, seed=self.seed, sha256=whole)
 
     def _order(self, epoch: int) -> list[int]:
         """The order of the prompts in an epoch."""

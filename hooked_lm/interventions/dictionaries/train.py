@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 CHECKPOINT, FINISHED = "checkpoint.safetensors", "dictionary.safetensors"
-FORMAT, TRAINED = "hooked_lm.dictionary_training", "hooked_lm.Trained"
+FORMAT, TRAINED = "hooked_lm.dictionary_training", "hooked_lm.TrainedDictionary"
 SCORES = ("losses", "figures")  # of a trained dictionary
 MEASURED_BY = "; no figures: evaluate_dictionary(model, texts, trained.sae) measures them"
 
 
 @dataclass(frozen=True, repr=False)
-class Trained(Tabular):
+class TrainedDictionary(Tabular):
     """A trained dictionary, its loss in each step (axis `step`), and its metrics on held-out texts (`figures`).
 
     Losses are for vectors scaled to a mean norm of sqrt(d). `figures` is None without held-out texts, as after `train_on`:
@@ -70,7 +70,7 @@ class Trained(Tabular):
 
     @classmethod
     @stored.names_the_file
-    def load(cls, path: str | Path) -> "Trained":
+    def load(cls, path: str | Path) -> "TrainedDictionary":
         """What `save` wrote, with the dictionary in evaluation mode. Raises ValueError for any other file."""
         tensors, header = stored.read(path, TRAINED)
         weights = {name[4:]: weight.clone() for name, weight in tensors.items() if name.startswith("sae.")}
@@ -86,11 +86,11 @@ class Trained(Tabular):
         losses = self.losses.mean
         found = f"loss {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses):,} steps" if len(losses) else "no steps"
         figures = MEASURED_BY if self.figures is None else "; figures on held-out texts"
-        return f"Trained({type(self.sae).__name__} of {self.sae.W_dec.shape[0]:,} features; {found}{figures})"
+        return f"TrainedDictionary({type(self.sae).__name__} of {self.sae.W_dec.shape[0]:,} features; {found}{figures})"
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingConfig:
     """The training settings of a dictionary.
 
     Args:
@@ -162,7 +162,7 @@ def train_dictionary(
     seed: int = 0,
     progress: bool | None = None,
     **sizes: Any,
-) -> Trained:
+) -> TrainedDictionary:
     """Trains a sparse dictionary of a site on texts, and evaluates it on held-out texts.
 
     The model runs without gradients and is not changed. In training, vectors are scaled to a mean norm of sqrt(d), so that
@@ -174,7 +174,7 @@ def train_dictionary(
         site: name or short name with layer, such as ("mlp_out", 1); heads are flattened.
         kind: "standard", "topk", "batchtopk", "jumprelu", "gated" or "transcoder".
         width: how many features (d_sae).
-        steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `Settings`.
+        steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, resample_after, seed: see `TrainingConfig`.
         site_out: the output site of a transcoder; if given, a dictionary of any kind is a transcoder.
         buffer_prompts: the number of prompts in the buffer, whose vectors are shuffled together.
         batch_size: how many prompts run together, in training and in evaluation.
@@ -199,7 +199,9 @@ def train_dictionary(
     ('blocks.1.hook_mlp_out', ('explained variance', 'L0'))
     """
     prompts = [prompts] if isinstance(prompts, str) else as_rows(model, prompts)
-    settings = Settings(steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after)
+    settings = TrainingConfig(
+        steps, vectors_per_step, learning_rate, sparsity, dead_after, auxiliary, seed, resample_after
+    )
     config = config_of(kind)
     chosen_here = {"d_in", "d_sae", "hook_point", "hook_point_out"}
     check_keywords("train_dictionary", sizes, {of.name for of in fields(config)} - chosen_here | set(ARGUMENTS))
@@ -222,7 +224,7 @@ def train_dictionary(
     figures = evaluate_dictionary(
         model, evaluation, trained.sae, site=site, site_out=site_out, skip=skip, batch_size=batch_size
     )
-    return Trained(trained.sae, trained.losses, figures)
+    return TrainedDictionary(trained.sae, trained.losses, figures)
 
 
 ARGUMENTS = signature(train_dictionary).parameters
@@ -237,24 +239,24 @@ def _rows(model: HookedRootModule, prompts: Prompts, rows: Sequence[int]) -> Pro
 def train_on(
     stream: Stream,
     cfg: SAE.Config,
-    settings: Settings | None = None,
+    settings: TrainingConfig | None = None,
     *,
     directory: str | Path | None = None,
     checkpoint_every: int = 500,
     progress: bool | None = None,
-) -> Trained:
+) -> TrainedDictionary:
     """Trains a dictionary on any stream of vectors; see `train_dictionary` for the arguments.
 
     The dictionary knows the sites of the stream of a harvest (`store.stream`) and of `Activations`, unless `cfg` names others. A
     stream has no held-out texts, so `figures` is None: `evaluate_dictionary(model, texts, trained.sae)` measures them.
 
-    >>> from hooked_lm.interventions.dictionaries import TopK, Vectors
+    >>> from hooked_lm.interventions.dictionaries import ActivationBatches, TopK
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
-    >>> trained = train_on(Vectors(rows), TopK.Config(d_in=16, d_sae=64, k=4), Settings(steps=10, vectors_per_step=100))
+    >>> trained = train_on(ActivationBatches(rows), TopK.Config(d_in=16, d_sae=64, k=4), TrainingConfig(steps=10, vectors_per_step=100))
     >>> trained.losses.axes["step"][-1]
     9
     """
-    settings = settings or Settings()
+    settings = settings or TrainingConfig()
     if checkpoint_every < 1:
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
     training = _Training(stream, cfg, settings)
@@ -285,7 +287,7 @@ def _at_sites(cfg: SAE.Config, sites: Sequence[str]) -> SAE.Config:
 class _Training:
     """A dictionary in training, with all state that a checkpoint needs."""
 
-    def __init__(self, stream: Stream, cfg: SAE.Config, settings: Settings) -> None:
+    def __init__(self, stream: Stream, cfg: SAE.Config, settings: TrainingConfig) -> None:
         self.settings, self.about = settings, stream.about()
         read, written = stream.fill(0)
         if "sha256" not in self.about:
@@ -382,7 +384,7 @@ class _Training:
 
     # ---- the end, and checkpoints ------------------------------------------------------------------------------------
 
-    def finished(self) -> Trained:
+    def finished(self) -> TrainedDictionary:
         """The dictionary for unscaled vectors, with the losses."""
         sae, (inputs, outputs) = self.sae, self.scales
         sae.scale_inputs_(inputs, outputs)
@@ -390,7 +392,7 @@ class _Training:
         sae = sae.eval().requires_grad_(False)
         losses = torch.tensor(self.losses)[:, None]
         about = {**self.about, **vars(self.settings), "dictionary": sae.to_dict(), "of": "loss"}
-        return Trained(sae, Scores(losses, {"step": range(len(losses))}, about=about))
+        return TrainedDictionary(sae, Scores(losses, {"step": range(len(losses))}, about=about))
 
     def _metadata(self) -> dict[str, Any]:
         """The metadata that must be equal in a checkpoint and a training that resumes from it."""

@@ -1,6 +1,6 @@
 """Where components that saved configs name by an earlier module are now, so that these configs load."""
 
-# A former module, or one class of it -> the module now; all inside the package.
+# A former module, or one class of it -> the module now, or the class in it; all inside the package.
 MOVED = {
     "components.adapters": "families.decoders.zamba2.adapters",
     "components.attention.block_local": "families.encoder_decoders.pegasus_x.block_local",
@@ -20,7 +20,7 @@ MOVED = {
     "components.attention.value_source": "families.encoders.mobilebert.value_source",
     "components.attention.value_width": "families.decoders.mimo_v2_flash.value_width",
     "components.attention.wide": "families.decoders.zamba.wide",
-    "components.attention.windowed": "families.vision_encoders.qwen2_5_vl_vision.windowed",
+    "components.attention.windowed:WindowAttention": "families.vision_encoders.qwen2_5_vl_vision.windowed:PatchWindowAttention",
     "components.blocks.adapter": "families.encoders.xmod.adapter",
     "components.blocks.altup": "families.decoders.gemma3n_text.altup",
     "components.blocks.attention_only": "components.blocks.one_sublayer",
@@ -59,10 +59,13 @@ MOVED = {
 }
 
 
-def present_module(module: str, kind: str) -> str:
-    """The module in which the class of this name is now, which a file says is in `module`; both inside the package.
+def present_name(module: str, path: str) -> tuple[str, str]:
+    """The module and the qualified name of a class now, which a file says is `path` in `module`; both inside the package.
 
-    >>> present_module("components.fourier", "FourierMixer"), present_module("components.mlp", "MLP")
-    ('families.encoders.fnet.fourier', 'components.mlp')
+    >>> present_name("components.fourier", "FourierMixer.Config"), present_name("components.mlp", "MLP")
+    (('families.encoders.fnet.fourier', 'FourierMixer.Config'), ('components.mlp', 'MLP'))
     """
-    return MOVED.get(f"{module}:{kind}") or MOVED.get(module, module)
+    kind, *inner = path.split(".")
+    moved = MOVED.get(f"{module}:{kind}") or MOVED.get(module, module)
+    module, _, renamed = moved.partition(":")
+    return module, ".".join([renamed or kind, *inner])

@@ -14,7 +14,7 @@ ABSENT: Any = object()  # the tree lacks the part that the name describes
 
 
 @dataclass(frozen=True)
-class Row:
+class FlatField:
     """The definition of a flat name; `doc` is its description.
 
     `paths` lead through the tree to the parts that the name describes; the first path that finds a part is used. `*` means
@@ -67,13 +67,13 @@ class Row:
 
 
 def of_tree(doc: str, *paths: str, default: Any = MISSING, **row: Any) -> Any:
-    """A dataclass field for a name that describes part of the tree; the keywords are those of `Row`."""
-    return field(default=default, metadata={"row": Row(doc, paths, **row)})
+    """A dataclass field for a name that describes part of the tree; the keywords are those of `FlatField`."""
+    return field(default=default, metadata={"row": FlatField(doc, paths, **row)})
 
 
 def fact(doc: str, default: Any = MISSING, *paths: str, factory: Any = MISSING, **row: Any) -> Any:
-    """A dataclass field for a name that does not describe the tree; the keywords are those of `Row`."""
-    metadata = {"row": Row(doc, paths, is_fact=True, **row)}
+    """A dataclass field for a name that does not describe the tree; the keywords are those of `FlatField`."""
+    metadata = {"row": FlatField(doc, paths, is_fact=True, **row)}
     if factory is not MISSING:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -99,7 +99,7 @@ def found(tree: object, path: str) -> list[Any]:
     return parts
 
 
-class Table:
+class FlatFields:
     """The rows of a config class, and sets of names computed from them.
 
     A subclass that only changes the default of a name inherits its row. `of_tree` are the names that describe the tree,
@@ -111,7 +111,9 @@ class Table:
     def __init__(self, cls: type) -> None:
         declared = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__]
         candidates = {f.name: [d[f.name].metadata.get("row") for d in declared if f.name in d] for f in fields(cls)}
-        self.rows: dict[str, Row] = {name: row for name, of in candidates.items() for row in filter(None, of[::-1])}
+        self.rows: dict[str, FlatField] = {
+            name: row for name, of in candidates.items() for row in filter(None, of[::-1])
+        }
         self.defaults = {f.name: f.default for f in fields(cls) if f.default is not MISSING and f.name in self.rows}
         self.of_tree = frozenset(name for name, row in self.rows.items() if not row.is_fact)
         self.following = frozenset(name for name, row in self.rows.items() if row.follows is not None)
@@ -121,11 +123,11 @@ class Table:
         self.floats = frozenset(f.name for f in fields(cls) if {float, int} <= {*get_args(f.type)})
 
 
-TABLES: dict[type, Table] = {}
+TABLES: dict[type, FlatFields] = {}
 
 
-def table(cls: type) -> Table:
+def table(cls: type) -> FlatFields:
     """The table of a config class, cached."""
     if cls not in TABLES:
-        TABLES[cls] = Table(cls)
+        TABLES[cls] = FlatFields(cls)
     return TABLES[cls]

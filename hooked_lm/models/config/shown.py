@@ -4,8 +4,8 @@ from dataclasses import MISSING, Field, fields
 from textwrap import wrap
 from typing import Any, cast
 
-from hooked_lm.models.config.row import Row, table
-from hooked_lm.shown import details, html_table, summary
+from hooked_lm.models.config.row import FlatField, table
+from hooked_lm.notebook_repr import details, html_table, summary
 
 __all__ = ["ShownConfig"]
 
@@ -48,7 +48,7 @@ class ShownConfig:
     def _n_defaults(self) -> int:
         return len(self._rows()) - len(self._shown_values())
 
-    def _rows(self) -> dict[str, Row]:
+    def _rows(self) -> dict[str, FlatField]:
         cls: Any = type(self)
         return table(cls).rows
 

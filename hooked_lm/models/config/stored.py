@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hooked_lm.files import replacing
-from hooked_lm.models.config.moved import present_module
+from hooked_lm.models.config.moved import present_name
 from hooked_lm.models.config.row import table
 
 __all__ = ["StoredConfig", "from_json", "to_json"]
@@ -84,7 +84,7 @@ def _component(name: str) -> type[Any]:
     try:
         if not module.startswith(HOMES):
             raise ImportError
-        inside = present_module(module.removeprefix(f"{PACKAGE}."), path.partition(".")[0])
+        inside, path = present_name(module.removeprefix(f"{PACKAGE}."), path)
         module = f"{PACKAGE}.{inside}"
         found: object = import_module(module)
         for part in path.split("."):

@@ -15,7 +15,7 @@ from hooked_lm.components.attention.global_tokens import every_third
 from hooked_lm.components.verification.registry import Identity, Pair, Sites
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.config.flat import HookedTransformerConfig
-from hooked_lm.shown import Shown, Table
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 Errors = dict[str, list[float]]
 TWO_PASSES = "output == output with sites on demand"
@@ -39,7 +39,7 @@ class Check:
 
 
 @dataclass(frozen=True, repr=False)
-class Verification(Shown):
+class Verification(NotebookRepr):
     """A table of checks; `ok` is True if all of them hold, `str` formats it."""
 
     checks: tuple[Check, ...]
@@ -60,7 +60,7 @@ class Verification(Shown):
         failed = f"{len(self.failed)} of {len(self.checks)} checks failed: {', '.join(self.failed)}"
         return f"Verification({failed if self.failed else f'all {len(self.checks)} checks hold'})"
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """For each check its largest error, the tolerance, and the layers where it fails."""
         rows = [(each.name, f"{each.largest:.2e}", f"{each.tolerance:.0e}", _outcome(each)) for each in self.checks]
         return Table(("check", "largest error", "tolerance", ""), rows)

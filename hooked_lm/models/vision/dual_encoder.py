@@ -17,7 +17,7 @@ from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig
 from hooked_lm.models.config.tree import DualEncoderConfig
 from hooked_lm.models.names import site_name
-from hooked_lm.models.stack import follow_flags
+from hooked_lm.models.stack import apply_config_flags
 from hooked_lm.models.text.encoder import EncoderText, texts_of
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.verification.dual_identities import dual_encoder_identities
@@ -165,12 +165,12 @@ class DualEncoder(EncoderText, BaseModel):
 
     def encode_image(self, pixel_values: Pixels, interpolate_pos_encoding: bool = False) -> Embeds:
         """The vectors of images, of length 1. Images as for `forward`."""
-        follow_flags(self)
+        apply_config_flags(self)
         return self.hook_image_embeds(unit(self.vision.embeds(pixel_values, interpolate_pos_encoding)))
 
     def encode_text(self, input: Text, attention_mask: Mask | None = None) -> Embeds:
         """The vectors of texts or token ids, of length 1."""
-        follow_flags(self)
+        apply_config_flags(self)
         tokens = (
             self._ids(input).to(self.device) if isinstance(input, Tensor) else self.to_tokens(input, truncate=False)
         )

@@ -13,7 +13,7 @@ from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_vision import HookedVisionConfig
 from hooked_lm.models.config.tree import VisionConfig
-from hooked_lm.models.stack import Stream, follow_flags
+from hooked_lm.models.stack import Stream, apply_config_flags
 from hooked_lm.models.verification.identities import vision_identities
 from hooked_lm.models.verification.verify import Verification, verify
 from hooked_lm.models.vision.inputs import Pixels
@@ -86,7 +86,7 @@ class VisionEncoder(TowerParts, BaseModel):
         """
         return_type = self.main_return_type if return_type == "output" else return_type
         self._check_return_type(return_type)
-        follow_flags(self)
+        apply_config_flags(self)
         patches = patches_of(self.tree, self.embed, {"pixel_values": pixel_values, **images}, interpolate_pos_encoding)
         merger = self.tree.merger
         layers = (len(self.blocks), *merger.depths) if isinstance(merger, DeepstackMerger.Config) else None

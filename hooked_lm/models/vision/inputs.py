@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.models.text.source_and_target import SourceAndTarget
-from hooked_lm.shown import Shown, Table, in_short
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 
 ImageTensors = Mapping[str, Tensor]  # what describes images, under the names that processors give it
 
@@ -33,7 +33,7 @@ class TowerInputs:
 
 
 @dataclass(frozen=True)
-class VisionInputs(Shown):
+class VisionInputs(NotebookRepr):
     """Token ids [batch, pos], and tensors of images under the names that processors of transformers give them.
 
     Images are in the order in which their tokens occur, row after row. A run that has read them in part has `TowerInputs` in
@@ -53,17 +53,17 @@ class VisionInputs(Shown):
     is_image: Bool[Tensor, "batch pos"] | None = None
     is_suffix: Bool[Tensor, "batch suffix_pos"] | None = None
 
-    def rows_shown(self) -> Table:
+    def repr_table(self) -> Table:
         """The tensors with their shapes."""
         if isinstance(self.images, TowerInputs):
             images: ImageTensors = {"patches": self.images.patches.vectors}
         else:
             images = self.images
         named = {"tokens": self.tokens, **images, **self.of_rows()}
-        return Table(("", "value"), [(name, in_short(value)) for name, value in named.items() if value is not None])
+        return Table(("", "value"), [(name, short_repr(value)) for name, value in named.items() if value is not None])
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name} {value}" for name, value in self.rows_shown().rows)
+        shown = ", ".join(f"{name} {value}" for name, value in self.repr_table().rows)
         return f"VisionInputs({shown})"
 
     def __len__(self) -> int:

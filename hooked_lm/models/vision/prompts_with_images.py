@@ -203,7 +203,7 @@ def _by_tokenizer(
     prepend_bos: bool | None,
 ) -> VisionInputs:
     """The prompts with as many tokens for each image as it needs, padded to one length."""
-    writer = Writer(model, rows)
+    writer = PromptWriter(model, rows)
     counts = [writer.n_places(row) for row in rows]
     if isinstance(given, GivenImages):
         pixels, per_prompt = model.tree.vision.pixels, given.counts
@@ -227,7 +227,7 @@ def _by_tokenizer(
 
 
 def _check_written(
-    writer: "Writer", rows: list[Row], counts: list[int], sizes: list[ImageSize], given: GivenImages
+    writer: "PromptWriter", rows: list[Row], counts: list[int], sizes: list[ImageSize], given: GivenImages
 ) -> None:
     """Raises ValueError unless the prompts have all tokens of their images already."""
     if sum(map(writer.n_tokens, rows)) != sum(n_tokens for n_tokens, _ in sizes):
@@ -250,7 +250,7 @@ def image_sizes(model: HookedRootModule, images: Mapping[str, Any]) -> list[Imag
     return list(zip(layout.n_tokens, (layout.cells[..., 1].amax(1) + 1).tolist(), strict=True))
 
 
-class Writer:
+class PromptWriter:
     """Writes the images of prompts, in texts with the tokenizer's token of images, or one that stands for it."""
 
     def __init__(self, model: HookedRootModule, rows: Sequence[Row]) -> None:

@@ -24,7 +24,7 @@ NAMES = [
 ]
 
 
-def in_our_names(model: HookedRootModule, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_native_names(model: HookedRootModule, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Converts a state dict, which may be of another library, to the names and conventions of this model.
 
     Drops buffers (masks, rotary angles), all-zero biases that the model lacks, and the unused position embedding of alibi

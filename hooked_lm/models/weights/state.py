@@ -20,7 +20,7 @@ from hooked_lm.components.mlp import MLP, GatedMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.weights.foreign_state_dict import TABLES, in_our_names
+from hooked_lm.models.weights.foreign_state_dict import TABLES, to_native_names
 from hooked_lm.models.weights.quantize import refuse_quantized
 
 # Config flag -> {bias: its weight}; one flag covers all biases of a group that a module with this flag has.
@@ -36,14 +36,14 @@ BIASES = {
 
 
 def load_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
-    """Loads a state dict, also one of another library (see `in_our_names`), and clears `cfg.processed`.
+    """Loads a state dict, also one of another library (see `to_native_names`), and clears `cfg.processed`.
 
     Norms and biases follow the state dict: those absent from it become identities or zeros; those absent from the model
     are created, unless all zeros. A `W_U` that differs from `W_E` unties the unembedding, and replaces a factored one.
     Raises ValueError, before any change, for other missing or unexpected names and for different shapes.
     """
     refuse_quantized(model, "loading a state dict", "load other weights into a model before quantize()")
-    given = in_our_names(model, state_dict)
+    given = to_native_names(model, state_dict)
     _check_fit(model, given)
     if isinstance(model.unembed, TiedUnembed) and "unembed.W_U" in given:
         W_E, W_U = given.get("embed.W_E", model.embed.W_E), given["unembed.W_U"]
@@ -65,7 +65,7 @@ def load_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
 
 def check_state(model: HookedRootModule, state_dict: dict[str, Tensor]) -> None:
     """Raises ValueError for a state dict that `load_state` would refuse. The model may be on the meta device."""
-    _check_fit(model, in_our_names(model, state_dict))
+    _check_fit(model, to_native_names(model, state_dict))
 
 
 def _check_fit(model: HookedRootModule, given: Mapping[str, Tensor]) -> None:

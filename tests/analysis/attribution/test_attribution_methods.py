@@ -192,15 +192,15 @@ def assert_queries_and_keys_go_by_their_patterns(model: Any, corrupted: Tensor, 
     from hooked_lm.analysis.attribution.atp import (
         PatternFix,
     )  # what is tested is inside it, before gradients are dropped
-    from hooked_lm.analysis.attribution.estimating import Run, Sums, seen
-    from hooked_lm.engine.plan import Plan
+    from hooked_lm.analysis.attribution.gradient_runs import GradientRun, RowSums, seen
+    from hooked_lm.engine.plan import SweepPlan
 
     drawn, largest = torch.Generator().manual_seed(0), 0.0
     for kind in ("q", "k"):
-        plan = Plan(model, corrupted, [kind], heads="each")
+        plan = SweepPlan(model, corrupted, [kind], heads="each")
         values, _ = seen(model, clean, plan.sites)
-        sums = {site: Sums.of(plan, site) for site in plan.sites}
-        run = Run(model, corrupted, score, plan.sites, values.__getitem__, sums)
+        sums = {site: RowSums.of(plan, site) for site in plan.sites}
+        run = GradientRun(model, corrupted, score, plan.sites, values.__getitem__, sums)
         with torch.no_grad():
             fix = PatternFix(run)
         slopes = gradients(model, corrupted, fix.patterns, score).gradients

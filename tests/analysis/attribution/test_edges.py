@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, patching
 from hooked_lm.analysis import metrics
+from hooked_lm.analysis.attribution.attribution_result import agreement
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
-from hooked_lm.analysis.attribution.estimate import agreement
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.components.norms.layer_norm import LayerNorm

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.estimate import Attribution, agreement
+from hooked_lm.analysis.attribution.attribution_result import Attribution, agreement
 from tests.close import assert_close, assert_equal
 
 NAN = torch.nan

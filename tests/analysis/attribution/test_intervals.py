@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import attribute, attribute_edges, metrics
-from hooked_lm.analysis.attribution.estimate import Attribution
+from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.demo import experiment
 from hooked_lm.engine.result import SweepResult
 from tests.close import assert_close, assert_near

@@ -14,7 +14,7 @@ from hooked_lm.analysis.circuits import Circuit, acdc, discover, evaluate, minim
 from hooked_lm.analysis.circuits.circuit import SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, UNSEEN, RearrangedMetric, searched
 from hooked_lm.analysis.metrics import Metric
-from hooked_lm.demo.experiment import Pair, prompt_pairs
+from hooked_lm.demo.experiment import PromptPair, prompt_pairs
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_trace import EVERYTHING, reads_of
 from tests.close import assert_close
@@ -217,7 +217,7 @@ def test_answers_that_cannot_be_exchanged(options: dict[str, Any], says: str) ->
 # ---- simulations -----------------------------------------------------------------------------------------------------
 
 
-def of_pairs(model: HookedTransformer, pairs: list[Pair]) -> tuple[Tensor, Tensor, Metric]:
+def of_pairs(model: HookedTransformer, pairs: list[PromptPair]) -> tuple[Tensor, Tensor, Metric]:
     texts = [[getattr(pair, name) for pair in pairs] for name in ("corrupted", "clean", "answer", "wrong_answer")]
     metric = metrics.logit_difference(*texts[2:], model=model)
     return model.to_tokens(texts[0]), model.to_tokens(texts[1]), metric

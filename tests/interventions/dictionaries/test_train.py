@@ -16,14 +16,14 @@ from hooked_lm.demo.corpus import training_text
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.dictionaries import (
     SAE,
+    ActivationBatches,
     Activations,
     BatchTopK,
     Gated,
     JumpReLU,
-    Settings,
     TopK,
+    TrainingConfig,
     Transcoder,
-    Vectors,
     evaluate_dictionary,
     load,
     train_dictionary,
@@ -83,8 +83,8 @@ def texts() -> list[str]:
 )
 def test_planted_directions_are_recovered(cfg: SAE.Config) -> None:
     directions = planted()
-    settings = Settings(steps=500, vectors_per_step=256, learning_rate=3e-3, dead_after=5000)
-    sae = train_on(Vectors(mixtures(directions)), cfg, settings).sae
+    settings = TrainingConfig(steps=500, vectors_per_step=256, learning_rate=3e-3, dead_after=5000)
+    sae = train_on(ActivationBatches(mixtures(directions)), cfg, settings).sae
     assert found_of(directions, sae) > 0.9
     assert found_of(directions, cfg.build(0)) < 0.6  # before the training
     assert found_of(planted(7), sae) < 0.75  # of directions that the data do not have
@@ -107,8 +107,8 @@ PENALIZED = pytest.mark.parametrize(
 @PENALIZED
 def test_planted_directions_are_recovered_by_kinds_with_a_penalty(cfg: SAE.Config, sparsity: float) -> None:
     directions = planted()
-    settings = Settings(steps=2000, vectors_per_step=256, learning_rate=3e-3, sparsity=sparsity)
-    sae = train_on(Vectors(mixtures(directions, 8192)), cfg, settings).sae
+    settings = TrainingConfig(steps=2000, vectors_per_step=256, learning_rate=3e-3, sparsity=sparsity)
+    sae = train_on(ActivationBatches(mixtures(directions, 8192)), cfg, settings).sae
     assert found_of(directions, sae) > 0.9
     assert (sae.encode(mixtures(directions, 1000, seed=1)) > 0).sum(1).float().mean() < 6
 
@@ -120,8 +120,8 @@ def test_the_penalty_makes_features_sparse_and_the_error_small(cfg: SAE.Config, 
     data, fresh = mixtures(directions), mixtures(directions, 1000, seed=1)
 
     def trained(weight: float) -> SAE:
-        settings = Settings(steps=200, vectors_per_step=256, learning_rate=3e-3, sparsity=weight)
-        return train_on(Vectors(data), cfg, settings).sae
+        settings = TrainingConfig(steps=200, vectors_per_step=256, learning_rate=3e-3, sparsity=weight)
+        return train_on(ActivationBatches(data), cfg, settings).sae
 
     def n_active(sae: SAE) -> float:
         return (sae.encode(fresh) > 0).sum(1).float().mean().item()
@@ -148,8 +148,10 @@ def test_the_auxiliary_loss_revives_dead_features() -> None:
     data = mixtures(planted())
 
     def dead(auxiliary: float) -> float:
-        settings = Settings(steps=120, vectors_per_step=256, learning_rate=3e-3, dead_after=1000, auxiliary=auxiliary)
-        sae = train_on(Vectors(data), Shy(D, 128, k=ACTIVE), settings).sae
+        settings = TrainingConfig(
+            steps=120, vectors_per_step=256, learning_rate=3e-3, dead_after=1000, auxiliary=auxiliary
+        )
+        sae = train_on(ActivationBatches(data), Shy(D, 128, k=ACTIVE), settings).sae
         return (sae.encode(data) > 0).any(0).logical_not()[:64].float().mean().item()
 
     assert dead(0.0) > 0.85
@@ -187,11 +189,11 @@ def test_features_of_every_kind_that_nothing_activates_resample(cfg: SAE.Config)
     written = data @ torch.randn(D, 7, generator=torch.Generator().manual_seed(3)) + 2 if is_transcoder else None
 
     def dead(resample_after: int | None) -> tuple[float, float]:
-        settings = Settings(
+        settings = TrainingConfig(
             steps=100, vectors_per_step=256, learning_rate=3e-3, sparsity=0.05 if is_transcoder else 0.5, dead_after=1000,
             resample_after=resample_after,
         )  # fmt: skip
-        sae = train_on(Vectors(data, written), buried(cfg), settings).sae
+        sae = train_on(ActivationBatches(data, written), buried(cfg), settings).sae
         target = data if written is None else written
         silent = (sae.encode(data) > 0).any(0).logical_not()[:32].float().mean().item()
         return silent, (sae(data) - target).pow(2).sum().item()
@@ -206,7 +208,7 @@ def test_features_of_every_kind_that_nothing_activates_resample(cfg: SAE.Config)
 def test_a_feature_begins_as_what_is_missing_of_a_vector() -> None:
     data = mixtures(planted(), 64)
     for cfg in ALL_KINDS[:5]:
-        training = training_file._Training(Vectors(data), cfg, Settings(steps=9, vectors_per_step=64))
+        training = training_file._Training(ActivationBatches(data), cfg, TrainingConfig(steps=9, vectors_per_step=64))
         training.step(data, data, 0)
         x, sae = data * training.scales[0], training.sae
         with torch.no_grad():
@@ -242,9 +244,9 @@ def test_a_transcoder_learns_a_map_between_two_spaces() -> None:
     directions, generator = planted(), torch.Generator().manual_seed(3)
     read = mixtures(directions)
     written = read @ torch.randn(D, 7, generator=generator) + 2
-    settings = Settings(steps=200, vectors_per_step=256, learning_rate=1e-2, sparsity=0.02)
+    settings = TrainingConfig(steps=200, vectors_per_step=256, learning_rate=1e-2, sparsity=0.02)
     cfg = Transcoder.Config(D, 64, d_out=7)
-    sae = train_on(Vectors(read, written), cfg, settings).sae
+    sae = train_on(ActivationBatches(read, written), cfg, settings).sae
     assert 1 - ((sae(read) - written).pow(2).sum() / (written - written.mean(0)).pow(2).sum()) > 0.8
 
 
@@ -252,9 +254,9 @@ LEARNED = "thirty steps of Adam, which divides small gradients by themselves, en
 
 
 def test_the_scale_of_the_data_does_not_matter() -> None:
-    data, settings = mixtures(planted()), Settings(steps=30, vectors_per_step=128)
-    small = train_on(Vectors(data), JumpReLU.Config(D, 48), settings).sae
-    large = train_on(Vectors(1000 * data), JumpReLU.Config(D, 48), settings).sae
+    data, settings = mixtures(planted()), TrainingConfig(steps=30, vectors_per_step=128)
+    small = train_on(ActivationBatches(data), JumpReLU.Config(D, 48), settings).sae
+    large = train_on(ActivationBatches(1000 * data), JumpReLU.Config(D, 48), settings).sae
     assert_near(1000 * small(data), large(1000 * data), 1e-3, because=LEARNED)
     assert_near(1000 * small.encode(data), large.encode(1000 * data), 1e-3, because=LEARNED)
 
@@ -340,7 +342,7 @@ def test_a_small_last_buffer_is_joined_by_the_next() -> None:
         (read, _), place = next(again)
         assert torch.equal(read, expected)
         assert place == after
-    settings = Settings(steps=12, vectors_per_step=20)
+    settings = TrainingConfig(steps=12, vectors_per_step=20)
     train_on(stream, TopK.Config(d_in=4, d_sae=8, k=2), settings, progress=False)
     with pytest.raises(ValueError, match="the buffer holds 10 vectors, fewer than a step needs"):
         train_on(Buffers((10, 50)), TopK.Config(d_in=4, d_sae=8, k=2), settings, progress=False)
@@ -440,7 +442,7 @@ def test_what_is_not_finite_is_an_error_and_nothing_is_saved(tmp_path: Path) -> 
     data, cfg = mixtures(planted()), TopK.Config(D, 48, k=3)
     data[17, 3] = torch.nan
     with pytest.raises(ValueError, match="mean norm of nan"):
-        train_on(Vectors(data), cfg, directory=tmp_path)
+        train_on(ActivationBatches(data), cfg, directory=tmp_path)
 
     class Spoils(SAE):
         def penalty(self, hidden: Tensor, features: Tensor) -> Tensor:
@@ -451,7 +453,7 @@ def test_what_is_not_finite_is_an_error_and_nothing_is_saved(tmp_path: Path) -> 
             return Spoils(self, seed)
 
     with pytest.raises(FloatingPointError, match="the loss is nan in step 0"):
-        train_on(Vectors(mixtures(planted())), Config(D, 48), Settings(steps=5), directory=tmp_path)
+        train_on(ActivationBatches(mixtures(planted())), Config(D, 48), TrainingConfig(steps=5), directory=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -481,7 +483,7 @@ def test_settings_that_make_no_sense_are_refused(model: HookedTransformer, texts
     with pytest.raises(
         ValueError, match="widths 20 and 20, and the dictionary has inputs of width 5 and outputs of width 5"
     ):
-        train_on(Vectors(mixtures(planted())), SAE.Config(5, 9))
+        train_on(ActivationBatches(mixtures(planted())), SAE.Config(5, 9))
     with pytest.raises(TypeError, match="train_dictionary has no argument 'widht'; did you mean 'width'"):
         train_dictionary(model, texts, site=SITE, width=160, widht=3)
     with pytest.raises(TypeError, match="train_dictionary has no argument 'k'"):  # a setting of another kind

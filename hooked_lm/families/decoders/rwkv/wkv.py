@@ -11,7 +11,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.components.ssm.convolution import Window
 from hooked_lm.components.ssm.mixer import INNER, CachedMixer, Inner, Stream
-from hooked_lm.components.ssm.scan import EditedStates, Run, all_states, linear_scan, read_states
+from hooked_lm.components.ssm.scan import EditedStates, StateHistory, all_states, linear_scan, read_states
 from hooked_lm.families.decoders.rwkv.token_shift import previous
 from hooked_lm.hooks import HookPoint
 
@@ -113,7 +113,7 @@ class WKV(CachedMixer):
 
     def states(
         self, k: Inner, v: Inner, start: State, real: Real | None = None, edits: EditedStates | None = None
-    ) -> Run:
+    ) -> StateHistory:
         """The state after every position, one position at a time; see `scan.all_states` for edits."""
         rate = upcast(self.decay).exp()
 

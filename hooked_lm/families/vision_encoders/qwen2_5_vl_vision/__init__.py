@@ -9,7 +9,7 @@ from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.families._shared import classic, qwen_tower
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.families.vision_encoders.qwen2_5_vl_vision.windowed import WindowAttention
+from hooked_lm.families.vision_encoders.qwen2_5_vl_vision.windowed import PatchWindowAttention
 from hooked_lm.models.config.tree import VisionConfig
 from hooked_lm.weights import Row
 
@@ -35,7 +35,7 @@ def config(hf: HFConfig) -> VisionConfig:
             f"window_size={hf.window_size} holds no square of {pixels.merge} patches of {embed.patch_size} pixels"
         )
     full = Attention.Config(**shape, rotary=rotary, causal=False)
-    windowed = WindowAttention.Config(**shape, rotary=rotary, causal=False, side=side)
+    windowed = PatchWindowAttention.Config(**shape, rotary=rotary, causal=False, side=side)
     attns = [full if layer in hf.fullatt_block_indexes else windowed for layer in range(hf.depth)]
     tree = VisionConfig(
         n_ctx=qwen_tower.N_CTX,

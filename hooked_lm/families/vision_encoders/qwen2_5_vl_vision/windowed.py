@@ -12,7 +12,7 @@ from hooked_lm.components.vision.patches import on_device
 from hooked_lm.components.vision.tower_context import TowerContext
 
 
-class WindowAttention(Attention):
+class PatchWindowAttention(Attention):
     """Attention of patches to those in the same window of `side` x `side` patches, counted from the upper left.
 
     Scores and pattern cover all patches of an image: those of other windows have a weight of 0.
@@ -22,8 +22,8 @@ class WindowAttention(Attention):
     class Config(Attention.Config):
         side: int = 1
 
-        def build(self) -> "WindowAttention":
-            return WindowAttention(self)
+        def build(self) -> "PatchWindowAttention":
+            return PatchWindowAttention(self)
 
     cfg: Config
 

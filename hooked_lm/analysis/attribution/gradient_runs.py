@@ -12,7 +12,7 @@ from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, 
 from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import Logits, reads_of
-from hooked_lm.engine.plan import FEATURES, Plan
+from hooked_lm.engine.plan import FEATURES, SweepPlan
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows, repeated_rows
 
@@ -29,7 +29,7 @@ class Estimates:
 
 
 @dataclass
-class Cost:
+class PassCounts:
     """The number of forward and backward passes, each of all prompts or a part of them."""
 
     forwards: int = 0
@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass
-class Run:
+class GradientRun:
     """The base run of some prompts; `source(site)` returns the values that are put into it.
 
     `metric` is a metric of these prompts; `tape` takes another one for copies of them.
@@ -48,9 +48,9 @@ class Run:
     metric: Metric
     sites: Sequence[str]
     source: Callable[[str], Tensor]
-    sums: Mapping[str, "Sums"]
+    sums: Mapping[str, "RowSums"]
     n_copies: int = 1  # how many copies of these prompts a pass may hold
-    cost: Cost = field(default_factory=Cost)
+    cost: PassCounts = field(default_factory=PassCounts)
 
     def tape(
         self, sites: Sequence[str] | None = None, hooks: Hooks = (), metric: Metric | None = None, copies: int = 1
@@ -94,7 +94,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Sums:
+class RowSums:
     """Sums over the axes of a site (`dims`), except batch and, where cells separate them, `position` and `feature`."""
 
     site: str
@@ -103,7 +103,7 @@ class Sums:
     feature: str | None
 
     @classmethod
-    def of(cls, plan: Plan, site: str) -> "Sums":
+    def of(cls, plan: SweepPlan, site: str) -> "RowSums":
         """The sums for a site of a plan; raises ValueError for a site without prompts or positions."""
         dims = plan.model.hook_dict[site].dims
         where = next(
@@ -156,7 +156,7 @@ def seen(model: HookedRootModule, tokens: Rows, sites: Sequence[str]) -> tuple[d
 class Filled:
     """The grid of a plan, to which effects are added for some prompts at a time."""
 
-    def __init__(self, plan: Plan, n_prompts: int) -> None:
+    def __init__(self, plan: SweepPlan, n_prompts: int) -> None:
         self.plan = plan
         sizes = [1 if axis is None else len(axis) for axis in (plan.layers, plan.positions, plan.features)]
         self._all = torch.zeros(len(plan.names), *sizes, n_prompts)  # site, layer, position, feature, prompt
@@ -206,7 +206,7 @@ class Collected:
     number.
     """
 
-    def __init__(self, plans: Sequence[Plan], n_prompts: int | None = None) -> None:
+    def __init__(self, plans: Sequence[SweepPlan], n_prompts: int | None = None) -> None:
         self.plans, self.n_prompts = plans, n_prompts
         self._grids: list[Filled] = []
         self._scores: list[Tensor] = []
@@ -232,7 +232,7 @@ class Collected:
 # ---- parts and copies of the prompts ---------------------------------------------------------------------------------
 
 
-class Part:
+class PartialMetric:
     """A metric of all prompts when some (or copies of them) are run: the others keep their logits of the base run."""
 
     def __init__(self, metric: Metric, logits: Tensor | Logits) -> None:

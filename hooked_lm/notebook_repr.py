@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from html import escape
 from typing import NamedTuple
 
-__all__ = ["Shown", "Table", "bytes_in_words", "details", "html_table", "in_short", "shown_fields", "summary"]
+__all__ = ["NotebookRepr", "Table", "bytes_in_words", "details", "html_table", "short_repr", "shown_fields", "summary"]
 
 CELL = "padding:1px 12px 1px 0;text-align:left;vertical-align:top;background:none"
 LINE = "border-bottom:1px solid color-mix(in srgb, currentColor 25%, transparent)"
@@ -23,10 +23,10 @@ class Table(NamedTuple):
     rows: Iterable[Sequence[object]]
 
 
-class Shown:
+class NotebookRepr:
     """An object that a notebook shows as its text and a table; `rows_shown` gives the table.
 
-    >>> class Box(Shown):
+    >>> class Box(NotebookRepr):
     ...     def rows_shown(self):
     ...         return Table(("side", "length"), [("a", 2)])
     ...     def __repr__(self):
@@ -62,13 +62,13 @@ class Html:
 def shown_fields(of: object) -> Table:
     """The fields of a dataclass that its constructor takes, with their values in short."""
     names = [field.name for field in fields(of) if field.init] if is_dataclass(of) else []
-    return Table(("", "value"), [(name, in_short(getattr(of, name))) for name in names])
+    return Table(("", "value"), [(name, short_repr(getattr(of, name))) for name in names])
 
 
-def in_short(value: object) -> str:
+def short_repr(value: object) -> str:
     """The text of a value on one line: the shape of a tensor, the first letters of anything long.
 
-    >>> in_short(["a"] * 1000)[-9:]
+    >>> short_repr(["a"] * 1000)[-9:]
     "'a', 'a'…"
     """
     shape = getattr(value, "shape", None)

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.result import SweepResult
-from hooked_lm.extras import later
+from hooked_lm.extras import lazy_import
 from hooked_lm.results import Label
 from hooked_lm.results.bootstrap import Resampling
 from hooked_lm.results.scores import METRIC
@@ -18,7 +18,7 @@ from hooked_lm.results.scores import METRIC
 if TYPE_CHECKING:
     import pandas as pd
 else:
-    pd = later("pandas", "viz")
+    pd = lazy_import("pandas", "viz")
 
 TOP = 0.05  # the share of the cells that are the largest
 NUMBERS = ("spearman", "spearman_live", "pearson", "slope", "top", "sign")

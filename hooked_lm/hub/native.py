@@ -25,7 +25,7 @@ from hooked_lm.hub.source import Directory, Source, tokenizer_in
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
-from hooked_lm.models.placement import Plan
+from hooked_lm.models.placement import DevicePlan
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.weights import Row, load, open_checkpoint, slots, write_safetensors
@@ -37,7 +37,7 @@ SEALS = "sha256"  # of the content of CONFIG without them, and of the other file
 
 
 @dataclass(frozen=True)
-class OwnCheckpoint:
+class NativeCheckpoint:
     """A folder that `save` wrote. `strides` has the order of the axes in memory of each weight that is not in C order.
 
     `sealed` has the hash of each file; it is empty for folders of earlier versions.
@@ -87,7 +87,7 @@ def save(model: Model, path: str | os.PathLike[str]) -> None:
         (unfinished / CONFIG).write_text(json.dumps(written, indent=1), encoding="utf-8")
 
 
-def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
+def find_own(source: Source, options: Options) -> NativeCheckpoint | None:
     """The checkpoint of a folder, or of a repository on the hub, in the format of `save`; None for any other source."""
     folder = _folder(source)
     if folder is None:
@@ -109,7 +109,7 @@ def find_own(source: Source, options: Options) -> OwnCheckpoint | None:
         hf_config = written["hf_config"]
     except (*OF_DAMAGE, OSError) as error:
         raise ValueError(f"{file} cannot be read, or was changed: {type(error).__name__}: {error}") from error
-    return OwnCheckpoint(folder, cfg, hf_config, strides, sealed, options)
+    return NativeCheckpoint(folder, cfg, hf_config, strides, sealed, options)
 
 
 def _checked_order(name: str, order: object) -> list[int]:
@@ -132,7 +132,7 @@ def _folder(source: Source) -> Directory | None:
     return Directory(source.name, source.folder(), source.repository)
 
 
-def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
+def load_own(checkpoint: NativeCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
     options, source = checkpoint.options, checkpoint.source
     weights: Mapping[str, Tensor] = open_checkpoint(source.file(WEIGHTS), mmap=options.mmap)
@@ -143,7 +143,7 @@ def load_own(checkpoint: OwnCheckpoint, class_of: Callable[[Tree], type[Loaded]]
     cfg = replace(cfg, device="meta", dtype=dtype, init_weights=False, tokenizer_name=None)
     given = tokenizer_in(source.path, source.repository) if options.tokenizer is None else options.tokenizer
     model = unfilled(class_of(cfg.tree), cfg, given)
-    plan = Plan({"": torch.device(options.device)})
+    plan = DevicePlan({"": torch.device(options.device)})
     plan = plan if options.placement is None else options.placement.plan(model)
     parameters = slots(model)
     beyond = range(cfg.n_layers, checkpoint.cfg.n_layers)
