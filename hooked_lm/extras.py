@@ -12,9 +12,9 @@ def require_extra(module: str, extra: str) -> ModuleType:
 
     Raises ImportError with the line for pip if it is not installed.
 
-    >>> need("json", "viz").dumps(1)
+    >>> require_extra("json", "viz").dumps(1)
     '1'
-    >>> need("no_such_package.part", "viz")
+    >>> require_extra("no_such_package.part", "viz")
     Traceback (most recent call last):
     ImportError: this needs the package no_such_package: pip install 'hooked-lm[viz]'
     """
@@ -43,7 +43,7 @@ class _Later(ModuleType):
 def lazy_import(module: str, extra: str) -> Any:
     """A stand-in for `import module`, which imports it when one of its names is first used; raises as `require_extra`.
 
-    >>> later("json", "viz").dumps(1)
+    >>> lazy_import("json", "viz").dumps(1)
     '1'
     """
     return _Later(module, extra)

@@ -333,7 +333,7 @@ class Experiment:
             return
         assert self.base is not None, "cells share the values of a base run"
         first_change = FirstChange(self.base, self.site_infos)
-        base, edits = self.base, [first_change.trimmed(_edits(cell)) for cell in cells]
+        base, edits = self.base, [first_change.without_unchanged_prefix(_edits(cell)) for cell in cells]
         planner = Planner(base, self.site_infos, reads.interval(base.n_pos))
         schedules = [planner.schedule(*each) for each in enumerate(edits)]
         for schedule in schedules:

@@ -22,7 +22,7 @@ class FirstChange:
         self._causal_until = min(starts, default=base.n_pos)  # a changed pattern may attend to later keys
         self._known: dict[tuple[str, int], int] = {}
 
-    def trimmed(self, edits: Sequence[Edit]) -> list[Edit]:
+    def without_unchanged_prefix(self, edits: Sequence[Edit]) -> list[Edit]:
         """The edits of a cell from its first change on, without empty edits (except at on-demand sites)."""
         n_pos = self.base.n_pos
         first = min((self.of(edit) for edit in edits), default=n_pos)

@@ -5,10 +5,10 @@ A family defines `config(hf)`, which translates a checkpoint's config into a tre
 which maps the checkpoint's tensors to parameters. `PREFIX` is the prefix that the tensor names of a base model (without
 heads) lack. `IGNORED` holds globs of tensors that are not loaded. Optional: `RENAMED`, regular expressions of old tensor names
 and their replacements; `NO_EFFECT`, globs of config fields that do not change the forward pass; `PREPENDS_BOS`, False if BOS is
-prepended only on request; `fitted(tree, tensors)`, which corrects the tree according to the tensors; `text_names(hf)`, regular
-expressions of tensor names that differ on text alone: their replacements, and None for a part that only images use; `JOINED`,
-tensors that files have in parts, and the names of the parts; `cuts(tree, shapes)`, of files that cut such tensors elsewhere: the
-names of the parts, and the rows of all of them together that belong to each name.
+prepended only on request; `adjusted_to_tensors(tree, tensors)`, which corrects the tree according to the tensors;
+`text_names(hf)`, regular expressions of tensor names that differ on text alone: their replacements, and None for a part that only
+images use; `JOINED`, tensors that files have in parts, and the names of the parts; `cuts(tree, shapes)`, of files that cut such
+tensors elsewhere: the names of the parts, and the rows of all of them together that belong to each name.
 """
 
 import pkgutil

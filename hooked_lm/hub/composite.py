@@ -128,7 +128,7 @@ def language_model(
     return CompositePart(tensors, {**names, **joined}, united(left_out))
 
 
-def fitted(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+def adjusted_to_tensors(tree: DecoderConfig, module: ModuleType, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree, untied if the file has a head that differs from the embedding, as in transformers."""
     sources = {row.target: row.source for row in module.rows(tree)}
     head, embedding = sources["unembed.W_U"], sources["embed.W_E"]

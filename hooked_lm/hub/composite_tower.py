@@ -83,7 +83,7 @@ def tower(tensors: Mapping[str, Tensor], module: ModuleType, tree: Tree) -> Comp
     return CompositePart(tensors, names, united(left_out))
 
 
-def fitted(tree: WithTower, module: ModuleType, tensors: Mapping[str, Tensor]) -> WithTower:
+def adjusted_to_tensors(tree: WithTower, module: ModuleType, tensors: Mapping[str, Tensor]) -> WithTower:
     """The tree without a pooler whose weights the composite lacks: what reads patches needs none."""
     vision = tree if isinstance(tree, VisionConfig) else tree.vision
     weights = {row.source for row in module.rows(tree) if row.target.removeprefix("vision.").startswith("pooler.")}

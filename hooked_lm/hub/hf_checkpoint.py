@@ -91,14 +91,14 @@ class HFCheckpoint:
         if tensors:
             check_layers(self.family, tree, tensors)
         if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, DecoderConfig)):
-            tree = composite.fitted(tree, self.family, tensors)
+            tree = composite.adjusted_to_tensors(tree, self.family, tensors)
         if isinstance(tree, VisionLanguageConfig) or (self.whole is not None and isinstance(tree, VisionConfig)):
-            tree = composite_tower.fitted(tree, self.family, tensors)
+            tree = composite_tower.adjusted_to_tensors(tree, self.family, tensors)
         return self._fitted(tree, tensors)
 
     def _fitted(self, tree: Tree, tensors: Mapping[str, Tensor]) -> Tree:
         """The tree after what the family corrects according to the tensors."""
-        return self.family.fitted(tree, tensors) if hasattr(self.family, "fitted") else tree
+        return self.family.adjusted_to_tensors(tree, tensors) if hasattr(self.family, "adjusted_to_tensors") else tree
 
     def flat_config(
         self,

@@ -118,7 +118,7 @@ def test_a_mask_of_ones_is_no_padding(kind: str, monkeypatch: pytest.MonkeyPatch
     """On a GPU, whose values a run does not wait for: such a run has a mask, but an experiment knows that it hides nothing."""
     model = toy(kind, tokenizer=words())
     model.tokenizer.padding_side = model.cfg.default_padding_side = "left"
-    monkeypatch.setattr(stack, "is_at_hand", lambda x: False)
+    monkeypatch.setattr(stack, "is_on_host", lambda x: False)
     tokens = ids(2, POS).clamp(min=5)
     assert model.embedded(tokens)[2].real is not None, "a run knows the mask"
     check(model, cells_of(model, tokens), tokens, None)

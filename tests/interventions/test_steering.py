@@ -479,7 +479,7 @@ def test_files_are_bit_for_bit(tmp_path: Path) -> None:
     assert back.about == vectors().about
     assert (back.site, back.method, repr(back)) == (vectors().site, vectors().method, repr(vectors()))
     vectors().separation.save(tmp_path / "s.safetensors")
-    with pytest.raises(ValueError, match=r"holds type Measures, not SteeringVectors"):
+    with pytest.raises(ValueError, match=r"holds type MetricScores, not SteeringVectors"):
         SteeringVectors.load(tmp_path / "s.safetensors")
 
 

@@ -251,7 +251,8 @@ TOOLS = mutants({
     ],
     "viz/scales.py": [
         ("a scale is not centred", "viz/test_plots.py::colours_cover_the_sides_that_have_values",
-         "return ColourScale(DIVERGING, middle - reach, middle, middle + reach)", "return ColourScale(DIVERGING, low, middle, high)"),
+         "return ColourScale(DIVERGING, middle - reach, middle, middle + reach)",
+         "return ColourScale(DIVERGING, low, middle, high)"),
         ("a limit of colours that is negative is accepted", "viz/test_figure.py::what_cannot_be_drawn_is_refused",
          "if limit is not None and not 0 <= limit < math.inf:", "if limit is not None and not limit < math.inf:"),
     ],

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import KeysValues
-from hooked_lm.components.public_call import cross_context
 from hooked_lm.components.stack_context import EncodedSource, StackContext
+from hooked_lm.components.tl_call import cross_context
 from hooked_lm.hooks import HookPoint
 
 SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")

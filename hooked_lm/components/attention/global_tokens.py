@@ -23,9 +23,9 @@ from hooked_lm.components.attention.multihead import (
 )
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import Context
-from hooked_lm.components.public_call import CallContext
 from hooked_lm.components.readable import check, is_on_host
 from hooked_lm.components.stack_context import StackContext
+from hooked_lm.components.tl_call import CallContext
 from hooked_lm.hooks import HookPoint, is_listening
 
 LONG = 4  # windows, from which a text is mixed piece by piece

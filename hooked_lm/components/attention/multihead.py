@@ -18,12 +18,12 @@ from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.gpu_kernels import for_kernels
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
-from hooked_lm.components.attention.public_attributes import AttentionTLAttributes, order_parameters
 from hooked_lm.components.attention.public_steps import PublicSteps
+from hooked_lm.components.attention.tl_attributes import AttentionTLAttributes, order_parameters
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.public_call import attention_context
+from hooked_lm.components.tl_call import attention_context
 from hooked_lm.hooks import HookPoint, is_listening
 
 QUERY = ("batch", "pos", "head", "d_head")
@@ -152,7 +152,7 @@ class SelfAttention(Attend):
         *args: object,
         **kwargs: object,
     ) -> Stream:
-        """Runs attention in a context; the arguments of the public interface are made into one (see `public_call`)."""
+        """Runs attention in a context; the arguments of the public interface are made into one (see `tl_call`)."""
         if args or kwargs or type(layer) is not int or not (context is None or isinstance(context, Context)):
             context, layer = attention_context(self, query_input, context, layer, *args, **kwargs), self.layer_id or 0
         return super().__call__(query_input, key_input, value_input, context, layer)

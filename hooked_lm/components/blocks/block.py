@@ -15,8 +15,8 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of, norm_unhooked
-from hooked_lm.components.public_call import block_context
 from hooked_lm.components.run_settings import RunSettings
+from hooked_lm.components.tl_call import block_context
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -83,7 +83,7 @@ class AttentionPart(AttentionInPart, Block):
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
     def __call__(self, resid_pre: Stream, context: object = None, *args: object, **kwargs: object) -> Tensor:
-        """Runs the block in a context; the arguments of the public interface are made into one (see `public_call`)."""
+        """Runs the block in a context; the arguments of the public interface are made into one (see `tl_call`)."""
         if args or kwargs or not (context is None or isinstance(context, Context)):
             context = self.call_context(resid_pre, context, *args, **kwargs)
         return super().__call__(resid_pre, context)

@@ -19,8 +19,8 @@ from hooked_lm.components.blocks.wiring import (
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.mlp import MLPConfig
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, build_norm, norm_of
-from hooked_lm.components.public_call import cross_block_context
 from hooked_lm.components.stack_context import StackContext
+from hooked_lm.components.tl_call import cross_block_context
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 MID_CROSS = "hook_resid_mid_cross"

@@ -89,7 +89,7 @@ def attention(hf: HFConfig, n_heads: int, bias: bool, causal: bool) -> Attention
     return Attention.Config(hf.d_model, n_heads, hf.d_model // n_heads, qkv_bias=bias, out_bias=bias, causal=causal)
 
 
-def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+def adjusted_to_tensors(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
     """The tree with a bias on the logits only if the tensors include one; old checkpoints may lack it."""
     return replace(tree, unembed=replace(tree.unembed, bias="final_logits_bias" in tensors))
 

@@ -72,7 +72,7 @@ def encoder_decoder(hf: HFConfig, ff: MLPConfig, scale: float, shared_bias: bool
     )
 
 
-def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+def adjusted_to_tensors(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
     """The tree, untied if the tensors hold an unembedding that differs from the embedding.
 
     T5 since 1.1, mT5 and umT5 have one, although their configs say that it is tied.

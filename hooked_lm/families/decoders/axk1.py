@@ -15,7 +15,7 @@ from hooked_lm.families.decoders import glm4_moe_lite
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 NORM = "model.layers.{l}.post_mlp_layernorm.weight"
 IGNORED = (*llama_like.IGNORED, NORM.replace("{l}", "*"))  # published dense layers have such a norm, which is not used
@@ -28,7 +28,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     return _with_mixtures(glm4_moe_lite.config(hf), lambda block, mixture: replace(block, ln2_post=norm))
 
 
-def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+def adjusted_to_tensors(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree without corrections of the experts' choice if there are none, as in published checkpoints."""
     if not tensors or any(name.endswith("e_score_correction_bias") for name in tensors):
         return tree

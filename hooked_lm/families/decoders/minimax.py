@@ -17,7 +17,7 @@ from hooked_lm.families._shared.rotary import n_ctx
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 SLOPES = LAYER + "self_attn.slope_rate"
 # They and their products follow from the config. transformers keeps them as buffers, which have the dtype of the model: in
@@ -65,7 +65,7 @@ def _slopes(n_heads: int, layer: int, n_layers: int) -> tuple[float, ...]:
     return tuple(2 ** (-8 * (head + 1) / n_heads) * factor for head in range(n_heads))
 
 
-def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+def adjusted_to_tensors(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The same tree. Raises ValueError for files with other slopes, up to the rounding of bfloat16."""
     for layer, block in enumerate(tree.blocks):
         name = SLOPES.format(l=layer)

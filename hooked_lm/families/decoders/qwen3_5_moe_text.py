@@ -16,7 +16,7 @@ from hooked_lm.families.decoders import qwen2_moe, qwen3_5_text, qwen3_vl_moe_te
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "PREPENDS_BOS", "adjusted_to_tensors", "config", "rows"]
 
 NO_EFFECT = (*moe.NO_EFFECT, *delta_net.NO_EFFECT)
 
@@ -26,7 +26,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     return delta_net.decoder(hf, [qwen2_moe.gated_experts(hf, renormalize=True)] * hf.num_hidden_layers)
 
 
-def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+def adjusted_to_tensors(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree with the layout of the experts."""
     return replace(tree, layout=int(any(name.endswith(qwen3_vl_moe_text.INTO) for name in tensors)))
 

@@ -15,7 +15,7 @@ from hooked_lm.families.decoders import qwen3_moe
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "expert_rows", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "expert_rows", "rows"]
 
 PREPENDS_BOS = False
 NO_EFFECT = qwen3_moe.NO_EFFECT
@@ -26,7 +26,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     return qwen3_moe.config(mrope.on_text(hf, norm_topk_prob=True, sliding_window=None))
 
 
-def fitted(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
+def adjusted_to_tensors(tree: DecoderConfig, tensors: Mapping[str, Tensor]) -> DecoderConfig:
     """The tree with the layout of the experts: 0 as published, [expert, in, out]; 1 as transformers saves them again,
     [expert, out, in]. Raises ValueError for a checkpoint with both.
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
+from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, adjusted_to_tensors, encoder_decoder, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 EPS = 1e-5  # of all norms
 

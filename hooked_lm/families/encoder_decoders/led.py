@@ -6,12 +6,12 @@ from dataclasses import replace
 from hooked_lm.components.attention.global_tokens import GlobalTokens, WindowAttention
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.families._shared import bart_like, bert_like
-from hooked_lm.families._shared.bart_like import IGNORED, fitted
+from hooked_lm.families._shared.bart_like import IGNORED, adjusted_to_tensors
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 from hooked_lm.weights import Row
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 PREFIX = "led."
 NO_EFFECT = (*bart_like.NO_EFFECT, "max_position_embeddings")

@@ -2,11 +2,11 @@
 
 from hooked_lm.components.embeddings.pos_embed import SinusoidalEmbed
 from hooked_lm.families._shared import bart_like
-from hooked_lm.families._shared.bart_like import NO_EFFECT, PREFIX, encoder_decoder, fitted, rows
+from hooked_lm.families._shared.bart_like import NO_EFFECT, PREFIX, adjusted_to_tensors, encoder_decoder, rows
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 IGNORED = (*bart_like.IGNORED, "*.embed_positions.weight")  # old files contain the sinusoidal table
 

@@ -2,10 +2,10 @@
 
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.encoder_decoders import bart
-from hooked_lm.families.encoder_decoders.bart import IGNORED, PREFIX, fitted, rows
+from hooked_lm.families.encoder_decoders.bart import IGNORED, PREFIX, adjusted_to_tensors, rows
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 NO_EFFECT = (*bart.NO_EFFECT, "prompt_length", "prompt_mid_dim")
 

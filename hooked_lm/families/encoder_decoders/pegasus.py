@@ -11,15 +11,15 @@ from hooked_lm.families._shared.bart_like import IGNORED, NO_EFFECT, PREFIX, enc
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 
 def config(hf: HFConfig) -> EncoderDecoderConfig:
     return encoder_decoder(hf, FixedPosEmbed.Config(hf.max_position_embeddings, hf.d_model), pre_norm=True)
 
 
-def fitted(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
-    tree = bart_like.fitted(tree, tensors)
+def adjusted_to_tensors(tree: EncoderDecoderConfig, tensors: Mapping[str, Tensor]) -> EncoderDecoderConfig:
+    tree = bart_like.adjusted_to_tensors(tree, tensors)
     if any(name.endswith("encoder.embed_positions.weight") for name in tensors):
         return tree
     sines = SinusoidalEmbed.Config(tree.embed.d_model)

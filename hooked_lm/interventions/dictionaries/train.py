@@ -252,7 +252,8 @@ def train_on(
 
     >>> from hooked_lm.interventions.dictionaries import ActivationBatches, TopK
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
-    >>> trained = train_on(ActivationBatches(rows), TopK.Config(d_in=16, d_sae=64, k=4), TrainingConfig(steps=10, vectors_per_step=100))
+    >>> settings = TrainingConfig(steps=10, vectors_per_step=100)
+    >>> trained = train_on(ActivationBatches(rows), TopK.Config(d_in=16, d_sae=64, k=4), settings)
     >>> trained.losses.axes["step"][-1]
     9
     """

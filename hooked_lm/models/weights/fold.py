@@ -173,7 +173,7 @@ def refactor_factored_attn_matrices(model: HookedRootModule) -> bool:
     return True
 
 
-REWRITES = (
+FOLDS = (
     fold_ln,
     center_writing_weights,
     center_unembed,
@@ -208,7 +208,7 @@ def process_weights(
         fold_value_biases,
         refactor_factored_attn_matrices,
     )
-    for rewrite in compress(REWRITES, selected):
+    for rewrite in compress(FOLDS, selected):
         rewrite(model)
 
 

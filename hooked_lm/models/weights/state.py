@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.public_attributes import order_parameters
+from hooked_lm.components.attention.tl_attributes import order_parameters
 from hooked_lm.components.axes import axes_of
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import TiedUnembed

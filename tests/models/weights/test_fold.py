@@ -29,7 +29,7 @@ from tests.models.structures import (
     random_tree,
 )
 
-REWRITES = {rewrite.__name__: rewrite for rewrite in fold.REWRITES}
+REWRITES = {rewrite.__name__: rewrite for rewrite in fold.FOLDS}
 SOME = settings(max_examples=30)  # models are slow to build with every annotation checked
 KEEP_LOGITS = [name for name in REWRITES if name != "center_unembed"]
 # Nothing between queries and keys, and no fp32 inside: models that can be factored again, exactly in fp64.

@@ -6,14 +6,14 @@ from typing import Any
 
 from hooked_lm.families._shared import t5_like
 from hooked_lm.families._shared.reader import HFConfig
-from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, fitted
+from hooked_lm.families._shared.t5_like import IGNORED, NO_EFFECT, PREFIX, adjusted_to_tensors
 from hooked_lm.families.encoder_decoders import t5
 from hooked_lm.families.encoder_decoders.longt5 import identities as identities
 from hooked_lm.families.encoder_decoders.longt5.transient_global import TransientGlobalAttention, TransientGlobalBias
 from hooked_lm.models.config.tree import EncoderDecoderConfig
 from hooked_lm.weights import Row, expand
 
-__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "fitted", "rows"]
+__all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "rows"]
 
 
 def config(hf: HFConfig) -> EncoderDecoderConfig:
