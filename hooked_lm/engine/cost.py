@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.site_info import mixing
@@ -32,7 +32,7 @@ def token_cost(block: nn.Module) -> TokenCost:
     costs = dict.fromkeys(("keys", "mixing", "output", "rest"), 0)
     modules = mixing(block)
     parts = {id(weight): "mixing" for module in modules for weight in module.parameters()}
-    for attn in (module for module in modules if isinstance(module, Attend)):
+    for attn in (module for module in modules if isinstance(module, AbstractAttention)):
         of_keys = [p for name, p in attn.named_parameters() if attn.makes_keys(name)]
         parts |= {id(weight): "keys" for weight in of_keys}
         parts |= {id(weight): "output" for name, weight in attn.named_parameters() if name.startswith("W_O")}
@@ -42,7 +42,7 @@ def token_cost(block: nn.Module) -> TokenCost:
         if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes
             continue
         costs[parts.get(id(weight), "rest")] += int(2 * weight.numel() * shares.get(id(weight), 1.0))
-    return TokenCost(**costs, has_state=any(not isinstance(module, Attend) for module in modules))
+    return TokenCost(**costs, has_state=any(not isinstance(module, AbstractAttention) for module in modules))
 
 
 @dataclass

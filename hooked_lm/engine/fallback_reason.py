@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.readable import is_readable
 from hooked_lm.engine.context import BASE_CONTEXTS
 from hooked_lm.engine.decoders import runs_as_written
@@ -26,7 +26,7 @@ def fallback_reason(model: HookedRootModule, tokens: Rows) -> str | None:
     foreign = next((name for name, module in model.named_modules() if not is_ours(module)), None)
     if foreign is not None:
         return f"'{foreign}' is a foreign module"
-    if not all(module.causal for module in model.blocks.modules() if isinstance(module, Attend)):
+    if not all(module.causal for module in model.blocks.modules() if isinstance(module, AbstractAttention)):
         return "its attention is not causal"
     return "the prompts are padded" if _are_padded(model, tokens) else None
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from torch import nn
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.norms.norm import norm_of
@@ -76,7 +76,7 @@ def score_edits(edits: Sequence[Edit], infos: Mapping[str, SiteInfo], layer: int
 
 def mixing(block: nn.Module) -> list[nn.Module]:
     """The modules of a block that mix tokens; none for an unknown block."""
-    if not isinstance(block, Block) or not isinstance(getattr(block, "attn", None), Attend | None):
+    if not isinstance(block, Block) or not isinstance(getattr(block, "attn", None), AbstractAttention | None):
         return []
     return [block._modules[name] for name in ("attn", "mixer") if name in block._modules]  # type: ignore[misc]
 
@@ -88,7 +88,7 @@ def in_series(block: nn.Module) -> bool:
 
 def kv_source_layer(block: nn.Module) -> int | None:
     """The layer whose keys and values the block shares; None if it computes its own."""
-    return next((module.kv_source_layer for module in mixing(block) if isinstance(module, Attend)), None)
+    return next((module.kv_source_layer for module in mixing(block) if isinstance(module, AbstractAttention)), None)
 
 
 def sublayer_output(block: nn.Module) -> nn.Module | None:
@@ -145,7 +145,7 @@ def _entry_points(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
     last = max(points.index(point) for point in _points(module))
     stop = points.index(output)
     entries = [(point, output) for point in points[stop:]]
-    if isinstance(module, Attend) and isinstance(module.hook_z, HookPoint):
+    if isinstance(module, AbstractAttention) and isinstance(module.hook_z, HookPoint):
         after_z = [module.hook_z, *_points(norm_of(module, "z_norm")), module.hook_result, *points[last + 1 : stop]]
         entries += [(point, module.hook_z) for point in after_z]
     return entries
@@ -153,7 +153,7 @@ def _entry_points(block: nn.Module) -> list[tuple[HookPoint, HookPoint]]:
 
 def _mixing_scopes(module: nn.Module) -> list[tuple[HookPoint, TokenScope]]:
     points = [(name, point) for name, point in module.named_modules() if isinstance(point, HookPoint)]
-    if not isinstance(module, Attend):
+    if not isinstance(module, AbstractAttention):
         return [(point, TokenScope.STATE) for _, point in points]
 
     def scope(name: str) -> TokenScope:

@@ -8,7 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.attention.projection import make_contiguous
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.config_checks import naming
@@ -127,7 +127,7 @@ def finish(model: BaseModel, plan: DevicePlan) -> None:
     Raises ValueError for weights without values.
     """
     for path, component in model.named_modules():
-        if isinstance(component, Attend):
+        if isinstance(component, AbstractAttention):
             make_contiguous(component, in_file if plan.is_on_disk(path) else None)
     stranded = [name for name, t in [*model.named_parameters(), *model.named_buffers()] if t.is_meta]
     if stranded:

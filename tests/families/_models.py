@@ -5,6 +5,7 @@ Tests of one case run together, so the last few models are kept.
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -298,6 +299,17 @@ def recurrence(case: Case) -> float:
     """How many times the rounding of a layer a state carries from position to position: errors of both signs partly cancel."""
     has_state = any(isinstance(block, MixerPart) for block in hooked(case).blocks)
     return case.n_prompt**0.5 if has_state else 1.0
+
+
+def sharpness(case: Case, n_pos: int) -> float:
+    """How many times larger scores, and their rounding, are where queries grow with their position."""
+    scales = [
+        getattr(attn.cfg, "position_scale", None)
+        for block in hooked(case).blocks
+        if (attn := getattr(block, "attn", None))
+    ]
+    grown = [1 + abs(of.weight) * math.log1p((n_pos + of.offset) // of.length) for of in scales if of is not None]
+    return max(grown, default=1.0)
 
 
 def save_shuffled(weights: dict[str, Tensor], checkpoint: Path, folder: Path) -> None:

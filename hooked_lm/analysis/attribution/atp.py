@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradient_runs import Effects, Estimates, GradientRun
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.engine.prompts import site_of_layer
 from hooked_lm.engine.site_info import kv_source_layer, mixing
 from hooked_lm.hooks import HookedRootModule
@@ -206,7 +206,7 @@ def _readers(model: HookedRootModule, sites: Sequence[str]) -> dict[str, list[in
         return {}
     found: dict[str, list[int]] = {}
     for layer, block in enumerate(model.blocks):
-        attns = [module for module in mixing(block) if isinstance(module, Attend)]
+        attns = [module for module in mixing(block) if isinstance(module, AbstractAttention)]
         if all(getattr(attn, "keys_are_values", False) for attn in attns):
             continue
         query, key = (site_of_layer(model, kind, layer) for kind in ("q", "k"))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph, Node
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.weights.terms import times
@@ -31,7 +31,7 @@ class Writers:
     first: int  # the index of the first of them among all writers
     site: str  # of the kept value
     added: str  # the site of their sum, with the bias
-    attn: Attend | None = None
+    attn: AbstractAttention | None = None
 
     @classmethod
     def of(cls, model: Decoder, graph: Graph) -> "list[Writers]":

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
+from hooked_lm.components.attention import multihead
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.attention.multihead import Attend
 from hooked_lm.components.attention.multihead import Attention as MultiHeadAttention
 from hooked_lm.components.attention.position_bias import Alibi, SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
@@ -46,7 +46,7 @@ class AbstractAttention(Part, MultiHeadAttention, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, Attend)
+        return isinstance(module, multihead.AbstractAttention)
 
     @staticmethod
     def create_alibi_slope(n_ctx: int, device: Device = None) -> Float[Tensor, "query_pos key_pos"]:

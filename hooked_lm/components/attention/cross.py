@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, Stream, project
+from hooked_lm.components.attention.multihead import QUERY, AbstractAttention, Stream, project
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.context import KeysValues
 from hooked_lm.components.stack_context import EncodedSource, StackContext
@@ -12,7 +12,7 @@ from hooked_lm.hooks import HookPoint
 SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
 
 
-class CrossAttention(Attend):
+class CrossAttention(AbstractAttention):
     """`z = softmax(q k^T * scale + mask) v` with queries from the stream, and keys and values from the source.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_source, d_head], `W_O` [head, d_head, d_model]; a bias may be
@@ -22,7 +22,7 @@ class CrossAttention(Attend):
     axes = dict.fromkeys(("W_K", "W_V"), "kv_head [d_source] d_head")
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         d_model: int
         n_heads: int
         d_head: int

@@ -13,7 +13,7 @@ from hooked_lm.components.attention.multihead import (
     KEY,
     QUERY,
     SCORES,
-    Attend,
+    AbstractAttention,
     Keys,
     Mixed,
     PerHead,
@@ -86,7 +86,7 @@ class RelativeContext(StackContext):
     rows: Int[Tensor, "query_pos key_pos"]
 
 
-class DisentangledAttention(Attend):
+class DisentangledAttention(AbstractAttention):
     """`z = softmax((q k^T + c2p + p2c) * scale + mask) v`, then `W_O`.
 
     `c2p` is the product of q with the key of the table's row for that query and key (by `W_pos_K`), `p2c` that of the row's
@@ -97,7 +97,7 @@ class DisentangledAttention(Attend):
     axes = dict.fromkeys(("W_pos_Q", "W_pos_K"), "head [d_position] d_head")
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         d_model: int
         n_heads: int
         d_head: int

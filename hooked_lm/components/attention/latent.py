@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import (
     QUERY,
-    Attend,
+    AbstractAttention,
     Keys,
     Mixed,
     PerHead,
@@ -75,7 +75,7 @@ class LatentAttention(SelfAttention):
     )
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`. The latents of queries and of keys and values
         are multiplied by `q_factor` and `kv_factor` after their norms. With `kr_norm` the shared features of the key, `hook_kr`,
         are normalised."""

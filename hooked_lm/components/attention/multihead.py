@@ -1,7 +1,7 @@
 """Multi-head and grouped-query attention (Vaswani et al. 2017, arXiv:1706.03762; Ainslie et al. 2023, arXiv:2305.13245).
 
-`Attend` is common to all kinds of attention: it mixes values and writes into the stream. While nothing listens to the scores or
-the pattern it runs the fused kernel, otherwise the same computation in steps (`steps.py`). Grouped heads are never copied.
+`AbstractAttention` is common to all kinds of attention: it mixes values and writes into the stream. While nothing listens to the
+scores or the pattern, it runs the fused kernel, else the same computation in steps (`steps.py`). Grouped heads are never copied.
 """
 
 from abc import ABC, abstractmethod
@@ -38,7 +38,7 @@ Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
 
 
-class Attend(AttentionTLAttributes):
+class AbstractAttention(AttentionTLAttributes):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that
@@ -74,7 +74,7 @@ class Attend(AttentionTLAttributes):
             return self.n_key_value_heads or self.n_heads
 
         @abstractmethod
-        def build(self) -> "Attend":
+        def build(self) -> "AbstractAttention":
             """The attention of this config."""
 
     mix_in_steps = steps.mix_in_steps
@@ -139,7 +139,7 @@ class Attend(AttentionTLAttributes):
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
 
 
-class SelfAttention(Attend):
+class SelfAttention(AbstractAttention):
     """Attention whose queries, keys and values all come from the stream of its own layer."""
 
     def __call__(
@@ -171,7 +171,7 @@ class Attention(PublicSteps, SelfAttention):
     """
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         """`qk_norm` normalises queries and keys before rotary, or after it with `rotary_first`; `clip` bounds the outputs of the
         projections. With `values_from_keys` values have the weights of keys. `hook_v` is after `v_norm`. A layer with
         `is_kv_source` keeps its keys and values for `SharedKVAttention` in later layers."""

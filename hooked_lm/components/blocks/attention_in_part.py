@@ -6,7 +6,7 @@ from functools import partial
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.partial_context import PartialContext
 from hooked_lm.hooks import HookPoint
 
@@ -17,7 +17,7 @@ class AttentionInPart:
     """What the half of a block with attention has besides what its forward runs: its keys alone, its output from a value inside
     it, and the kind of its norm under its public name."""
 
-    attn: Attend
+    attn: AbstractAttention
     layer: int
     hook_attn_out: HookPoint
     hook_resid_pre: HookPoint

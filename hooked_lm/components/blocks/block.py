@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS, Inputs, head_inputs
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.attention_in_part import AttentionInPart
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
@@ -58,7 +58,7 @@ class AttentionPart(AttentionInPart, Block):
     class Config:
         """A norm may be None. `ln1_post` normalises the output of attention, and `residual_scale` multiplies it."""
 
-        attn: Attend.Config
+        attn: AbstractAttention.Config
         ln1: NormConfig | None = None
         ln1_post: NormConfig | None = None
         residual_scale: float = 1.0

@@ -14,7 +14,7 @@ from hooked_lm.components.attention.cross import CrossAttention
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.gated import OutputGate
-from hooked_lm.components.attention.multihead import Attend, Attention, project
+from hooked_lm.components.attention.multihead import AbstractAttention, Attention, project
 from hooked_lm.components.attention.position_bias import Sparsity
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.attention.steps import softmax
@@ -36,7 +36,7 @@ from hooked_lm.components.verification.registry import (
 
 
 def mixing_identities(
-    attn: Attend, at: Sites, queries: LazyTensor | None = None, keys: LazyTensor | None = None
+    attn: AbstractAttention, at: Sites, queries: LazyTensor | None = None, keys: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """The identities from the scores on, and of the scores themselves if queries and keys are given."""
     if queries is not None and keys is not None:
@@ -55,7 +55,7 @@ def mixing_identities(
     yield result_identity(attn, at)
 
 
-def score_identity(attn: Attend, at: Sites, queries: LazyTensor, keys: LazyTensor) -> Iterator[Identity]:
+def score_identity(attn: AbstractAttention, at: Sites, queries: LazyTensor, keys: LazyTensor) -> Iterator[Identity]:
     """The identity of the scores that are not masked; none where a learned bias of positions is in them."""
 
     def scores() -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def score_identity(attn: Attend, at: Sites, queries: LazyTensor, keys: LazyTenso
         yield "q k^T * scale, capped == attn_scores", scores
 
 
-def result_identity(attn: Attend, at: Sites) -> Identity:
+def result_identity(attn: AbstractAttention, at: Sites) -> Identity:
     """The identity of each head's output."""
     return (
         "z @ W_O == result",
@@ -114,12 +114,12 @@ def _(attn: OutputGate, at: Sites, z: Tensor) -> Tensor:
     return z * attn.opened(at("hook_gate"))
 
 
-def _normed_z(attn: Attend, at: Sites) -> Tensor:
+def _normed_z(attn: AbstractAttention, at: Sites) -> Tensor:
     return norm_output(attn, "z_norm", at, lambda: at("hook_z"))
 
 
 @output_from_sites.register
-def _(attn: Attend, at: Sites) -> Tensor:
+def _(attn: AbstractAttention, at: Sites) -> Tensor:
     """The output, from that of each head."""
     return add_bias(at("hook_result").sum(2), attn.b_O)
 
@@ -166,7 +166,7 @@ def projected_heads(attn: Attention, x: Tensor, W: Tensor, b: Tensor | None) -> 
     return made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
 
 
-def gate_identity(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def gate_identity(attn: AbstractAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """The identity of the gate, if there is one."""
     if isinstance(attn, OutputGate):
         yield (
@@ -237,7 +237,7 @@ def products(scale: float, at: Sites, terms: Sequence[str] = ()) -> Pair:
     return scores
 
 
-def projection_identities(attn: Attend, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def projection_identities(attn: AbstractAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """The identities of queries, keys and values of a run with input `get_input()`."""
     for name in "qkv":
 

@@ -2,7 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 
-from hooked_lm.components.attention.multihead import Attend, Attention
+from hooked_lm.components.attention.multihead import AbstractAttention, Attention
 from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.embeddings.rotary_scaling import LongRopeScaling
@@ -23,7 +23,7 @@ def check_fit(part: object) -> None:
         for each in {id(each): each for each in part}.values():  # most layers have the same config
             check_fit(each)
     elif is_dataclass(part) and not isinstance(part, type):
-        if isinstance(part, Attend.Config):
+        if isinstance(part, AbstractAttention.Config):
             _check_norms(part)
         elif isinstance(part, Rotary) and isinstance(part.scaling, LongRopeScaling):
             _check_factors(part.scaling, part.dim)
@@ -31,7 +31,7 @@ def check_fit(part: object) -> None:
             check_fit(getattr(part, field.name))
 
 
-def _check_norms(attn: Attend.Config) -> None:
+def _check_norms(attn: AbstractAttention.Config) -> None:
     norms = [("qk_norm", attn.qk_norm, attn.n_heads)]
     if isinstance(attn, Attention.Config):
         norms += [("k_norm" if attn.k_norm else "qk_norm", attn.k_norm or attn.qk_norm, attn.n_kv)]

@@ -4,7 +4,7 @@ from math import isclose
 from typing import Any
 
 from hooked_lm.components.activations import activation_name
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
@@ -68,7 +68,7 @@ def image_size(tree: VisionConfig) -> int | None:
 # ---- attention -------------------------------------------------------------------------------------------------------
 
 
-def scale_of(attn: Attend.Config) -> float:
+def scale_of(attn: AbstractAttention.Config) -> float:
     """The factor that attention scores are multiplied by; 1 / sqrt(d_head) by default."""
     return float(attn.d_head**-0.5 if attn.scale is None else attn.scale)
 

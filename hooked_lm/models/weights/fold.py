@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components import verification
-from hooked_lm.components.attention.multihead import Attend, Attention
+from hooked_lm.components.attention.multihead import AbstractAttention, Attention
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
@@ -230,7 +230,7 @@ def _move_value_biases(model: HookedRootModule) -> bool:
     return done
 
 
-def _refactor_values(attn: Attend) -> None:
+def _refactor_values(attn: AbstractAttention) -> None:
     n_kv, (d_head, d_model) = attn.cfg.n_kv, attn.W_O.shape[1:]
     outputs = _working(attn.W_O).view(n_kv, -1, d_head, d_model)
     grouped = outputs.transpose(1, 2).flatten(2)  # [kv_head, d_head, heads of the group x d_model]

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import Attend
+from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.wiring import has_norms_before_parts, has_part, sublayer_of, wiring_of
 from hooked_lm.components.experts.moe import MoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
@@ -96,7 +96,7 @@ class WeightViews:
         return self._stack(read)
 
     def _head_bias(self, name: str) -> Tensor:
-        def read(attn: Attend) -> Tensor:
+        def read(attn: AbstractAttention) -> Tensor:
             bias = getattr(attn, name)
             if bias is None:
                 return self._zeros(self.cfg.n_heads, self.cfg.d_head)

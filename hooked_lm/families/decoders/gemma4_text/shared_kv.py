@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import QUERY, Attend, PerHead, Stream, project
+from hooked_lm.components.attention.multihead import QUERY, AbstractAttention, PerHead, Stream, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.embeddings.rotary import Rotary
@@ -16,7 +16,7 @@ from hooked_lm.hooks import HookPoint, hook_if_listening
 SOURCE_KV = ("batch", "key_pos", "kv_head", "d_head")
 
 
-class SharedKVAttention(Attend):
+class SharedKVAttention(AbstractAttention):
     """`z = softmax(q k^T * scale + mask) v` with the keys (after rotary) and values of layer `kv_source_layer`.
 
     `hook_rot_k` and `hook_v` are that layer's keys and values, with past tokens. Edits of them affect this layer only.
@@ -25,7 +25,7 @@ class SharedKVAttention(Attend):
     computes_kv = False
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         d_model: int
         n_heads: int
         d_head: int

@@ -13,7 +13,7 @@ from hooked_lm.components.attention.multihead import (
     KEY,
     QUERY,
     SCORES,
-    Attend,
+    AbstractAttention,
     Mixed,
     PerHead,
     SelfAttention,
@@ -45,7 +45,7 @@ class MainAttention(SelfAttention):
     axes = {"W_rel": "head [d_model] bucket"}
 
     @dataclass(frozen=True)
-    class Config(Attend.Config):
+    class Config(AbstractAttention.Config):
         d_model: int
         n_heads: int
         d_head: int
