@@ -24,10 +24,10 @@ class Table(NamedTuple):
 
 
 class NotebookRepr:
-    """An object that a notebook shows as its text and a table; `rows_shown` gives the table.
+    """An object that a notebook shows as its text and a table; `repr_table` gives the table.
 
     >>> class Box(NotebookRepr):
-    ...     def rows_shown(self):
+    ...     def repr_table(self):
     ...         return Table(("side", "length"), [("a", 2)])
     ...     def __repr__(self):
     ...         return "Box(1 side)"
@@ -37,12 +37,12 @@ class NotebookRepr:
 
     __slots__ = ()
 
-    def rows_shown(self) -> Table:
-        """The table of a notebook; of a dataclass, its fields."""
-        return shown_fields(self)
+    def repr_table(self) -> Table | None:
+        """The table of a notebook; None for the fields of a dataclass."""
+        return None
 
     def _repr_html_(self) -> str:
-        return summary(repr(self), html_table(*self.rows_shown()))
+        return summary(repr(self), html_table(*(self.repr_table() or shown_fields(self))))
 
     def _display_(self) -> "Html":
         """What marimo shows, which has a picture of its own for every module of torch and every list."""

@@ -16,6 +16,7 @@ FLOORS = {
     "errors": -2,  # classes of exceptions
     "files": -2,  # of the standard library alone
     "extras": -2,  # optional packages
+    "callers": -3,  # who called the package
     "renamed": -2,  # former names of arguments
     "notebook_repr": -2,  # what notebooks show, as strings
     "viz": -1,  # pictures of tensors, strings and tables

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hooked_lm import HookedTransformer, patching
+from hooked_lm import HookedTransformer, Pairs, patching
 from hooked_lm.analysis import attribute, attribute_edges, attribute_nodes, circuits, metrics, patch_edges
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.minimality import minimality
@@ -145,3 +145,13 @@ def test_files_of_former_types_load(tmp_path: Path) -> None:
         assert torch.equal(MetricScores.load(path).values, scores.values)
     former = HookObject.from_dict({**RecordOutput().to_dict(), "kind": "Output"})
     assert type(former) is RecordOutput
+
+
+def test_warnings_point_to_the_code_of_the_user(tmp_path: Path) -> None:
+    """Python shows deprecations in the user's own code alone."""
+    model = HookedTransformer.from_pretrained("demo")
+    pairs = Pairs("When Mary and John left, John", "When Mary and John left, Mary", " Mary", " John")
+    options = {"source": "zero", "positions": None}
+    with pytest.warns(DeprecationWarning, match="sweep: source= is now replace_with=") as caught:
+        study_pairs(model, pairs, "sweep", tmp_path / "study", options=options, progress=False)
+    assert {warning.filename for warning in caught if warning.category is DeprecationWarning} == {__file__}

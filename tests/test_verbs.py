@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import hooked_lm
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.viz import View
 from hooked_lm.viz.view import FRAMES
 from tests.shown import HOSTILE, RESULTS, SHOWN, TEXT, model, scores, steering
@@ -271,3 +272,26 @@ def test_a_cache() -> None:
     few = type(cache)({HOSTILE: torch.zeros(1, 2)}, model())
     assert HOSTILE not in few._repr_html_()
     assert "&lt;img" in few._repr_html_()
+
+
+def classes_that_show_a_table() -> list[type]:
+    """Every class of the package that has a table for notebooks and shows it as all do."""
+    found: list[type] = [NotebookRepr]
+    for kind in found:
+        found += [each for each in kind.__subclasses__() if each not in found]
+    return [each for each in found if each._repr_html_ is NotebookRepr._repr_html_]
+
+
+def test_a_table_of_its_own_is_what_a_notebook_shows() -> None:
+    """`_repr_html_` calls the method that the classes define, by its name."""
+
+    class Box(NotebookRepr):
+        def repr_table(self) -> Table:
+            return Table(("side", "length"), [("a", 2)])
+
+    assert ">side</th>" in Box()._repr_html_()
+    assert len([kind for kind in classes_that_show_a_table() if "repr_table" in vars(kind)]) > 15
+    lone = [kind.__name__ for kind in classes_that_show_a_table() if not hasattr(kind, "repr_table")]
+    assert not lone
+    verified = model().verify()
+    assert all(f">{column}</th>" in verified._repr_html_() for column in verified.repr_table().columns)

@@ -12,12 +12,12 @@ from torch import Tensor
 from hooked_lm.analysis.probe_results import BY_TOKEN, CONTROL, PROBE, SHUFFLED, Probes, RegressionProbes
 from hooked_lm.analysis.probe_tasks import Classification, Folds, ProbeTask, places_of, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.extras import require_extra
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.bootstrap import in_words
-from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
 

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.budget import Budget, batches
 from hooked_lm.engine.cells_before_blocks import (
@@ -50,7 +51,6 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
-from hooked_lm.results.callers import stacklevel_outside
 
 Metric = Callable[[Tensor], Any]
 BYPASSED = r"(.*)\.(ln1\.hook_\w+|attn\.kv?_norm\.hook_\w+|attn\.hook_kv_latent)$"  # by some copies of the stream

@@ -13,6 +13,7 @@ from hooked_lm.engine.prompts import Prompts, check_direction, kind_of, rows_of
 from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -74,10 +75,8 @@ class Pairs(NotebookRepr):
     def __len__(self) -> int:
         return _n_prompts(self.clean, "clean")
 
-    def __getitem__(self: Own, which: int | slice | Sequence[int]) -> Own:
-        numbers = range(len(self))
-        several = [which] if isinstance(which, int) else which
-        places = list(numbers[several]) if isinstance(several, slice) else [numbers[number] for number in several]
+    def __getitem__(self: Own, which: Indices) -> Own:
+        places = indices_in("pairs", plain_indices("pairs", which), len(self))
         return replace(
             self,
             clean=_some_prompts(self.clean, places),
@@ -126,6 +125,8 @@ class Pairs(NotebookRepr):
 def _n_prompts(prompts: Prompts, name: str) -> int:
     if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs)):
         raise TypeError(f"{name} must be texts, ids or VisionInputs, got {kind_of(prompts)}")
+    if isinstance(prompts, VisionInputs):
+        return len(prompts) if isinstance(prompts, ImagesAndTexts) else _n_prompts(prompts.tokens, name)
     return 1 if isinstance(prompts, str) or (isinstance(prompts, Tensor) and prompts.ndim < 2) else len(prompts)
 
 

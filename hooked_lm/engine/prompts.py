@@ -235,6 +235,8 @@ def replacement_word(replace_with: str | None, direction: str) -> str:
     """
     check_direction(direction)
     other = OTHER_RUN[direction]
+    if not isinstance(replace_with, str | None):
+        raise TypeError(f"replace_with must be {other!r}, 'mean' or 'zero' here, got {kind_of(replace_with)}")
     if replace_with is None:
         return other
     if replace_with in (other, "mean", "zero"):
@@ -267,7 +269,10 @@ class Source:
         self.cache: Mapping[str, Tensor] = {}
         if isinstance(source, str) and source != "zero":
             if other is None:
-                raise ValueError(f"replace_with={source!r} needs the values of the clean prompts: give clean=...")
+                raise ValueError(
+                    f"replace_with={source!r} needs the values of the clean prompts: give clean=..., or Pairs in place of both; "
+                    "'zero', a tensor and a cache need no other prompts"
+                )
             self.cache = values_of(model, other, sites)
         elif isinstance(source, Mapping):
             self.cache = source

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.fingerprint import fingerprint
@@ -22,7 +23,6 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import Label
-from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import provenance
 

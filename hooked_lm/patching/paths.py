@@ -76,9 +76,9 @@ def path_patch(
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     if receivers is None:
         raise TypeError("receivers is missing: give a list such as ['L3H0<q>', 'm3'], or 'logits'")
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
     paths = Paths(model, corrupted, clean, freeze, max_memory)
     axes, places = _senders(model, senders)
     if isinstance(receivers, str):

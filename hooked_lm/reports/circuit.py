@@ -23,6 +23,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import EFFECTS
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
 from hooked_lm.analysis.circuits.run import check_replacement
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.pairs import Pairs, pair_of
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -33,7 +34,6 @@ from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.renamed import former_names, renamed
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
-from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.gap import one_warning
 from hooked_lm.viz.numbers import rounded
 
@@ -88,6 +88,13 @@ def answers_of(pairs: Sequence[str]) -> tuple[list[str], list[str]]:
     return [right for right, _ in split], [wrong for _, wrong in split]
 
 
+def _check_task(task: object) -> None:
+    if not isinstance(task, Task):  # answers of other Pairs may be ids, which a page cannot show
+        raise TypeError(
+            f"a report is of a Task, whose prompts and answers are lists of texts; got a {type(task).__name__}"
+        )
+
+
 @torch.no_grad()
 def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
     """The mean logit difference of the answers in nats, on the "clean" and on the "corrupted" prompts.
@@ -104,6 +111,7 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
     >>> ahead["clean"] > 0 > ahead["corrupted"]
     True
     """
+    _check_task(task)
     difference, device = task.metric(model), next(model.parameters()).device
     corrupted, clean = pair_of(model, task.corrupted, task.clean)
     logits = {"clean": model(clean.to(device))[:, -1:], "corrupted": model(corrupted.to(device))[:, -1:]}
@@ -165,7 +173,7 @@ class CircuitStudy(NotebookRepr):
         return Table(("", "value"), [*self.facts.items()])
 
     def __repr__(self) -> str:
-        return f"CircuitStudy({self.circuit!r} of {len(self.task.clean)} pairs, in {self.seconds:.1f} s)"
+        return f"CircuitStudy({self.circuit!r} of {len(self.task)} pairs, in {self.seconds:.1f} s)"
 
     @property
     def facts(self) -> dict[str, str]:
@@ -186,7 +194,7 @@ class CircuitStudy(NotebookRepr):
             **({} if self.nulls is None else {OF_NULLS: range_of_nulls(self.nulls)}),
             "completeness": rounded(found["completeness"]),
             "measured by": str(self.chosen.about["metric"]),
-            "judged on": f"{self.chosen.n_prompts} of {len(self.task.clean)}, {self.chosen.about[JUDGED]}",
+            "judged on": f"{self.chosen.n_prompts} of {len(self.task)}, {self.chosen.about[JUDGED]}",
         }
         if (agreement := self.agreement) is not None:
             facts["agreement with exact patching"] = (
@@ -231,6 +239,7 @@ def find(
     Raises the errors of `discover`, and ValueError for prompts of different lengths and answers of several tokens.
     """
     started = time.perf_counter()
+    _check_task(task)
     if by not in (KL, DIFFERENCE):
         raise ValueError(f"by must be {KL!r} or {DIFFERENCE!r}, got {by!r}")
     check_replacement(replace_with)
@@ -267,9 +276,8 @@ def find(
         nodes = _nodes(model, circuit, common)
         drawn = _drawn(model, circuit, effects, {**prompts, "metric": difference, "replace_with": replace_with})
     spent = time.perf_counter() - started
-    return CircuitStudy(
-        model, task, circuit, drawn, effects, evaluation, chosen, nodes, ahead, spent, searched, exchanged
-    )
+    of_circuit = circuit, drawn, effects, evaluation, chosen, nodes
+    return CircuitStudy(model, task, *of_circuit, ahead, spent, searched, exchanged)
 
 
 def _drawn(
@@ -345,7 +353,7 @@ def _words(study: CircuitStudy, prompts: Sequence[str] | VisionInputs) -> list[s
 
 
 def _task_section(study: CircuitStudy) -> viz.Section:
-    task, n = study.task, len(study.task.clean)
+    task, n = study.task, len(study.task)
     clean, corrupted = _words(study, task.clean), _words(study, task.corrupted)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
     known = (

@@ -129,7 +129,7 @@ def write_report(
     nats if not `normalized`.
     """
     clean, corrupted = tokens
-    right, wrong, n = task.answers[0].strip(), task.wrong_answers[0].strip(), len(task.clean)
+    right, wrong, n = task.answers[0].strip(), task.wrong_answers[0].strip(), len(task)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
     runs = {"clean": result.clean, "corrupted": result.corrupted}
     facts = {

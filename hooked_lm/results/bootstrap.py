@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.results.callers import stacklevel_outside
+from hooked_lm.callers import stacklevel_outside
 
 NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.results.callers import stacklevel_outside
+from hooked_lm.callers import stacklevel_outside
 
 _said: ContextVar[list[str] | None] = ContextVar("said", default=None)
 

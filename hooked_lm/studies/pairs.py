@@ -99,7 +99,9 @@ def _rows_of(pairs: Pairs) -> list[Row]:
 
 def _only(part: object) -> object:
     """The entry of a part of one pair; a string or an id is one."""
-    return part[0] if isinstance(part, (list, tuple, Tensor)) and len(part) == 1 else part
+    if isinstance(part, Tensor):
+        return part[0] if part.ndim and len(part) == 1 else part
+    return part[0] if isinstance(part, (list, tuple)) and len(part) == 1 else part
 
 
 def digest(pairs: Sequence[Pair]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.study import SwapWarning
-from hooked_lm.results.callers import stacklevel_outside
 from hooked_lm.results.scores import METRIC
 from hooked_lm.studies.experiments import MakesMetric
 from hooked_lm.studies.job import PAIR

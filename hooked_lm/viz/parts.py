@@ -67,7 +67,7 @@ def part_html(part: object, figure_id: str) -> str:
     if isinstance(part, TokenRow):
         return _strip(part)
     raise TypeError(
-        "a page is made of text, tables (pandas), figures (plotly), Plate, Facts, TokenStrip and View; "
+        "a page is made of text, tables (pandas), figures (plotly), CaptionedFigure, KeyFigures, TokenRow and View; "
         f"got {type(part).__name__}"
     )
 

@@ -124,7 +124,14 @@ def texts(model: Any) -> Answers:
     rows = [f"Mary and John went to the {place}." for place in ("store", "park", "school")] * 20
     data = datasets.Dataset.from_dict({"text": rows, "number": list(range(60))})
     tokens = torch.tensor([[3, 3, 1, 5, 6], [1, 5, 6, 7, 8]])
-    padded = SimpleNamespace(bos_token_id=1, pad_token_id=3, padding_side="left", __len__=lambda self: 10)
+    sizes = {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 3,
+        "padding_side": "left",
+        "__len__": lambda self: 10,
+    }
+    padded = SimpleNamespace(**sizes, __call__=print, decode=print)  # of a tokenizer, what is read here
     with_bos = utilities.get_tokenizer_with_bos(tokenizer)
     table = utilities.logits_to_df(drawn(20), tokenizer, 5)
     return {

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -259,9 +260,9 @@ def test_selections_that_mean_nothing() -> None:
     for which in (3, [3], [0, -4]):
         with pytest.raises(IndexError):
             PAIRS[which]
-    with pytest.raises(ValueError, match="at least one; got 0 and 0"):
+    with pytest.raises(IndexError, match="contains none of the 3 indices"):
         PAIRS[3:]
-    images = VisionInputs(torch.ones(2, 3), {"pixel_values": torch.zeros(2, 3, 4, 4)})
+    images = VisionInputs(torch.ones(2, 3).long(), {"pixel_values": torch.zeros(2, 3, 4, 4)})
     with pytest.raises(TypeError, match=r"divided by their model: model\.rows"):
         Pairs(images, images)[:1]
 
@@ -304,7 +305,7 @@ def test_files(pairs: Pairs, tmp_path: Path) -> None:
     for name, value in vars(pairs).items():
         same = torch.equal if isinstance(value, Tensor) else lambda one, other: one == other
         assert same(getattr(again, name), value), name
-    images = VisionInputs(torch.ones(1, 3), {"pixel_values": torch.zeros(1, 3, 4, 4)})
+    images = VisionInputs(torch.ones(1, 3).long(), {"pixel_values": torch.zeros(1, 3, 4, 4)})
     with pytest.raises(TypeError, match="pairs with images are not saved"):
         Pairs(images, images).save(tmp_path / "images")
 
@@ -379,3 +380,18 @@ def test_a_pair_is_of_one_length_unless_positions_are_said(model: HookedTransfor
     assert (len(corrupted), len(clean)) == (1, 1)
     with pytest.raises(ValueError, match="each corrupted prompt needs a clean one; there are 2 and 1"):
         pair_of(model, ["When Tom left"] * 2, "When Mary", same_length=False)
+
+
+def test_masks_and_other_indices_of_pairs() -> None:
+    pairs = Pairs(["a", "b", "c"], ["d", "e", "f"])
+    for mask in (True, [True, False, True], torch.tensor([True, False, True])):
+        with unchecked(), pytest.raises(TypeError, match=r"pairs must be integers.*for a mask pass mask.nonzero"):
+            pairs[mask]
+    assert pairs[np.int64(1)].clean == pairs[torch.tensor(1)].clean == pairs[-2].clean == ["b"]
+    with pytest.raises(IndexError, match="pairs 3 is out of range: there are 3"):
+        pairs[3]
+
+
+def test_images_with_one_row_of_ids_are_one_pair() -> None:
+    given = VisionInputs(torch.tensor([1, 9, 9, 2]), {"pixel_values": torch.zeros(1, 3, 4, 8)})
+    assert len(Pairs(given, given)) == 1

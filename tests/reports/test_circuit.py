@@ -1,6 +1,7 @@
 """The report on a circuit: what is found, in figures and on the page, and what is refused."""
 
 from contextlib import nullcontext
+from inspect import unwrap
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM
 from typer.testing import CliRunner
 
-from hooked_lm import HookedTransformer, HookedVisionLanguage
+from hooked_lm import HookedTransformer, HookedVisionLanguage, Pairs
 from hooked_lm.analysis import Attribution, circuits
 from hooked_lm.analysis.circuits import Circuit, evaluate
 from hooked_lm.cli import app
@@ -256,3 +257,10 @@ def test_where_the_circuit_goes_is_known_before_it_is_sought(tmp_path: Path) -> 
     assert result.exit_code == 2
     assert "there is no folder" in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_other_pairs_than_a_task_are_refused() -> None:
+    pairs = Pairs("Mary and John left, Mary", "Mary and John left, John", " John", " Mary")
+    for function in (circuit.find, circuit.check_answers):
+        with pytest.raises(TypeError, match=r"a report is of a Task, .* got a Pairs"):
+            unwrap(function)(HookedTransformer.from_pretrained("demo"), pairs)  # without the annotations' checks

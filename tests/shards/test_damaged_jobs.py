@@ -46,7 +46,9 @@ def studied(directory: Path, other: bool = False) -> Shards:
         }
         for a, b in LEFT[:: -1 if other else 1]
     ]
-    options = {"positions": None}
+    options: dict[str, Any] = (
+        {"positions": None, "layers": [0, 1]} if other else {"positions": None}
+    )  # files of other sizes
     return study_pairs(shown.model(), made, "sweep", directory, options=options, pairs_per_shard=1, progress=False)
 
 

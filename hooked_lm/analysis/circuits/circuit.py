@@ -39,7 +39,7 @@ class Circuit(Tabular):
         edges: [writer, reader], whether the edge is in the circuit.
         scores: [writer, reader], the score of each edge of the model by the method that found the circuit, NaN where it gave
             none; or None.
-        about: how it was found: model, versions, method, ablation, seed, settings.
+        about: how it was found: model, versions, method, replace_with, seed, settings.
 
     Raises ValueError for tensors of another shape than the graph, and for edges that the graph does not have.
 

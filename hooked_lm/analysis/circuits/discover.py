@@ -87,7 +87,8 @@ def discover(
         n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
             are left out.
-        replace_with: what edges outside the circuit carry: "corrupted", "mean" or "zero"; see `Runner`.
+        replace_with: what edges outside the circuit carry: "corrupted", "mean" or "zero"; see `Runner`. Measured effects have
+            their own.
         held_out: the pairs that the search does not see: a share, or their places; 0 for none. None: half of them if at least 8
             have different clean prompts, and the metric has a number for each; else none. The search is that of the other pairs
             alone, and the effects in a result are averaged over its other prompts. Pairs with the same clean prompt are held out
@@ -115,6 +116,10 @@ def discover(
     if not isinstance(method, str):
         if options:
             raise TypeError(f"effects that were measured take no options, got {', '.join(options)}")
+        if replace_with not in ("corrupted", measured := method.about.get("replace_with", replace_with)):
+            raise ValueError(
+                f"these effects were measured with replace_with={measured!r}, not {replace_with!r}: leave it out"
+            )
         return _of_result(model, method, held_out, seed, limits)
     pairs = MeasuredPairs.of(model, corrupted, clean, metric)
     if pairs.metric is None and method == "eap":

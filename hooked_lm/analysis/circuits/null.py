@@ -40,7 +40,7 @@ def null_circuits(
             prompt read by the numbers of another one, in a random cycle of all.
         n: the number of circuits; each costs a search.
         seed: seed of the exchanges; and of the search, as in `discover`.
-        search: the other arguments of `discover`: `method`, `n_edges` or `threshold`, `ablation`, `held_out`, ...
+        search: the other arguments of `discover`: `method`, `n_edges` or `threshold`, `replace_with`, `held_out`, ...
 
     Returns the circuits by name, "null 0" and so on. Raises the errors of `discover`, ValueError for fewer than one circuit, two
     prompts, for effects that were measured (their answers cannot be exchanged), for a metric with one number for all prompts, and

@@ -46,7 +46,7 @@ class CrossAttention(AbstractAttention):
         self.make_mixing(cfg, cfg.d_head)
 
     def __call__(self, query_input: Stream, *args: object, **kwargs: object) -> Stream:
-        """Runs attention in a context, or for a source that is given as `key_input` (see `public_call.cross_context`)."""
+        """Runs attention in a context, or for a source that is given as `key_input` (see `tl_call.cross_context`)."""
         if not isinstance(args[0] if args else kwargs.get("context"), StackContext):
             args, kwargs = (cross_context(query_input, *args, **kwargs), self.layer_id or 0), {}
         return super().__call__(query_input, *args, **kwargs)

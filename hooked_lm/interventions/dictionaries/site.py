@@ -12,7 +12,7 @@ def own_site(sae: object) -> Any:
 
 
 def check_dictionary(sae: object) -> None:
-    """Raises TypeError for what lacks `encode` or `decode`, such as a Trained, which has a dictionary."""
+    """Raises TypeError for what lacks `encode` or `decode`, such as a TrainedDictionary, which has a dictionary."""
     for name in ("encode", "decode"):
         if not callable(getattr(sae, name, None)):
             hint = "; give its .sae" if hasattr(sae, "sae") else ""

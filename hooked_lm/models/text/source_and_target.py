@@ -24,6 +24,10 @@ class SourceAndTarget:
     source: Int[Tensor, "batch source_pos"]
     target: Int[Tensor, "batch target_pos"]
 
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise ValueError(f"each source has one target; there are {len(self.source)} and {len(self.target)}")
+
     def __len__(self) -> int:
         return len(self.source)
 
