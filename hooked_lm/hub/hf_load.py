@@ -15,6 +15,7 @@ from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Loaded, kept_part
+from hooked_lm.hub.processor import give_processor
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
@@ -22,7 +23,6 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import DevicePlan, place
 from hooked_lm.models.text.tokenizer import Tokenizer
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.weights import Row, expand, load, slots
 from hooked_lm.weights.mapped import in_file
 
@@ -48,8 +48,7 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
 
     fill(model, tensors, checkpoint.family, full, plan, is_copied)
     model.cfg.tokenizer_name = cfg.tokenizer_name
-    if isinstance(model, VisionLanguage):
-        model.processor, model.why_no_processor = checkpoint.find_processor()
+    give_processor(model, checkpoint.find_processor)
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
     if (left_out := model.cfg.left_out) is not None:

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +21,12 @@ from hooked_lm.hub.export import folder_of, moved_when_done
 from hooked_lm.hub.hf_load import finish, unfilled
 from hooked_lm.hub.model_classes import Loaded, Model, model_class
 from hooked_lm.hub.options import Options, real_dtype, with_limits
-from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub.processor import give_processor, processor_in
 from hooked_lm.hub.source import Directory, Source, tokenizer_in
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.placement import DevicePlan
-from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.models.weights.quantize import refuse_quantized
 from hooked_lm.weights import Row, load, open_checkpoint, slots, write_safetensors
 from hooked_lm.weights.mapped import in_file
@@ -171,8 +171,7 @@ def load_own(checkpoint: NativeCheckpoint, class_of: Callable[[Tree], type[Loade
     model.cfg.processed, model.cfg.tokenizer_name = checkpoint.cfg.processed, checkpoint.cfg.tokenizer_name
     model.cfg.init_weights = checkpoint.cfg.init_weights
     model.hf_config = checkpoint.hf_config
-    if isinstance(model, VisionLanguage):
-        model.processor, model.why_no_processor = processor_in(source.path)
+    give_processor(model, partial(processor_in, source.path))
     return model
 
 

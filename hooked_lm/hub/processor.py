@@ -1,15 +1,25 @@
 """The processor of a checkpoint: what makes token ids and pixels of text and pictures, as transformers has it."""
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.vision.vision_language import VisionLanguage
 
 if TYPE_CHECKING:
     from transformers import ProcessorMixin
     from transformers.video_processing_utils import BaseVideoProcessor
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def give_processor(model: BaseModel, find: Callable[[], tuple[Any, str | None]]) -> None:
+    """Gives a model that reads text with images its processor, or the reason why there is none."""
+    if isinstance(model, VisionLanguage):
+        model.processor, model.why_no_processor = find()
 
 
 def processor_in(folder: Path) -> tuple[Any, str | None]:
