@@ -96,13 +96,15 @@ def random_controller(world: World, site: str) -> Any:
             site, source=value.narrow(pos, 2, 3), **{**part, "positions": [5, 0], "source_positions": [1, 2]}
         ),
         lambda: MeanAblate(site, source=value, over=pick.choice(["batch", "pos", "batch pos"]), **part),
-        lambda: MeanAblate(site, over=pick.choice(["batch", "pos"] if batch > 1 else ["pos"]), **part),
         lambda: ResampleAblate(site, source=value, seed=pick.randrange(9), **part),
         lambda: FreezeNorm(hook_point=site, **no_positions),
         lambda: (site, lambda there, hook: 0.5 * there),
     ]
+    # the mean over positions of states that follow from it is refused
+    if over := ["batch"] * (batch > 1) + ["pos"] * ("state" not in site):
+        kinds.append(lambda: MeanAblate(site, over=pick.choice(over), **part))
     if "scores" in site:  # masked: no arithmetic with infinities
-        kinds = [kinds[1], *kinds[10:11], kinds[17]]
+        kinds = [kinds[1], *kinds[10:11], kinds[16]]
     if "scale" in site:  # nothing is divided by zero
         kinds = [kinds[1], kinds[4], kinds[10], kinds[13]]
     if batch > 1:
