@@ -161,11 +161,10 @@ def head_identities(
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
 
 
-@singledispatch
 def projected_heads(attn: ProjectedAttention, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """Queries, keys or values of an input, by their weight and bias."""
-    made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
-    return made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
+    made, clip = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b), attn.cfg.clip if attn.clips_projections else None
+    return attn.adapted(made if clip is None else made.clamp(-clip, clip), x, W)
 
 
 def gate_identity(attn: AbstractAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.gated import OutputGate, QueryGatedSparseLatentAttention
@@ -79,8 +78,7 @@ def _q_latent(attn: AbstractLatentAttention, at: Sites, get_input: LazyTensor) -
     if attn.cfg.d_q_latent is None:
         return get_input()
     normed = times(norm_output(attn, "q_norm", at, lambda: at("hook_q_latent")), attn.cfg.q_factor)
-    both = isinstance(attn, QueryGatedSparseLatentAttention)
-    return torch.cat([normed, at("hook_q_latent")], -1) if both else normed
+    return attn.read_by_queries(normed, at("hook_q_latent"))
 
 
 def _without_rotary(attn: AbstractLatentAttention, name: str, at: Sites) -> Pair:

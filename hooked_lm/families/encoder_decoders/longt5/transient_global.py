@@ -153,10 +153,7 @@ class TransientGlobalAttention(ProjectedAttention):
 
     def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, with scores and pattern at their sites."""
-        k, v = (
-            self.per_query_head(k.transpose(0, 2)),
-            self.per_query_head(v.transpose(0, 2)),
-        )  # [head, key_pos, batch, ...]
+        k, v = (self.per_query_head(x.transpose(0, 2)) for x in (k, v))  # [head, key_pos, batch, ...]
         scores = torch.einsum("bqnh,nkbh->bnqk", q, k) * self.scale + self.additive_mask(context, q.dtype)
         tokens, blocks = scores.split([context.n_key, k.shape[1] - context.n_key], -1)
         scores = torch.cat([self.hook_attn_scores(tokens), self.hook_attn_scores_global(blocks)], -1)

@@ -43,6 +43,7 @@ class StreamAttention(SelfAttention, ABC):
     """
 
     axes = {"W_rel": "head [d_model] bucket"}
+    ahead = 0  # how many positions further than its tokens the stream is
 
     def __init__(self, cfg: "MainAttention.Config") -> None:
         super().__init__()
@@ -93,9 +94,9 @@ class StreamAttention(SelfAttention, ABC):
         index = buckets[:, None].expand(*by_query.shape[:2], -1, -1)
         return by_query.gather(-1, index).masked_fill(~self.visible(context), float("-inf"))
 
-    @abstractmethod
     def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
         """The bucket of each distance."""
+        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None] - self.ahead)
 
     @abstractmethod
     def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
@@ -129,10 +130,6 @@ class MainAttention(StreamAttention):
         shown = self.hook_attn_scores(products(q, k) * self.scale + bias)
         return mixed(self.hook_pattern(softmax(shown, None).to(v.dtype)), v)
 
-    def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
-        """The bucket of each distance."""
-        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None])
-
     def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
         """Which keys of the main stream a query attends to."""
         return context.full_mask(True, None)
@@ -147,6 +144,8 @@ class PredictingAttention(StreamAttention):
     own keys and values, of new tokens only; those of the main stream have sites there.
     """
 
+    ahead = 1
+
     @dataclass(frozen=True)
     class Config(MainAttention.Config):
         stream: int = 0
@@ -159,12 +158,7 @@ class PredictingAttention(StreamAttention):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.hook_attn_scores_own, self.hook_pattern_own = HookPoint(*OWN), HookPoint(*OWN)
-        for name in (
-            "hook_pattern",
-            "hook_pattern_own",
-            "hook_z",
-            "hook_result",
-        ):  # the order of computation, in which sites are listed
+        for name in ("hook_pattern", "hook_pattern_own", "hook_z", "hook_result"):  # in the order of computation
             self._modules[name] = self._modules.pop(name)
 
     def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:
@@ -178,10 +172,6 @@ class PredictingAttention(StreamAttention):
         pattern = softmax(torch.cat([shown, own], -1), None).to(v.dtype)
         shown, own = self.hook_pattern(pattern[..., :-1]), self.hook_pattern_own(pattern[..., -1:])
         return mixed(shown, v) + own.transpose(1, 2) * own_v
-
-    def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
-        """The bucket of each distance: the stream is one position further."""
-        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None] - 1)
 
     def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
         """Which keys of the main stream a query attends to."""
