@@ -128,7 +128,7 @@ class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
         self.W_UQ = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_head)
         self.W_gate = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_value)
 
-    def read_by_queries(self, normed: Latent, raw: Latent) -> Latent:
+    def read_by_queries(self, normed: Latent, raw: Latent) -> Float[Tensor, "batch pos *head d_q_latents"]:
         """The latent of queries after its norm, and before it."""
         return torch.cat([normed, raw], -1)
 
