@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.components.attention.multihead import Attention
+from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
@@ -201,7 +201,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         apply_run_settings(self, RunSettings(cfg.fused_attention == "auto", *copies, length))
         for stack in self.stacks:
             for block in stack.blocks_of(self):
-                if isinstance(attn := getattr(block, "attn", None), Attention):
+                if isinstance(attn := getattr(block, "attn", None), ProjectedAttention):
                     attn.ungrouped = ungrouped
 
     def setup(self) -> None:

@@ -37,7 +37,7 @@ COMPONENTS = mutants({
         ("the soft cap of scores is ignored by the fused kernel", "families/test_decoders.py::gemma2",
          "fuses = self.soft_cap is None and self.sinks", "fuses = self.sinks"),
         ("an edit of the pattern is ignored", "families/test_decoders.py::gpt2",
-         "self.may_fuse(self.hook_attn_scores, self.hook_pattern)", "self.may_fuse(self.hook_attn_scores)"),
+         "sites = self.hook_attn_scores, self.hook_pattern, *", "sites = self.hook_attn_scores, *"),
     ],
     "components/context.py": [
         ("a query does not attend to itself", "families/test_decoders.py::gemma2",

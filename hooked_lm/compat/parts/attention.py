@@ -8,8 +8,9 @@ from torch import Tensor
 
 from hooked_lm.compat.parts.name import Flat, Part, Plan, PublicName, block_of, flat
 from hooked_lm.components.attention import multihead
-from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.cross import AbstractCrossAttention
 from hooked_lm.components.attention.multihead import Attention as MultiHeadAttention
+from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.attention.position_bias import Alibi, SharedBias
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
@@ -27,12 +28,12 @@ def attention_of(cfg: Flat, attn_type: str, layer_id: int | None, **changes: Any
 
 def is_shared(attn: Any) -> bool:
     """Whether groups of heads share keys and values."""
-    return isinstance(attn, MultiHeadAttention) and attn.cfg.n_kv != attn.cfg.n_heads
+    return isinstance(attn, ProjectedAttention) and attn.cfg.n_kv != attn.cfg.n_heads
 
 
 def has_relative_bias(attn: Any) -> bool:
     """Whether scores have a relative position bias, as in T5."""
-    return isinstance(attn, MultiHeadAttention) and isinstance(
+    return isinstance(attn, ProjectedAttention) and isinstance(
         attn.cfg.position_bias, (SharedBias, RelativeBias.Config)
     )
 
@@ -75,7 +76,7 @@ class Attention(AbstractAttention):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, MultiHeadAttention) and not is_shared(module) and not has_relative_bias(module)
+        return isinstance(module, ProjectedAttention) and not is_shared(module) and not has_relative_bias(module)
 
 
 class GroupedQueryAttention(AbstractAttention):
@@ -118,4 +119,4 @@ class T5Attention(AbstractAttention):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, CrossAttention) or has_relative_bias(module)
+        return isinstance(module, AbstractCrossAttention) or has_relative_bias(module)

@@ -1,6 +1,9 @@
 """Attention whose keys and values come from an encoder's output (Vaswani et al. 2017, arXiv:1706.03762)."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from hooked_lm.components.attention.multihead import QUERY, AbstractAttention, Stream, project
 from hooked_lm.components.attention.projection import add_projections
@@ -12,32 +15,12 @@ from hooked_lm.hooks import HookPoint
 SOURCE_KEY = ("batch", "key_pos", "kv_head", "d_head")
 
 
-class CrossAttention(AbstractAttention):
-    """`z = softmax(q k^T * scale + mask) v` with queries from the stream, and keys and values from the source.
-
-    `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_source, d_head], `W_O` [head, d_head, d_model]; a bias may be
-    None. `hook_k` and `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
-    """
+class AbstractCrossAttention(AbstractAttention, ABC):
+    """Attention to keys and values of a source; a kind says where it has them from."""
 
     axes = dict.fromkeys(("W_K", "W_V"), "kv_head [d_source] d_head")
 
-    @dataclass(frozen=True)
-    class Config(AbstractAttention.Config):
-        d_model: int
-        n_heads: int
-        d_head: int
-        n_key_value_heads: int | None = None
-        scale: float | None = None  # of the scores; None: d_head ** -0.5
-        qkv_bias: bool = False
-        out_bias: bool = False
-        soft_cap: float | None = None
-        d_source: int | None = None  # the width of the encoder's output; None: d_model
-        causal, rotary = False, None
-
-        def build(self) -> "CrossAttention":
-            return CrossAttention(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "CrossAttention.Config") -> None:
         super().__init__()
         self.cfg = cfg
         add_projections(self, cfg, cfg.d_source or cfg.d_model)
@@ -57,11 +40,44 @@ class CrossAttention(AbstractAttention):
         k, v = self.source_kv(context, layer)
         return self.output(self.mix(q, k, v, context.source_context))
 
+    @abstractmethod
+    def source_kv(self, context: StackContext, layer: int) -> KeysValues:
+        """The keys and values of the context's source."""
+
+
+class CrossAttention(AbstractCrossAttention):
+    """`z = softmax(q k^T * scale + mask) v` with queries from the stream, and keys and values from the source.
+
+    `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_source, d_head], `W_O` [head, d_head, d_model]; a bias may be
+    None. `hook_k` and `hook_v` are [batch, key_pos, kv_head, d_head], over the positions of the source.
+    """
+
+    @dataclass(frozen=True)
+    class Config(AbstractAttention.Config):
+        d_model: int
+        n_heads: int
+        d_head: int
+        n_key_value_heads: int | None = None
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        qkv_bias: bool = False
+        out_bias: bool = False
+        soft_cap: float | None = None
+        d_source: int | None = None  # the width of the encoder's output; None: d_model
+        causal, rotary = False, None
+
+        def build(self) -> AbstractCrossAttention:
+            return CrossAttention(self)
+
     def source_kv(self, context: StackContext, layer: int) -> KeysValues:
         """The keys and values of the context's source."""
         assert context.source is not None, "cross attention without an encoder's output"
         source = context.source
-        return source.keys_values(layer, lambda: self.keys_values(source))
+        k, v = source.keys_values(layer, lambda: self.keys_values(source))
+        self.keep(k, v, context, layer)
+        return k, v
+
+    def keep(self, k: Tensor, v: Tensor, context: StackContext, layer: int) -> None:
+        """Keeps keys and values for others that use them."""
 
     def keys_values(self, source: EncodedSource) -> KeysValues:
         """The keys and values of the source, at their sites."""

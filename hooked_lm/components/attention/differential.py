@@ -104,14 +104,15 @@ class DifferentialAttention(Attention):
 
     W_O_pair: Tensor
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def __init__(self, cfg: Config) -> None:
+        d_value = 2 * cfg.d_head
         if cfg.n_kv % 2:
             raise ValueError(f"differential attention needs an even number of key/value heads, not {cfg.n_kv}")
-        if not isinstance(cfg.z_norm, DifferenceNorm.Config) or cfg.z_norm.d_model != 2 * d_value:
-            raise ValueError(f"z_norm must be a DifferenceNorm of {2 * d_value} features, not {cfg.z_norm}")
-        super().make_mixing(cfg, d_value)
+        if not isinstance(cfg.z_norm, DifferenceNorm.Config) or cfg.z_norm.d_model != d_value:
+            raise ValueError(f"z_norm must be a DifferenceNorm of {d_value} features, not {cfg.z_norm}")
+        super().__init__(cfg)
         del self._parameters["W_O"]
-        self.W_O_pair = nn.Parameter(torch.empty(cfg.n_heads // 2, 2 * d_value, cfg.d_model))
+        self.W_O_pair = nn.Parameter(torch.empty(cfg.n_heads // 2, d_value, cfg.d_model))
         self.hook_z = HookPoint(*WIDE)
 
     @property
@@ -124,15 +125,16 @@ class DifferentialAttention(Attention):
         wide = torch.cat(v.chunk(2, 2), -1)
         return torch.cat([wide, wide], 2)
 
-    def mix(self, q: PerHead, k: Keys, v: Keys, context: Context, layer: int = 0, gate: Tensor | None = None) -> Mixed:
-        return super().mix(q, k, self.paired(v), context, layer, gate)
+    def attended(self, q: PerHead, k: Keys, v: Keys, context: Context) -> tuple[Keys, Values, Context]:
+        """The keys, and the values of both heads of each pair."""
+        return k, self.paired(v), context
 
-    def output(self, z: Mixed) -> Stream:
-        """The output of mixed values into the stream; by differences of pairs unless something listens."""
+    def fused_output(self, z: Mixed) -> Stream | None:
+        """The output by differences of pairs, unless something listens."""
         norm = norm_of(self, "z_norm")
         listened = isinstance(norm, DifferenceNorm) and is_listening(
             norm.hook_scale, norm.hook_normalized, self.hook_result
         )
         if not isinstance(norm, DifferenceNorm) or listened or not self.settings.fused:
-            return super().output(z)
+            return None
         return F.linear(norm.normalized_difference(z).flatten(2), self.W_O_pair.flatten(0, 1).T, self.b_O)

@@ -15,7 +15,6 @@ from hooked_lm.components.attention.multihead import (
     SCORES,
     AbstractAttention,
     Keys,
-    Mixed,
     PerHead,
     Stream,
     Values,
@@ -146,16 +145,14 @@ class DisentangledAttention(AbstractAttention):
         v = self.hook_v(project(value_input, self.W_V, self.b_V))
         return self.output(self.mix(q, k, v, context))
 
-    def mix(
-        self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
-    ) -> Mixed:
-        """The weighted values of each head, at `hook_z`."""
+    def attended(self, q: PerHead, k: Keys, v: Values, context: Context) -> tuple[Keys, Values, Context]:
+        """The keys and values, and a context with the terms of the scores that depend on relative positions."""
         if self.position_bias is None:
-            return super().mix(q, k, v, context, layer, gate)
+            return k, v, context
         assert isinstance(context, RelativeContext), "disentangled attention needs the context of a stack"
         layer_context = copy(context)  # the bias is this layer's only
         layer_context.score_bias = self.position_scores(q, k, context)
-        return super().mix(q, k, v, layer_context, layer, gate)
+        return k, v, layer_context
 
     def position_scores(self, q: PerHead, k: Keys, context: RelativeContext) -> Float[Tensor, "batch head query key"]:
         """The terms of the scores that depend on relative positions."""

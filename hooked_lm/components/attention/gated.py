@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import activation
-from hooked_lm.components.attention.latent import LatentAttention, LatentInputs
+from hooked_lm.components.attention.latent import Latent, LatentAttention
 from hooked_lm.components.attention.multihead import QUERY, Attention, SelfAttention, project
 from hooked_lm.components.attention.projection import projection
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
-from hooked_lm.components.norms.norm import norm_unhooked, upcast
+from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint
 
 Gate = Float[Tensor, "batch pos head width"]
@@ -34,15 +33,16 @@ class OutputGate(SelfAttention):
         gate_bias: bool = False
 
     cfg: "GatedConfig"
+    mixes_linearly = False
     axis = QUERY[-1]  # of the mixed values
 
-    def make_mixing(self, cfg: "GatedConfig", d_value: int) -> None:  # type: ignore[override]
-        width = 1 if cfg.gate_per_head else d_value
+    def make_parts(self, d_value: int) -> None:
+        cfg, width = self.cfg, 1 if self.cfg.gate_per_head else d_value
         self.gate_act = activation(cfg.gate_act_fn)
         self.W_gate = projection(cfg.n_heads, cfg.d_model, width)
         self.b_gate = nn.Parameter(torch.zeros(cfg.n_heads, width)) if cfg.gate_bias else None
         self.hook_gate = HookPoint(*QUERY[:-1], "1" if cfg.gate_per_head else self.axis)
-        super().make_mixing(cfg, d_value)
+        super().make_parts(d_value)
 
     def gate(self, query_input: Float[Tensor, "batch pos *head d_model"]) -> Gate:
         """What the mixed values are multiplied by."""
@@ -51,11 +51,6 @@ class OutputGate(SelfAttention):
     def opened(self, gate: Gate) -> Gate:
         """The gate after its activation, which is computed in at least fp32."""
         return self.gate_act(upcast(gate)).to(gate.dtype)
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return False
 
 
 class GatedAttention(OutputGate, Attention):
@@ -82,7 +77,7 @@ class GatedLatentAttention(OutputGate, LatentAttention):
     cfg: Config
 
 
-class GatedSparseLatentAttention(OutputGate, SparseLatentAttention):  # type: ignore[misc]
+class GatedSparseLatentAttention(OutputGate, SparseLatentAttention):
     """Latent attention to chosen keys with a gate."""
 
     axis = "d_value"
@@ -97,7 +92,7 @@ class GatedSparseLatentAttention(OutputGate, SparseLatentAttention):  # type: ig
     cfg: Config
 
 
-class GatedSharedIndexAttention(OutputGate, SharedIndexAttention):  # type: ignore[misc]
+class GatedSharedIndexAttention(OutputGate, SharedIndexAttention):
     """Latent attention to the keys that an earlier layer chose, with a gate."""
 
     axis = "d_value"
@@ -133,23 +128,13 @@ class QueryGatedSparseLatentAttention(GatedSparseLatentAttention):
         self.W_UQ = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_head)
         self.W_gate = projection(cfg.n_heads, 2 * cfg.d_q_latent, cfg.d_value)
 
-    def q_latent(self, x: Float[Tensor, "batch pos *head d_model"]) -> Float[Tensor, "batch pos *head d_latent"]:
+    def read_by_queries(self, normed: Latent, raw: Latent) -> Float[Tensor, "batch pos *head d_q_latents"]:
         """The latent of queries after its norm, and before it."""
-        down = F.linear(x, self.W_DQ.T, self.b_DQ)
-        hooked = self.hook_q_latent(down if down.ndim == 3 else down.mean(2))
-        if down.ndim == 3:
-            return torch.cat([self.q_norm(hooked), hooked], -1)
-        raw = down + (hooked - down.mean(2))[:, :, None]
-        edit = self.q_norm(hooked) - norm_unhooked(self.q_norm, hooked)
-        return torch.cat([norm_unhooked(self.q_norm, raw) + edit[:, :, None], raw], -1)
+        return torch.cat([normed, raw], -1)
 
-    def index_input(self, inputs: LatentInputs) -> Float[Tensor, "batch pos *head d_latent"]:
-        """What the indexer's queries are projections of."""
-        return inputs.q_latent[..., : self.cfg.d_q_latent]
-
-    def gate_of(self, inputs: LatentInputs) -> Gate:
-        """What the mixed values are multiplied by."""
-        return self.gate(inputs.q_latent)
+    def gate_input(self, query_input: Float[Tensor, "batch pos *head d_model"], q_latent: Latent) -> Latent:
+        """What the gate is a projection of."""
+        return q_latent
 
 
 GatedConfig = (

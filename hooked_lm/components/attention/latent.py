@@ -3,6 +3,7 @@
 Weights are named as in the paper: D projects down to a latent, U up to the heads, R to the rotary features.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,14 +42,8 @@ class LatentInputs(NamedTuple):
     key_input: Float[Tensor, "batch key_row *key_head d_model"]
 
 
-class LatentAttention(SelfAttention):
-    """Attention with keys `c W_UK` and values `c W_UV`, where the latent c is `norm(x W_DKV)`.
-
-    Queries and keys have `d_nope` features without rotary and `rotary.dim` features with it; the rotary features of the key
-    are `x W_KR`, shared by all heads. Without rotary `d_shared` is their number. Queries are `x W_Q`, or with `d_q_latent`
-    `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent`
-    and `hook_kv_latent` are before the norms.
-    """
+class AbstractLatentAttention(SelfAttention, ABC):
+    """Attention to keys and values that are projections of a latent; a kind says which keys its queries attend to."""
 
     axes = {
         "W_DQ": "[d_model] d_q_latent",
@@ -74,43 +69,7 @@ class LatentAttention(SelfAttention):
         "W_KR",
     )
 
-    @dataclass(frozen=True)
-    class Config(AbstractAttention.Config):
-        """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`. The latents of queries and of keys and values
-        are multiplied by `q_factor` and `kv_factor` after their norms. With `kr_norm` the shared features of the key, `hook_kr`,
-        are normalised."""
-
-        d_model: int
-        n_heads: int
-        d_nope: int
-        d_value: int
-        d_kv_latent: int
-        rotary: Rotary | None
-        d_q_latent: int | None = None
-        scale: float | None = None  # of the scores; None: d_head ** -0.5
-        latent_eps: float = 1e-6
-        d_shared: int | None = None  # features of the key that all heads share; None: those with rotary
-        q_factor: float = 1.0
-        kv_factor: float = 1.0
-        kr_norm: bool = False
-        window: int | None = None  # how many positions back a query attends to, itself included
-        down_bias: bool = False
-        out_bias: bool = False
-        causal: bool = True
-
-        @property
-        def d_head(self) -> int:  # type: ignore[override]
-            return self.d_nope + self.n_shared
-
-        @property
-        def n_shared(self) -> int:
-            """The number of features of the key that all heads share."""
-            return self.d_shared or (0 if self.rotary is None else self.rotary.dim)
-
-        def build(self) -> "LatentAttention":
-            return LatentAttention(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "LatentAttention.Config") -> None:
         super().__init__()
         self.cfg = cfg
         if cfg.d_q_latent is None:
@@ -166,10 +125,9 @@ class LatentAttention(SelfAttention):
         inputs = LatentInputs(query_input, q_latent, key_input)
         return self.output(self.attend(q, k, v, inputs, context, layer))
 
+    @abstractmethod
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""
-        k, v = context.update_kv(layer, k, v)
-        return self.mix(q, k, v, context, layer, self.gate(inputs.query_input))
 
     def rotated_keys(self, x: Float[Tensor, "batch pos *head d_model"], latent: Latent, context: Context) -> PerHead:
         """Keys after rotary, if there is one. Unless something listens, the shared features are rotated once for all heads."""
@@ -193,8 +151,12 @@ class LatentAttention(SelfAttention):
         """What the queries are projections of: their latent, or without one the input."""
         if self.cfg.d_q_latent is None:
             return x
-        down = F.linear(x, self.W_DQ.T, self.b_DQ)
-        return times(normalised_latent(down, self.hook_q_latent, self.q_norm), self.cfg.q_factor)
+        normed, raw = latents(F.linear(x, self.W_DQ.T, self.b_DQ), self.hook_q_latent, self.q_norm)
+        return self.read_by_queries(times(normed, self.cfg.q_factor), raw)
+
+    def read_by_queries(self, normed: Latent, raw: Latent) -> Latent:
+        """The latent of queries, of its value after its norm and that before it."""
+        return normed
 
     def queries(self, latent: Latent) -> PerHead:
         """Queries before rotary."""
@@ -218,6 +180,57 @@ class LatentAttention(SelfAttention):
         return torch.cat([nope, self.cfg.rotary.rotate(rope, angles)], -1)
 
 
+class LatentAttention(AbstractLatentAttention):
+    """Attention with keys `c W_UK` and values `c W_UV`, where the latent c is `norm(x W_DKV)`.
+
+    Queries and keys have `d_nope` features without rotary and `rotary.dim` features with it; the rotary features of the key
+    are `x W_KR`, shared by all heads. Without rotary `d_shared` is their number. Queries are `x W_Q`, or with `d_q_latent`
+    `norm(x W_DQ) W_UQ`. `W_DKV`, `W_KR` and `W_DQ` are [d_model, d_latent], the others [head, ..., d_head]. `hook_q_latent`
+    and `hook_kv_latent` are before the norms.
+    """
+
+    @dataclass(frozen=True)
+    class Config(AbstractAttention.Config):
+        """`down_bias` adds biases to the projections `W_DKV`, `W_KR` and `W_DQ`. The latents of queries and of keys and values
+        are multiplied by `q_factor` and `kv_factor` after their norms. With `kr_norm` the shared features of the key, `hook_kr`,
+        are normalised."""
+
+        d_model: int
+        n_heads: int
+        d_nope: int
+        d_value: int
+        d_kv_latent: int
+        rotary: Rotary | None
+        d_q_latent: int | None = None
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        latent_eps: float = 1e-6
+        d_shared: int | None = None  # features of the key that all heads share; None: those with rotary
+        q_factor: float = 1.0
+        kv_factor: float = 1.0
+        kr_norm: bool = False
+        window: int | None = None  # how many positions back a query attends to, itself included
+        down_bias: bool = False
+        out_bias: bool = False
+        causal: bool = True
+
+        @property
+        def d_head(self) -> int:  # type: ignore[override]
+            return self.d_nope + self.n_shared
+
+        @property
+        def n_shared(self) -> int:
+            """The number of features of the key that all heads share."""
+            return self.d_shared or (0 if self.rotary is None else self.rotary.dim)
+
+        def build(self) -> AbstractLatentAttention:
+            return LatentAttention(self)
+
+    def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
+        """The mixed values, for the queries, keys and values of the new tokens."""
+        k, v = context.update_kv(layer, k, v)
+        return self.mix(q, k, v, context, layer, self.gate(inputs.query_input))
+
+
 def times(latent: Latent, factor: float) -> Latent:
     """The latent, times a factor that is mostly 1."""
     return latent if factor == 1 else latent * factor
@@ -225,9 +238,16 @@ def times(latent: Latent, factor: float) -> Latent:
 
 def normalised_latent(down: Latent, point: nn.Module, norm: nn.Module) -> Latent:
     """The norm of a latent, at its site. With one copy per head the sites have the mean, and edits apply to all copies."""
+    return latents(down, point, norm)[0]
+
+
+def latents(down: Latent, point: nn.Module, norm: nn.Module) -> tuple[Latent, Latent]:
+    """The same, and the latent before the norm."""
     if down.ndim == 3:
-        return norm(point(down))
+        raw = point(down)
+        return norm(raw), raw
     mean = down.mean(2)
     hooked = point(mean)
+    raw = down + (hooked - mean)[:, :, None]
     norm_edit = norm(hooked) - norm_unhooked(norm, hooked)
-    return norm_unhooked(norm, down + (hooked - mean)[:, :, None]) + norm_edit[:, :, None]
+    return norm_unhooked(norm, raw) + norm_edit[:, :, None], raw

@@ -36,6 +36,7 @@ PerHead = Float[Tensor, "batch pos head d_head"]
 Mixed = Float[Tensor, "batch pos head d_value"]
 Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos kv_head d_value"]
+KeyRows = Float[Tensor, "batch key_pos kv_head d_key"]  # keys, and what else of a token its scores depend on
 
 
 class AbstractAttention(AttentionTLAttributes):
@@ -65,7 +66,9 @@ class AbstractAttention(AttentionTLAttributes):
         sinks: bool = False
         position_bias: PositionBias | None = None
         qk_norm: NormConfig | None = None
+        v_norm: NormConfig | None = None
         z_norm: NormConfig | None = None
+        values_from_keys: bool = False
         clip: float | None = None
 
         @property
@@ -84,6 +87,7 @@ class AbstractAttention(AttentionTLAttributes):
     key_value_parts: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
 
     def make_mixing(self, cfg: Config, d_value: int) -> None:
+        self.make_parts(d_value)
         self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
         self.causal, self.window, self.soft_cap = cfg.causal, cfg.window, cfg.soft_cap
         self.position_bias = None if cfg.position_bias is None else cfg.position_bias.build()
@@ -96,6 +100,9 @@ class AbstractAttention(AttentionTLAttributes):
         self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
         order_parameters(self)
 
+    def make_parts(self, d_value: int) -> None:
+        """Makes the parts of a mechanism that come before those of mixing."""
+
     @property
     def n_kv(self) -> int:
         """The number of key/value heads at the hook points."""
@@ -103,22 +110,37 @@ class AbstractAttention(AttentionTLAttributes):
 
     def mix(
         self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
-    ) -> Mixed:
+    ) -> Float[Tensor, "batch pos head d_mixed"]:
         """The mixed values of each head, times their gate if there is one, at their site."""
+        k, v, context = self.attended(q, k, v, context)
         z = context.attend_rows(layer, self.mixing(), q, k, v)
         return self.hook_z(z if gate is None else z * gate)
 
+    def attended(self, q: PerHead, k: Keys, v: Values, context: Context) -> tuple[KeyRows, Values, Context]:
+        """The keys and values that the queries of a run attend to, and the context of their scores."""
+        return k, v, context
+
+    def scored(self, q: PerHead, k: KeyRows, context: Context) -> tuple[PerHead, Keys, Context]:
+        """What the scores of some rows of a run are computed from."""
+        return q, k, context
+
     def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
         """How values are mixed in this run: by the fused kernel, or in steps if something listens or the kernel cannot."""
-        fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(self.hook_attn_scores, self.hook_pattern)
+        sites = self.hook_attn_scores, self.hook_pattern, *self.more_sites()
+        fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(*sites)
         return self.mix_fused if fuses else self.mix_in_steps
+
+    def more_sites(self) -> tuple[nn.Module, ...]:
+        """The sites inside mixing, beside those of scores and pattern."""
+        return ()
 
     def may_fuse(self, *inside: nn.Module) -> bool:
         """Whether a fused kernel may run: nothing listens inside it, and the softmax, which it does not call, is PyTorch's."""
         return self.settings.fused and not is_listening(*inside) and F.softmax is SOFTMAX and Tensor.softmax is METHOD
 
-    def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
+    def mix_fused(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
         """The mixed values, by the fused kernel."""
+        q, k, context = self.scored(q, k, context)
         is_biased = self.position_bias is not None and changes_scores(self.position_bias, context)
         mask = self.additive_mask(context, q.dtype) if is_biased else context.mask(self.causal, self.window)
         # one query attends to all keys; a branch, as n_pos is symbolic when compiled
@@ -127,16 +149,26 @@ class AbstractAttention(AttentionTLAttributes):
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
         """The sum of the mask, minus infinity where a query may not attend to a key, and the bias of positions."""
-        mask = context.additive_mask(self.causal, self.window, dtype)
+        mask = self.mask_of_all(context.additive_mask(self.causal, self.window, dtype), context)
         return mask if self.position_bias is None else mask + self.position_bias.bias(context, dtype)
+
+    def mask_of_all(self, mask: Tensor, context: Context) -> Float[Tensor, "#batch #head query_pos all_keys"]:
+        """The mask of tokens, with that of keys that are no tokens."""
+        return mask
 
     def output(self, z: Mixed) -> Stream:
         """The output of mixed values into the stream; head by head only if something listens."""
+        if (out := self.fused_output(z)) is not None:
+            return out
         z = norm_of(self, "z_norm")(z)
         if is_listening(self.hook_result) or (self.settings.attn_result and not self.settings.fused):
             result = self.hook_result(torch.einsum("bpnh,nhm->bpnm", z, self.W_O))
             return result.sum(2) if self.b_O is None else result.sum(2) + self.b_O
         return F.linear(z.flatten(2), self.W_O.flatten(0, 1).T, self.b_O)
+
+    def fused_output(self, z: Mixed) -> Stream | None:
+        """The same by a shorter way than `z_norm` and `W_O`; None without one, or if something listens on the way."""
+        return None
 
 
 class SelfAttention(AbstractAttention):
@@ -162,7 +194,58 @@ class SelfAttention(AbstractAttention):
         return None
 
 
-class Attention(PublicSteps, SelfAttention):
+class ProjectedAttention(PublicSteps, SelfAttention):
+    """Attention with the projections and norms of `Attention`; a kind writes its own forward pass with them."""
+
+    clips_projections = True  # whether the `clip` of a config bounds the outputs of the projections
+    q_norm: Any  # a norm, or None
+    k_norm: Any
+
+    def __init__(self, cfg: "Attention.Config") -> None:
+        super().__init__()
+        self.cfg = cfg
+        add_projections(self, cfg, cfg.d_model, values=not cfg.values_from_keys)
+        self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
+        add_norm(self, "v_norm", cfg.v_norm, KEY)
+        self.hook_v = HookPoint(*KEY)
+        in_order = (self._make_norms, self._make_rotary_points)
+        for make in reversed(in_order) if cfg.rotary_first else in_order:
+            make()
+        self.make_mixing(cfg, cfg.d_head)
+
+    def _make_norms(self) -> None:
+        if self.cfg.qk_norm is not None:
+            self.q_norm = self.cfg.qk_norm.build(QUERY)
+            self.k_norm = (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
+        else:  # as in the public interface
+            self.q_norm = self.k_norm = None
+
+    def _make_rotary_points(self) -> None:
+        if self.cfg.rotary is not None:
+            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
+
+    @property
+    def value_weights(self) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias of values."""
+        return (self.W_K, self.b_K) if self.cfg.values_from_keys else (self.W_V, self.b_V)
+
+    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
+        projected, clip = project(x, W, b), self.cfg.clip if self.clips_projections else None
+        return self.adapted(projected if clip is None else projected.clamp(-clip, clip), x, W)
+
+    def adapted(self, projected: PerHead, x: Tensor, W: Tensor) -> PerHead:
+        """The projection of x by W, with what an adapter adds to it."""
+        return projected
+
+    def _project_kv(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
+        """Keys or values; ungrouped, by a copy of the weight for each query head."""
+        if self.n_kv != W.shape[0]:
+            group = self.n_kv // W.shape[0]
+            W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
+        return self._projected(x, W, b)
+
+
+class Attention(ProjectedAttention):
     """`z = softmax(q k^T * scale + mask) v`, and `W_O` back into the stream.
 
     `W_Q` is [head, d_model, d_head], `W_K` and `W_V` [kv_head, d_model, d_head], `W_O` [head, d_head, d_model]; a bias
@@ -198,34 +281,8 @@ class Attention(PublicSteps, SelfAttention):
         position_bias: PositionBias | None = None
         causal: bool = True
 
-        def build(self) -> "Attention":
+        def build(self) -> ProjectedAttention:
             return Attention(self)
-
-    q_norm: Any  # a norm, or None
-    k_norm: Any
-
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        add_projections(self, cfg, cfg.d_model, values=not cfg.values_from_keys)
-        self.hook_q, self.hook_k = HookPoint(*QUERY), HookPoint(*KEY)
-        add_norm(self, "v_norm", cfg.v_norm, KEY)
-        self.hook_v = HookPoint(*KEY)
-        in_order = (self._make_norms, self._make_rotary_points)
-        for make in reversed(in_order) if cfg.rotary_first else in_order:
-            make()
-        self.make_mixing(cfg, cfg.d_head)
-
-    def _make_norms(self) -> None:
-        if self.cfg.qk_norm is not None:
-            self.q_norm = self.cfg.qk_norm.build(QUERY)
-            self.k_norm = (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
-        else:  # as in the public interface
-            self.q_norm = self.k_norm = None
-
-    def _make_rotary_points(self) -> None:
-        if self.cfg.rotary is not None:
-            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
 
     def forward(
         self,
@@ -255,22 +312,6 @@ class Attention(PublicSteps, SelfAttention):
         if self.cfg.is_kv_source:
             context.keep_kv(layer, k, v)
         return self.output(self.mix(q, k, v, context, layer, self.gate(query_input)))
-
-    @property
-    def value_weights(self) -> tuple[Tensor, Tensor | None]:
-        """The weight and bias of values."""
-        return (self.W_K, self.b_K) if self.cfg.values_from_keys else (self.W_V, self.b_V)
-
-    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
-        projected = project(x, W, b)
-        return projected if self.cfg.clip is None else projected.clamp(-self.cfg.clip, self.cfg.clip)
-
-    def _project_kv(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
-        """Keys or values; ungrouped, by a copy of the weight for each query head."""
-        if self.n_kv != W.shape[0]:
-            group = self.n_kv // W.shape[0]
-            W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)
-        return self._projected(x, W, b)
 
 
 def fused(q: PerHead, k: Keys, v: Values, mask: Tensor | None, scale: float, is_causal: bool = False) -> Mixed:

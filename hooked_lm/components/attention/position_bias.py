@@ -69,20 +69,21 @@ class SharedBias(Unlearned):
     """
 
     is_from_context: ClassVar[bool] = True
+    of_stack: ClassVar[RelativeBias | None] = None  # what computes it also outside of the stack
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query_pos #key_pos"]:
         """The bias of the scores; a zero outside of a stack."""
-        if not isinstance(context, StackContext) or context.score_bias is None:
-            return self.alone(context, dtype)
-        return context.score_bias.to(dtype)
-
-    def alone(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query_pos #key_pos"]:
-        """The bias outside of a stack."""
+        if isinstance(context, StackContext) and context.score_bias is not None:
+            return context.score_bias.to(dtype)
+        if self.of_stack is not None:
+            return self.of_stack.bias(context, dtype)
         return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)
 
 
 class FirstSharedBias(SharedBias):
     """That of a stack's first layer, which computes the bias also outside of the stack. The weights are the stack's."""
+
+    of_stack: RelativeBias  # type: ignore[misc]
 
     def __init__(self, of_stack: RelativeBias) -> None:
         self.of_stack = of_stack
@@ -92,10 +93,6 @@ class FirstSharedBias(SharedBias):
         """Gives the bias of a stack, if there is one, to the first of its blocks."""
         if of_stack is not None:
             blocks[0].attn.position_bias = cls(of_stack)  # type: ignore[union-attr]
-
-    def alone(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch head #query_pos #key_pos"]:
-        """The bias of the stack."""
-        return self.of_stack.bias(context, dtype)
 
 
 class Sparsity(Unlearned, ABC):

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.latent import LatentAttention
-from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, SelfAttention, Values
+from hooked_lm.components.attention.multihead import Attention, Keys, PerHead, SelfAttention
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
 
@@ -42,13 +41,9 @@ class ScaledQueries(SelfAttention):
         """The queries times the factors of their positions."""
         return (upcast(q) * self.cfg.position_scale.factors(context)).to(q.dtype)
 
-    def mix_fused(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
-        """The mixed values, by the fused kernel."""
-        return super().mix_fused(self.scaled(q, context), k, v, context)
-
-    def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
-        """The mixed values, with scores and pattern at their sites."""
-        return steps.mix_in_steps(self, self.scaled(q, context), k, v, context)
+    def scored(self, q: PerHead, k: Keys, context: Context) -> tuple[PerHead, Keys, Context]:
+        """What the scores are computed from: the scaled queries, and the keys."""
+        return self.scaled(q, context), k, context
 
 
 class PositionScaledAttention(ScaledQueries, Attention):

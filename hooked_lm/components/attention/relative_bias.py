@@ -62,7 +62,11 @@ class RelativeBias(nn.Module):
         if is_listening(self.hook_bias):
             assert isinstance(context, StackContext), "hook_bias needs the context of a stack, which has the batch size"
             bias = self.hook_bias(bias.expand(context.batch, -1, -1, -1).contiguous())
-        return bias.to(dtype)
+        return self.of_all_keys(bias.to(dtype), context)
+
+    def of_all_keys(self, bias: Bias, context: Context) -> Float[Tensor, "#batch head query_pos all_keys"]:
+        """The bias of tokens, with that of keys that are no tokens."""
+        return bias
 
     @property
     def weight(self) -> Float[Tensor, "bucket head"]:

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.components.attention.indexer import SCORES, Indexer, among
-from hooked_lm.components.attention.latent import LatentAttention, LatentInputs
+from hooked_lm.components.attention.latent import AbstractLatentAttention, Latent, LatentAttention, LatentInputs
 from hooked_lm.components.attention.multihead import Keys, Mixed, PerHead, Values
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import HookPoint, is_listening
@@ -17,7 +17,7 @@ from hooked_lm.hooks import HookPoint, is_listening
 Packed = Float[Tensor, "batch _pos 1 _width"]
 
 
-class SparseLatentAttention(LatentAttention):
+class SparseLatentAttention(AbstractLatentAttention):
     """Latent attention in which each query attends to the keys that `indexer` chooses, the same for all heads.
 
     The cached keys are [batch, pos, 1, width]: those of all heads, then the key of the indexer.
@@ -37,16 +37,14 @@ class SparseLatentAttention(LatentAttention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        self.indexer = cfg.indexer.build()
-        super().make_mixing(cfg, d_value)
+    def make_parts(self, d_value: int) -> None:
+        self.indexer = self.cfg.indexer.build()
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""
-        rotary, gate = self.cfg.indexer.rotary, self.gate_of(inputs)
-        index_q, weights = self.indexer.queries(
-            inputs.query_input, self.index_input(inputs), context.query_angles(rotary)
-        )
+        rotary, latent = self.cfg.indexer.rotary, inputs.q_latent[..., : self.cfg.indexer.d_query]
+        gate = self.gate(self.gate_input(inputs.query_input, inputs.q_latent))
+        index_q, weights = self.indexer.queries(inputs.query_input, latent, context.query_angles(rotary))
         index_k = self.indexer.keys(inputs.key_input, context.key_angles(rotary))
         keys, values = context.update_kv(layer, packed(k, index_k), packed(v))
         mix = partial(self._mix_packed, layer, context)
@@ -54,13 +52,9 @@ class SparseLatentAttention(LatentAttention):
         (z,) = unpacked(z, (self.cfg.n_heads, self.cfg.d_value))
         return self.hook_z(z if gate is None else z * gate)
 
-    def index_input(self, inputs: LatentInputs) -> Float[Tensor, "batch pos *head d_latent"]:
-        """What the indexer's queries are projections of."""
-        return inputs.q_latent
-
-    def gate_of(self, inputs: LatentInputs) -> Tensor | None:
-        """What the mixed values are multiplied by, if they are."""
-        return self.gate(inputs.query_input)
+    def gate_input(self, query_input: Float[Tensor, "batch pos *head d_model"], q_latent: Latent) -> Tensor:
+        """What the gate is a projection of, if there is one."""
+        return query_input
 
     def _mix_packed(
         self, layer: int, whole: Context, queries: Packed, keys: Packed, values: Packed, context: Context
@@ -76,7 +70,7 @@ class SparseLatentAttention(LatentAttention):
         return packed(self.mixing()(q, k, v, among(chosen, context, q)))
 
 
-class SharedIndexAttention(LatentAttention):
+class SharedIndexAttention(AbstractLatentAttention):
     """Latent attention to the keys that the indexer of layer `index_source_layer` chose (IndexCache 2026, arXiv:2603.12201).
 
     Edits of `hook_index_mask` affect this layer only.
@@ -95,9 +89,8 @@ class SharedIndexAttention(LatentAttention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def make_parts(self, d_value: int) -> None:
         self.hook_index_mask = HookPoint(*SCORES)
-        super().make_mixing(cfg, d_value)
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Mixed:
         """The mixed values, for the queries, keys and values of the new tokens."""

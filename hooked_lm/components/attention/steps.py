@@ -17,11 +17,12 @@ Scores = Float[Tensor, "batch head query_pos key_pos"]
 def mix_in_steps(
     attn: Any,
     q: Float[Tensor, "batch pos head d_head"],
-    k: Float[Tensor, "batch key_pos kv_head d_head"],
+    k: Float[Tensor, "batch key_pos kv_head d_key"],
     v: Float[Tensor, "batch key_pos kv_head d_value"],
     context: Context,
 ) -> Float[Tensor, "batch pos head d_value"]:
     """The mixed values of each head, with scores and pattern at their sites."""
+    q, k, context = attn.scored(q, k, context)
     mask = attn.additive_mask(context, q.dtype)
     given = attn.scale, attn.soft_cap, attn.sinks
     return mix_masked(q, k, v, mask, *given, attn.hook_attn_scores, attn.hook_pattern)

@@ -45,6 +45,7 @@ class AttentionTLAttributes(nn.Module):
     layer_id: int | None = None  # the index of its block; None outside of one
     sinks: Tensor | None
     settings = RunSettings()
+    mixes_linearly = True  # whether `W_O` reads values mixed by weights that do not depend on them
     mixes_inputs = False  # whether queries, keys and values also depend on the inputs of earlier tokens
     key_value_parts: tuple[str, ...]  # the sites, weights and submodules of keys and values
     score_sites: tuple[str, ...] = ("hook_attn_scores", "hook_pattern")
@@ -83,7 +84,8 @@ class AttentionTLAttributes(nn.Module):
         """Whether a vector added to all values is added to the output, through `W_O`."""
         cfg = self.cfg
         normed = cfg.v_norm is not None or cfg.z_norm is not None
-        return not normed and not cfg.values_from_keys and cfg.clip is None and self.sinks is None
+        has_own_values = self.mixes_linearly and not normed and not cfg.values_from_keys
+        return has_own_values and cfg.clip is None and self.sinks is None
 
     def per_query_head(self, weight: Float[Tensor, "kv_head *width"]) -> Float[Tensor, "head *width"]:
         """A weight or bias of keys or values, repeated for each query head."""

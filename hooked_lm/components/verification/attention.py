@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.cross import AbstractCrossAttention
 from hooked_lm.components.attention.differential import DifferenceNorm, DifferentialAttention
 from hooked_lm.components.attention.disentangled import DisentangledAttention
 from hooked_lm.components.attention.gated import OutputGate
-from hooked_lm.components.attention.multihead import AbstractAttention, Attention, project
+from hooked_lm.components.attention.multihead import AbstractAttention, ProjectedAttention, project
 from hooked_lm.components.attention.position_bias import Sparsity
 from hooked_lm.components.attention.position_scale import ScaledQueries
 from hooked_lm.components.attention.steps import softmax
@@ -133,14 +133,16 @@ def mixed(
 
 
 @identities.register
-def _(attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None) -> Iterator[Identity]:
+def _(
+    attn: ProjectedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`; values may have another input."""
     yield from head_identities(attn, at, get_input, value_input)
     yield from mixing_identities(attn, at, lambda: scored(attn, "q", at), lambda: scored(attn, "k", at))
 
 
 def head_identities(
-    attn: Attention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+    attn: ProjectedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """The identities from the input to queries, keys and values."""
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": attn.value_weights}
@@ -159,11 +161,10 @@ def head_identities(
             yield f"rotary({name}) keeps lengths", _lengths(attn, name, at)
 
 
-@singledispatch
-def projected_heads(attn: Attention, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+def projected_heads(attn: ProjectedAttention, x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """Queries, keys or values of an input, by their weight and bias."""
-    made = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b)
-    return made if attn.cfg.clip is None else made.clamp(-attn.cfg.clip, attn.cfg.clip)
+    made, clip = add_bias(torch.einsum("bpm,nmh->bpnh", x, W), b), attn.cfg.clip if attn.clips_projections else None
+    return attn.adapted(made if clip is None else made.clamp(-clip, clip), x, W)
 
 
 def gate_identity(attn: AbstractAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
@@ -175,7 +176,7 @@ def gate_identity(attn: AbstractAttention, at: Sites, get_input: LazyTensor) -> 
         )
 
 
-def scored(attn: Attention, name: str, at: Sites) -> Tensor:
+def scored(attn: ProjectedAttention, name: str, at: Sites) -> Tensor:
     """The queries or keys from which the scores are computed."""
     shown = f"hook_{name}" if attn.cfg.rotary is None else f"hook_rot_{name}"
     if attn.cfg.qk_norm is not None and (attn.cfg.rotary is None or attn.cfg.rotary_first):
@@ -183,7 +184,7 @@ def scored(attn: Attention, name: str, at: Sites) -> Tensor:
     return at(shown)
 
 
-def _lengths(attn: Attention, name: str, at: Sites) -> Pair:
+def _lengths(attn: ProjectedAttention, name: str, at: Sites) -> Pair:
     def before() -> Tensor:
         if attn.cfg.qk_norm is None or attn.cfg.rotary_first:
             return at(f"hook_{name}")
@@ -206,13 +207,15 @@ def same_lengths(rotary: Rotary, before: LazyTensor, after: LazyTensor) -> Pair:
 
 
 @input_weights.register
-def _(attn: Attention) -> list[InputWeight]:
+def _(attn: ProjectedAttention) -> list[InputWeight]:
     """The weights that the input is multiplied by; none if their products are clipped."""
     return [] if attn.cfg.clip is not None else input_weights.dispatch(object)(attn)
 
 
 @identities.register
-def _(attn: CrossAttention, at: Sites, get_input: LazyTensor, source: LazyTensor | None = None) -> Iterator[Identity]:
+def _(
+    attn: AbstractCrossAttention, at: Sites, get_input: LazyTensor, source: LazyTensor | None = None
+) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()` and encoder output `source()`."""
     inputs = {"q": get_input, "k": source or get_input, "v": source or get_input}
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": (attn.W_V, attn.b_V)}
@@ -264,7 +267,7 @@ def _(
     attn: DifferentialAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Those of attention, and those of the difference of each pair of heads."""
-    yield from identities.dispatch(Attention)(attn, at, get_input, value_input)
+    yield from identities.dispatch(ProjectedAttention)(attn, at, get_input, value_input)
     norm = norm_of(attn, "z_norm")
     if not isinstance(norm, DifferenceNorm):
         return

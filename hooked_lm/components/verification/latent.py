@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from hooked_lm.components.attention.gated import OutputGate, QueryGatedSparseLatentAttention
 from hooked_lm.components.attention.indexer import Indexer
-from hooked_lm.components.attention.latent import LatentAttention, times
+from hooked_lm.components.attention.latent import AbstractLatentAttention, times
 from hooked_lm.components.attention.multihead import project
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.verification.attention import gate_identity, mixing_identities, same_lengths
@@ -26,7 +25,7 @@ from hooked_lm.components.verification.registry import (
 
 @identities.register
 def _(
-    attn: LatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+    attn: AbstractLatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
 
@@ -74,21 +73,20 @@ def _(
     yield from mixing_identities(attn, at, lambda: at(scored[0]), lambda: at(scored[1]))
 
 
-def _q_latent(attn: LatentAttention, at: Sites, get_input: LazyTensor) -> Tensor:
+def _q_latent(attn: AbstractLatentAttention, at: Sites, get_input: LazyTensor) -> Tensor:
     """What the queries are projections of."""
     if attn.cfg.d_q_latent is None:
         return get_input()
     normed = times(norm_output(attn, "q_norm", at, lambda: at("hook_q_latent")), attn.cfg.q_factor)
-    both = isinstance(attn, QueryGatedSparseLatentAttention)
-    return torch.cat([normed, at("hook_q_latent")], -1) if both else normed
+    return attn.read_by_queries(normed, at("hook_q_latent"))
 
 
-def _without_rotary(attn: LatentAttention, name: str, at: Sites) -> Pair:
+def _without_rotary(attn: AbstractLatentAttention, name: str, at: Sites) -> Pair:
     d = attn.cfg.d_nope
     return lambda: (at(f"hook_{name}")[..., :d], at(f"hook_rot_{name}")[..., :d])
 
 
-def _gates_input(attn: LatentAttention) -> bool:
+def _gates_input(attn: AbstractLatentAttention) -> bool:
     return isinstance(attn, OutputGate) and not isinstance(attn, QueryGatedSparseLatentAttention)
 
 
@@ -97,7 +95,7 @@ def _(
     attn: SparseLatentAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-    yield from identities.dispatch(LatentAttention)(attn, at, get_input, value_input)
+    yield from identities.dispatch(AbstractLatentAttention)(attn, at, get_input, value_input)
     indexer, of_index = attn.indexer, within(at, "indexer")
 
     def keys() -> Tensor:
@@ -138,11 +136,11 @@ def _(
     attn: SharedIndexAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-    yield from identities.dispatch(LatentAttention)(attn, at, get_input, value_input)
+    yield from identities.dispatch(AbstractLatentAttention)(attn, at, get_input, value_input)
     yield _masked(attn, at, lambda: at("hook_index_mask"))
 
 
-def _masked(attn: LatentAttention, at: Sites, mask: LazyTensor) -> Identity:
+def _masked(attn: AbstractLatentAttention, at: Sites, mask: LazyTensor) -> Identity:
     def finite() -> tuple[Tensor, Tensor]:
         return at("hook_attn_scores").isfinite(), mask()[:, None].expand(-1, attn.cfg.n_heads, -1, -1)
 

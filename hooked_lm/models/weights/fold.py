@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components import verification
-from hooked_lm.components.attention.multihead import AbstractAttention, Attention
+from hooked_lm.components.attention.multihead import AbstractAttention, ProjectedAttention
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
@@ -212,9 +212,9 @@ def process_weights(
         rewrite(model)
 
 
-def _attentions(model: HookedRootModule) -> list[Attention]:
+def _attentions(model: HookedRootModule) -> list[ProjectedAttention]:
     """The attention modules with one weight each for queries, keys, values and outputs."""
-    return [block.attn for block in model.blocks if isinstance(getattr(block, "attn", None), Attention)]
+    return [block.attn for block in model.blocks if isinstance(getattr(block, "attn", None), ProjectedAttention)]
 
 
 def _move_value_biases(model: HookedRootModule) -> bool:

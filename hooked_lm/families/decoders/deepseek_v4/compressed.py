@@ -18,7 +18,7 @@ from hooked_lm.components.attention.multihead import Keys, PerHead, Values
 from hooked_lm.components.attention.sparse_latent import Packed, packed, unpacked
 from hooked_lm.components.context import Context
 from hooked_lm.families.decoders.deepseek_v4.key_pool import Blocks, KeyPool
-from hooked_lm.families.decoders.deepseek_v4.tied_kv import TiedKVAttention, Z
+from hooked_lm.families.decoders.deepseek_v4.tied_kv import AbstractTiedKVAttention, TiedKVAttention, Z
 from hooked_lm.hooks import HookPoint, is_listening
 
 BLOCK_SCORES = ("batch", "head", "query_pos", "block")
@@ -63,7 +63,7 @@ class PoolIndexer(Indexer):
         return self.choose(self.scores(q, weights, k).masked_fill(~visible, float("-inf")))
 
 
-class CompressedAttention(TiedKVAttention):
+class CompressedAttention(AbstractTiedKVAttention):
     """A `TiedKVAttention` within a window, and to pooled keys, which are also values (`pool`).
 
     Scores and patterns of tokens and of blocks are at separate sites, `hook_pattern` and `hook_pooled_pattern`; together with the
@@ -95,16 +95,18 @@ class CompressedAttention(TiedKVAttention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        self.to_pool = cfg.pool.build_inputs()
-        if cfg.indexer is not None:
-            self.indexer = cfg.indexer.build()
-        self.pool, self.hook_pooled_v = cfg.pool.build(), HookPoint("batch", "block", "d_head")
-        super().make_mixing(cfg, d_value)
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
         self.hook_pooled_scores, self.hook_pooled_pattern = HookPoint(*BLOCK_SCORES), HookPoint(*BLOCK_SCORES)
         after = ("hook_pattern", "hook_pooled_pattern", "hook_rot_z", "hook_z", "hook_o_latent", "hook_result")
         for name in after:  # sites are listed in the order of computation
             self._modules[name] = self._modules.pop(name)
+
+    def make_parts(self, d_value: int) -> None:
+        self.to_pool = self.cfg.pool.build_inputs()
+        if self.cfg.indexer is not None:
+            self.indexer = self.cfg.indexer.build()
+        self.pool, self.hook_pooled_v = self.cfg.pool.build(), HookPoint("batch", "block", "d_head")
 
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Z:
         """The mixed values, for the queries, keys and values of the new tokens."""

@@ -27,12 +27,12 @@ from hooked_lm.components.verification.registry import (
 from hooked_lm.families.decoders.deepseek_v4.compressed import CompressedAttention, PoolIndexer
 from hooked_lm.families.decoders.deepseek_v4.hash_moe import HashHyperBlock, HashMoE, RepeatedIds
 from hooked_lm.families.decoders.deepseek_v4.key_pool import KeyPool, PoolInputs
-from hooked_lm.families.decoders.deepseek_v4.tied_kv import TiedKVAttention
+from hooked_lm.families.decoders.deepseek_v4.tied_kv import AbstractTiedKVAttention
 
 
 @identities.register
 def _(
-    attn: TiedKVAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
+    attn: AbstractTiedKVAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield "ln1.normalized * w + b -> q_latent", lambda: (get_input() @ attn.W_DQ, at("hook_q_latent"))
@@ -61,7 +61,7 @@ def _(
     )
 
 
-def _latent(attn: TiedKVAttention, at: Sites) -> Tensor:
+def _latent(attn: AbstractTiedKVAttention, at: Sites) -> Tensor:
     return norm_output(attn, "q_norm", at, lambda: at("hook_q_latent"))
 
 
@@ -78,7 +78,7 @@ def _turned(name: str, rotary: Rotary, before: LazyTensor, at: Sites, site: str)
     )
 
 
-def _scores(attn: TiedKVAttention, at: Sites, site: str, keys: LazyTensor) -> Pair:
+def _scores(attn: AbstractTiedKVAttention, at: Sites, site: str, keys: LazyTensor) -> Pair:
     """The products of queries and keys [batch, key, d_head], and the scores that are not masked."""
 
     def pair() -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def _scores(attn: TiedKVAttention, at: Sites, site: str, keys: LazyTensor) -> Pa
     return pair
 
 
-def _mixing(attn: TiedKVAttention, at: Sites) -> Iterator[Identity]:
+def _mixing(attn: AbstractTiedKVAttention, at: Sites) -> Iterator[Identity]:
     """Identities from the scores to the mixed values: of tokens, or of tokens and blocks."""
     blocks = isinstance(attn, CompressedAttention)
 
@@ -139,7 +139,7 @@ def _(
     attn: CompressedAttention, at: Sites, get_input: LazyTensor, value_input: LazyTensor | None = None
 ) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
-    yield from identities.dispatch(TiedKVAttention)(attn, at, get_input, value_input)
+    yield from identities.dispatch(AbstractTiedKVAttention)(attn, at, get_input, value_input)
     yield from _pool_identities(attn.pool, attn.to_pool, at, get_input)
     yield "rot_pooled_k == pooled_v", lambda: (at("pool.hook_rot_pooled_k"), at("hook_pooled_v"))
     yield (
@@ -181,7 +181,7 @@ def _indexer_identities(
 
 
 @output_from_sites.register
-def _(attn: TiedKVAttention, at: Sites) -> Tensor:
+def _(attn: AbstractTiedKVAttention, at: Sites) -> Tensor:
     """The output, from that of each head."""
     return at("hook_result").sum(2)
 

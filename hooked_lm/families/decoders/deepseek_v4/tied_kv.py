@@ -1,5 +1,6 @@
 """Multi-query attention whose keys are its values, with a low-rank output, as in DeepSeek-V4 (DeepSeek-AI 2026)."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -20,17 +21,10 @@ Z = Float[Tensor, "batch pos head d_head"]
 OutLatent = Float[Tensor, "batch pos group d_o_latent"]
 
 
-class TiedKVAttention(SelfAttention):
-    """Attention of all heads to one key per token, `norm(x W_K)`, which is also its value.
+class AbstractTiedKVAttention(SelfAttention, ABC):
+    """Attention to keys that are values, with a low-rank output; a kind says which keys its queries attend to."""
 
-    Queries are `norm(norm(x W_DQ) W_UQ)`, where the norm of each head, `q_head_norm`, has no weight. Rotary applies to the last
-    features of queries and keys, hence also to values: `hook_rot_z` are the mixed values, `hook_z` these after the rotation by
-    the position of the query is undone, so that a value counts by its distance. `hook_v` is `hook_rot_k`, unless one is edited.
-
-    The output is `sum over the heads of a group of z W_DO`, `hook_o_latent`, times `W_UO`, summed over groups. `W_DO` is
-    [head, d_head, d_o_latent], `W_UO` [group, d_o_latent, d_model]. `W_O` is their product.
-    """
-
+    mixes_linearly = False
     keys_are_values = True  # an edit of a key is one of a value
     axes = {
         "W_DQ": "[d_model] d_q_latent",
@@ -41,27 +35,7 @@ class TiedKVAttention(SelfAttention):
 
     key_value_parts: tuple[str, ...] = ("hook_k", "k_norm", "hook_rot_k", "hook_v", "W_K")
 
-    @dataclass(frozen=True)
-    class Config(SelfAttention.Config):
-        d_model: int
-        n_heads: int
-        d_head: int
-        d_q_latent: int
-        d_o_latent: int
-        n_groups: int
-        rotary: Rotary
-        eps: float = 1e-6
-        scale: float | None = None  # of the scores; None: d_head ** -0.5
-        n_key_value_heads: int | None = 1
-        window: int | None = None  # how many positions back a query attends to, itself included
-        sinks: bool = True
-
-        def build(self) -> "TiedKVAttention":
-            return TiedKVAttention(self)
-
-    cfg: Config
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "TiedKVAttention.Config") -> None:
         super().__init__()
         if cfg.n_heads % cfg.n_groups or cfg.n_kv != 1:
             raise ValueError(f"{cfg.n_heads} heads cannot form {cfg.n_groups} groups, or do not share one key")
@@ -78,9 +52,6 @@ class TiedKVAttention(SelfAttention):
         self.k_norm = RMSNorm.Config(cfg.d_head, cfg.eps).build(KEY)
         self.hook_rot_k, self.hook_v = HookPoint(*KEY), HookPoint(*KEY)
         self.make_mixing(cfg, cfg.d_head)
-
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        super().make_mixing(cfg, d_value)
         del self.W_O
         self.W_DO = nn.Parameter(torch.empty(cfg.n_heads, cfg.d_head, cfg.d_o_latent))
         self.W_UO = nn.Parameter(torch.empty(cfg.n_groups, cfg.d_o_latent, cfg.d_model))
@@ -114,10 +85,9 @@ class TiedKVAttention(SelfAttention):
         cos, sin = angles
         return self.output(self.hook_z(rotate_last(self.cfg.rotary, rot_z, (cos, -sin))))
 
+    @abstractmethod
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Z:
         """The mixed values, for the queries, keys and values of the new tokens."""
-        k, v = context.update_kv(layer, k, v)
-        return context.attend_rows(layer, self.mixing(), q, k, v)
 
     def output(self, z: Z) -> Stream:
         """The output of mixed values into the stream; head by head only if something listens."""
@@ -139,7 +109,37 @@ class TiedKVAttention(SelfAttention):
         """What each head writes for `z`, computed at each call: its part of `W_DO` times the `W_UO` of its group."""
         return self.W_DO @ self.W_UO.repeat_interleave(self.cfg.n_heads // self.cfg.n_groups, 0)
 
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return False
+
+class TiedKVAttention(AbstractTiedKVAttention):
+    """Attention of all heads to one key per token, `norm(x W_K)`, which is also its value.
+
+    Queries are `norm(norm(x W_DQ) W_UQ)`, where the norm of each head, `q_head_norm`, has no weight. Rotary applies to the last
+    features of queries and keys, hence also to values: `hook_rot_z` are the mixed values, `hook_z` these after the rotation by
+    the position of the query is undone, so that a value counts by its distance. `hook_v` is `hook_rot_k`, unless one is edited.
+
+    The output is `sum over the heads of a group of z W_DO`, `hook_o_latent`, times `W_UO`, summed over groups. `W_DO` is
+    [head, d_head, d_o_latent], `W_UO` [group, d_o_latent, d_model]. `W_O` is their product.
+    """
+
+    @dataclass(frozen=True)
+    class Config(SelfAttention.Config):
+        d_model: int
+        n_heads: int
+        d_head: int
+        d_q_latent: int
+        d_o_latent: int
+        n_groups: int
+        rotary: Rotary
+        eps: float = 1e-6
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        n_key_value_heads: int | None = 1
+        window: int | None = None  # how many positions back a query attends to, itself included
+        sinks: bool = True
+
+        def build(self) -> AbstractTiedKVAttention:
+            return TiedKVAttention(self)
+
+    def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Z:
+        """The mixed values, for the queries, keys and values of the new tokens."""
+        k, v = context.update_kv(layer, k, v)
+        return context.attend_rows(layer, self.mixing(), q, k, v)

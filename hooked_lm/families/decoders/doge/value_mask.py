@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention import steps
-from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Values
+from hooked_lm.components.attention.multihead import Attention, KeyRows, Keys, PerHead, Values
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint
 
 Bias = Float[Tensor, "batch key_pos kv_head"]
-BiasedKeys = Float[Tensor, "batch key_pos kv_head d_head_and_bias"]
 
 
 class ValueMaskedAttention(Attention):
@@ -27,6 +25,7 @@ class ValueMaskedAttention(Attention):
     `hook_key_bias` is the bias of every key, past ones too. Sweeps run its edits as whole forward passes.
     """
 
+    mixes_linearly = False
     axes = {"W_dt": "[kv_head d_head] kv_head; it is multiplied in fp32"}
 
     @dataclass(frozen=True)
@@ -38,12 +37,12 @@ class ValueMaskedAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def make_parts(self, d_value: int) -> None:
+        cfg = self.cfg
         self.W_dt = nn.Parameter(torch.empty(cfg.n_kv, d_value, cfg.n_kv))
         self.b_dt = nn.Parameter(torch.zeros(cfg.n_kv)) if cfg.qkv_bias else None
         self.A = nn.Parameter(torch.zeros(cfg.n_kv))
         self.hook_key_bias = HookPoint("batch", "key_pos", "kv_head")
-        super().make_mixing(cfg, d_value)
 
     def key_bias(self, v: Values) -> Bias:
         """The bias of each key, from its values, in at least fp32. Of copies of values for query heads the mean is read."""
@@ -51,30 +50,19 @@ class ValueMaskedAttention(Attention):
         dt = torch.einsum("bknh,nho->bko", v, upcast(self.W_dt))
         return (upcast(self.A) * F.softplus(dt if self.b_dt is None else dt + upcast(self.b_dt))).exp()
 
-    def mix(
-        self, q: PerHead, k: Keys, v: Values, context: Context, layer: int = 0, gate: Tensor | None = None
-    ) -> Mixed:
+    def attended(self, q: PerHead, k: Keys, v: Values, context: Context) -> tuple[KeyRows, Values, Context]:
+        """The keys with their biases, and the values."""
         bias = self.hook_key_bias(self.key_bias(v).to(k.dtype))
         bias = bias.repeat_interleave(k.shape[2] // self.cfg.n_kv, 2)
-        keys = torch.cat([k, bias[..., None]], -1)  # one more feature of each key
-        return self.hook_z(context.attend_rows(layer, self.mixing(), q, keys, v))
+        return torch.cat([k, bias[..., None]], -1), v, context  # one more feature of each key
 
-    def mix_fused(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:
-        """The mixed values, by the fused kernel."""
-        return super().mix_fused(q, k[..., :-1], v, self.masked(k, q, context))
+    def scored(self, q: PerHead, k: KeyRows, context: Context) -> tuple[PerHead, Keys, Context]:
+        """What the scores are computed from; the biases are in the mask of the context."""
+        return q, k[..., :-1], self.masked(k, q, context)
 
-    def mix_in_steps(self, q: PerHead, k: BiasedKeys, v: Values, context: Context) -> Mixed:
-        """The mixed values, with scores and pattern at their sites."""
-        return steps.mix_in_steps(self, q, k[..., :-1], v, self.masked(k, q, context))
-
-    def masked(self, k: BiasedKeys, q: PerHead, context: Context) -> "BiasedContext":
+    def masked(self, k: KeyRows, q: PerHead, context: Context) -> "BiasedContext":
         """The context whose mask has the biases of these keys."""
         return BiasedContext(context, k[..., -1], q.shape[2] // k.shape[2], self.cfg.keep, q.dtype)
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return False
 
 
 class BiasedContext(Context):

@@ -83,8 +83,3 @@ class SharedKVAttention(AbstractAttention):
                 f"start at layer {source} or an earlier one"
             )
         return keys_values
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return True

@@ -32,7 +32,7 @@ class RoutedAttention(Attention):
 
     axes = {"W_router": "[d_model] expert"}
 
-    mixes_heads = True
+    mixes_heads, mixes_linearly = True, False
 
     @dataclass(frozen=True)
     class Config(Attention.Config):
@@ -45,7 +45,8 @@ class RoutedAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def make_parts(self, d_value: int) -> None:
+        cfg = self.cfg
         if cfg.n_heads != cfg.n_kv * cfg.n_experts or not 1 <= cfg.top_k <= cfg.n_experts:
             raise ValueError(
                 f"{cfg.n_experts} experts with a head for each of {cfg.n_kv} key/value heads are not {cfg.n_heads} heads, "
@@ -56,7 +57,6 @@ class RoutedAttention(Attention):
         self.hook_router_logits = HookPoint("batch", "pos", "expert")
         self.hook_expert_weights = HookPoint("batch", "pos", "top_k")
         self.hook_expert_indices = HookPoint("batch", "pos", "top_k")
-        super().make_mixing(cfg, d_value)
 
     def gate(self, query_input: Float[Tensor, "batch pos *head d_model"]) -> Gate:
         """What the mixed values are multiplied by."""
@@ -139,8 +139,3 @@ class RoutedAttention(Attention):
             total.index_add_(0, tokens, torch.addbmm(total[:1], gated.index_select(1, choices), weight, beta=0))
         out = total.view(*gate.shape[:2], self.cfg.d_model)
         return out if self.b_O is None else out + self.b_O
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return False

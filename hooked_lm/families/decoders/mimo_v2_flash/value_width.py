@@ -28,12 +28,12 @@ class ValueWidthAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
         self.W_V = projection(cfg.n_kv, cfg.d_model, cfg.d_value)
         self.b_V = nn.Parameter(torch.zeros(cfg.n_kv, cfg.d_value)) if cfg.qkv_bias else None
-        self.hook_v = HookPoint(*KEY[:-1], "d_value")
-        super().make_mixing(cfg, cfg.d_value)
-        self.hook_z = HookPoint(*QUERY[:-1], "d_value")
+        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, cfg.d_value, cfg.d_model))
+        self.hook_v, self.hook_z = HookPoint(*KEY[:-1], "d_value"), HookPoint(*QUERY[:-1], "d_value")
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:

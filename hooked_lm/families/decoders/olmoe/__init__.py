@@ -5,7 +5,6 @@ from hooked_lm.families._shared import llama_like, moe
 from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.decoders import olmo2
-from hooked_lm.families.decoders.olmoe import identities as identities
 from hooked_lm.families.decoders.olmoe.clipped import NormThenClipAttention
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.weights import Row

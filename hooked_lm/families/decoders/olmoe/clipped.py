@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, project
+from hooked_lm.components.attention.multihead import KEY, QUERY, Attention
 from hooked_lm.components.norms.norm import NormConfig, RMSNorm
 
 
@@ -39,12 +39,15 @@ class Clip(nn.Module):
 class NormThenClipAttention(Attention):
     """Attention whose `clip` bounds values, and queries and keys after their RMS norms. `hook_q` and `hook_k` are before both."""
 
+    clips_projections = False  # the norms bound their outputs
+
     @dataclass(frozen=True)
     class Config(Attention.Config):
         def build(self) -> "NormThenClipAttention":
             return NormThenClipAttention(self)
 
-    def _make_norms(self) -> None:
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
         self.q_norm = self._norm(self.cfg.qk_norm, QUERY)
         self.k_norm = self._norm(self.cfg.k_norm or self.cfg.qk_norm, KEY)
         self.v_norm = Clip(self._bound)  # no norm: it only bounds values
@@ -59,6 +62,3 @@ class NormThenClipAttention(Attention):
         if self.cfg.clip is None:
             raise ValueError("NormThenClipAttention needs a bound: set clip")
         return self.cfg.clip
-
-    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
-        return project(x, W, b)

@@ -22,7 +22,7 @@ class WideAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        super().make_mixing(cfg, d_value)
-        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, d_value, cfg.d_out))
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, cfg.d_head, cfg.d_out))
         self.b_O = nn.Parameter(torch.zeros(cfg.d_out)) if cfg.out_bias else None

@@ -57,9 +57,9 @@ class AdaptedAttention(WideAttention):
             )
         self.q_adapter, self.k_adapter, self.v_adapter = (HeadAdapter(cfg, cfg.rank) for _ in range(3))
 
-    def _projected(self, x: Tensor, W: Tensor, b: Tensor | None) -> PerHead:
-        adapter = self.adapter_of(W)
-        return super()._projected(x, W, b) + adapter(x)
+    def adapted(self, projected: PerHead, x: Tensor, W: Tensor) -> PerHead:
+        """The projection of x by W, plus the output of its adapter."""
+        return projected + self.adapter_of(W)(x)
 
     def adapter_of(self, W: Tensor) -> HeadAdapter:
         """The adapter of `W_Q`, `W_K` or `W_V`."""

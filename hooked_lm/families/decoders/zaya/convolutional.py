@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, Stream
+from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, ProjectedAttention, Stream
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window, after_window
@@ -18,7 +18,7 @@ AllHeads = Float[Tensor, "batch pos all_heads d_head"]  # queries, keys and valu
 Keys = Float[Tensor, "batch pos kv_head d_head"]
 
 
-class ConvolutionalAttention(Attention):
+class ConvolutionalAttention(ProjectedAttention):
     """Attention with queries `conv_q(q) + m` and keys `conv_k(k) + mean of m over the group`, where `m = (q + k) / 2`,
     `q = x W_Q + b_Q` and `k = x W_K + b_K`; the second half of the values, over the features of all heads, is that of the token
     before.
@@ -33,6 +33,7 @@ class ConvolutionalAttention(Attention):
 
     key_value_parts = (*Attention.key_value_parts, "hook_q_proj", "hook_k_proj")
     mixes_inputs = True
+    mixes_linearly = False  # the bias of values is two parameters, which cannot be moved as one
 
     @dataclass(frozen=True)
     class Config(Attention.Config):
@@ -142,11 +143,6 @@ class ConvolutionalAttention(Attention):
         """Which features of values are those of the token before."""
         width = self.cfg.n_kv * self.cfg.d_head
         return (torch.arange(width, device=device) >= width // 2).view(self.cfg.n_kv, -1)
-
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return False  # the bias of values is two parameters, which cannot be moved as one
 
 
 class HeadConvolution(nn.Module):

@@ -1,6 +1,5 @@
 """Transient-global attention (Guo et al. 2021, arXiv:2112.07916): to nearby tokens, and to the sums of blocks of tokens."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -8,13 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, Stream, Values
-from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.attention.multihead import Attention, Keys, Mixed, PerHead, ProjectedAttention, Stream, Values
+from hooked_lm.components.attention.relative_bias import Bias, RelativeBias
 from hooked_lm.components.attention.steps import softmax
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.components.stack_context import StackContext
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint
 
 BLOCKS = ("batch", "block", "kv_head", "d_head")
 OF_BLOCKS = ("batch", "head", "query_pos", "block")
@@ -56,17 +55,17 @@ class TransientGlobalBias(RelativeBias):
         self.W_rel_global = nn.Parameter(torch.empty(cfg.n_buckets, cfg.n_heads))
         self.hook_bias_global = HookPoint(*OF_BLOCKS)
 
-    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "batch head query_pos key_pos_and_block"]:
-        """The bias of the scores of tokens and blocks."""
+    def of_all_keys(self, bias: Bias, context: Context) -> Float[Tensor, "batch head query_pos key_pos_and_block"]:
+        """The bias of tokens, with that of blocks."""
         assert isinstance(context, StackContext), "blocks need the context of a stack, which has the batch size"
         ids, _ = blocks_of(context, self.cfg.block_size)
         distance = torch.arange(context.n_key // self.cfg.block_size, device=context.device) - ids[..., None]
-        tokens, blocks = super().bias(context, dtype), F.embedding(self.buckets(distance), self.W_rel_global)
+        blocks = F.embedding(self.buckets(distance), self.W_rel_global)
         blocks = self.hook_bias_global(blocks.permute(0, 3, 1, 2).expand(context.batch, -1, -1, -1).contiguous())
-        return torch.cat([tokens.expand(context.batch, -1, -1, -1), blocks.to(dtype)], -1)
+        return torch.cat([bias.expand(context.batch, -1, -1, -1), blocks.to(bias.dtype)], -1)
 
 
-class TransientGlobalAttention(Attention):
+class TransientGlobalAttention(ProjectedAttention):
     """Attention with further keys and values: those of the sum of each block of `block_size` inputs, after `global_norm`.
 
     One softmax is over tokens and blocks, so the rows of `hook_pattern` and `hook_pattern_global` together sum to one.
@@ -82,14 +81,16 @@ class TransientGlobalAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
-        self.hook_block_sum = HookPoint("batch", "block", "d_model")
-        add_norm(self, "global_norm", cfg.global_norm, ("batch", "block", "d_model"))
-        self.hook_k_global, self.hook_v_global = HookPoint(*BLOCKS), HookPoint(*BLOCKS)
-        super().make_mixing(cfg, d_value)
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
         self.hook_attn_scores_global, self.hook_pattern_global = HookPoint(*OF_BLOCKS), HookPoint(*OF_BLOCKS)
         for name in ("hook_pattern", "hook_pattern_global", "hook_z", "hook_result"):  # in the order of computation
             self._modules[name] = self._modules.pop(name)
+
+    def make_parts(self, d_value: int) -> None:
+        self.hook_block_sum = HookPoint("batch", "block", "d_model")
+        add_norm(self, "global_norm", self.cfg.global_norm, ("batch", "block", "d_model"))
+        self.hook_k_global, self.hook_v_global = HookPoint(*BLOCKS), HookPoint(*BLOCKS)
 
     def forward(
         self,
@@ -134,35 +135,25 @@ class TransientGlobalAttention(Attention):
         is_in = is_in if context.real is None else is_in & context.real[..., None]
         return torch.einsum("bp...,bpg->bg...", x, is_in.to(x.dtype).expand(x.shape[0], -1, -1))
 
-    def additive_mask(
-        self, context: Context, dtype: torch.dtype
-    ) -> Float[Tensor, "batch head query_pos key_pos_and_block"]:
-        """The mask and the bias of tokens and blocks. A shorter row has fewer blocks."""
+    def mask_of_all(self, mask: Tensor, context: Context) -> Float[Tensor, "#batch 1 query_pos key_pos_and_block"]:
+        """The mask of tokens and blocks. A shorter row has fewer blocks."""
 
         def make() -> Tensor:
-            tokens = context.additive_mask(self.causal, self.window, dtype)
             block = torch.arange(context.n_key // self.cfg.block_size, device=context.device)
             is_absent = (block >= blocks_of(context, self.cfg.block_size)[1])[:, None, None]
-            blocks = torch.zeros(is_absent.shape, dtype=dtype, device=context.device).masked_fill_(
-                is_absent, -torch.inf
-            )
-            return torch.cat([tokens, blocks.expand(*tokens.shape[:3], -1)], -1)
+            blocks = torch.zeros(is_absent.shape, dtype=mask.dtype, device=mask.device)
+            blocks = blocks.masked_fill_(is_absent, -torch.inf)
+            return torch.cat([mask, blocks.expand(*mask.shape[:3], -1)], -1)
 
-        assert self.position_bias is not None, "blocks have a bias"
-        key = ("blocks", self.causal, self.window, self.cfg.block_size, dtype)
-        return context.once(key, make) + self.position_bias.bias(context, dtype)
+        return context.once(("blocks", self.causal, self.window, self.cfg.block_size, mask.dtype), make)
 
-    def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
-        """How values are mixed in this run."""
-        in_steps = is_listening(self.hook_attn_scores_global, self.hook_pattern_global)
-        return self.mix_in_steps if in_steps else super().mixing()
+    def more_sites(self) -> tuple[nn.Module, ...]:
+        """The sites of scores and pattern of blocks."""
+        return self.hook_attn_scores_global, self.hook_pattern_global
 
     def mix_in_steps(self, q: PerHead, k: Keys, v: Values, context: Context) -> Mixed:
         """The mixed values, with scores and pattern at their sites."""
-        k, v = (
-            self.per_query_head(k.transpose(0, 2)),
-            self.per_query_head(v.transpose(0, 2)),
-        )  # [head, key_pos, batch, ...]
+        k, v = (self.per_query_head(x.transpose(0, 2)) for x in (k, v))  # [head, key_pos, batch, ...]
         scores = torch.einsum("bqnh,nkbh->bnqk", q, k) * self.scale + self.additive_mask(context, q.dtype)
         tokens, blocks = scores.split([context.n_key, k.shape[1] - context.n_key], -1)
         scores = torch.cat([self.hook_attn_scores(tokens), self.hook_attn_scores_global(blocks)], -1)

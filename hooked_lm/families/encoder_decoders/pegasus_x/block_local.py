@@ -10,7 +10,15 @@ from torch import Tensor
 
 from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.global_tokens import check_only
-from hooked_lm.components.attention.multihead import Attention, Mixed, PerHead, Stream, fused, project
+from hooked_lm.components.attention.multihead import (
+    Attention,
+    Mixed,
+    PerHead,
+    ProjectedAttention,
+    Stream,
+    fused,
+    project,
+)
 from hooked_lm.components.attention.position_bias import Chunks
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import HookPoint
@@ -26,7 +34,7 @@ KINDS = {  # of scores and patterns -> their axes of queries and keys
 Pair = Sequence[Tensor]  # of global tokens, then of the tokens of the text
 
 
-class BlockLocalAttention(Attention):
+class BlockLocalAttention(ProjectedAttention):
     """Attention of each token to those of its block and to all global tokens, and of these to everything, with the same weights.
 
     `position_bias` has the size of the blocks. The input of the global tokens is in the context, where their output is put.

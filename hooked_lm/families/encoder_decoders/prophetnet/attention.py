@@ -1,6 +1,7 @@
 """Self-attention of a decoder that predicts several tokens (ProphetNet, Qi et al. 2020, arXiv:2001.04063): the main stream
 attends to its own keys, each predicting stream to those of the main stream and to one key of its own."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.attention.cross import CrossAttention
+from hooked_lm.components.attention.cross import AbstractCrossAttention, CrossAttention
 from hooked_lm.components.attention.multihead import (
     KEY,
     QUERY,
@@ -34,31 +35,17 @@ Streams = Float[Tensor, "batch pos stream d_model"]
 ByBucket = Float[Tensor, "batch pos head bucket"]
 
 
-class MainAttention(SelfAttention):
-    """`z = softmax(q k^T * scale + bias + mask) v`, where the bias of a distance is a linear function of the query's input x:
-    `(x W_rel + b_rel)[bucket]`.
+class StreamAttention(SelfAttention, ABC):
+    """Attention of a stream, with a bias that is a linear function of the query's input: `(x W_rel + b_rel)[bucket]`.
 
     `W_rel` is [head, d_model, bucket] and `hook_bucket_bias` [batch, pos, head, bucket]; buckets of distances are those of
-    `RelativeBias`. The keys and values are kept for the predicting streams of the layer.
+    `RelativeBias`.
     """
 
     axes = {"W_rel": "head [d_model] bucket"}
+    ahead = 0  # how many positions further than its tokens the stream is
 
-    @dataclass(frozen=True)
-    class Config(AbstractAttention.Config):
-        d_model: int
-        n_heads: int
-        d_head: int
-        buckets: RelativeBias.Config
-        scale: float | None = None  # of the scores; None: d_head ** -0.5
-        qkv_bias: bool = True
-        out_bias: bool = True
-        rotary = None
-
-        def build(self) -> "MainAttention":
-            return MainAttention(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "MainAttention.Config") -> None:
         super().__init__()
         self.cfg = cfg
         add_projections(self, cfg, cfg.d_model)
@@ -86,7 +73,7 @@ class MainAttention(SelfAttention):
         return self.output(self.hook_z(self.attend(q, (k, v), by_bucket, context, layer)))
 
     def of_streams(
-        self, streams: Streams, predicting: Sequence["MainAttention"], context: Context, layer: int
+        self, streams: Streams, predicting: Sequence["StreamAttention"], context: Context, layer: int
     ) -> Streams:
         """The outputs for the main stream and the predicting ones together, without sites: each weight is read once."""
         weights = [(self.W_Q, self.b_Q), (self.W_K, self.b_K), (self.W_V, self.b_V), (self.W_rel, self.b_rel)]
@@ -96,6 +83,42 @@ class MainAttention(SelfAttention):
             for attn, q, k, v, by_bucket in zip((self, *predicting), *(x.unbind(2) for x in by_stream), strict=True)
         ]
         return self.output(torch.stack(z, 2).flatten(1, 2)).unflatten(1, streams.shape[1:3])
+
+    @abstractmethod
+    def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:
+        """The mixed values; `new` are the keys and values of the new tokens."""
+
+    def bias(self, by_bucket: ByBucket, context: Context) -> Scores:
+        """The bias of the scores, with the mask."""
+        by_query, buckets = by_bucket.transpose(1, 2), context.once(self.cfg, lambda: self.buckets(context))
+        index = buckets[:, None].expand(*by_query.shape[:2], -1, -1)
+        return by_query.gather(-1, index).masked_fill(~self.visible(context), float("-inf"))
+
+    def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
+        """The bucket of each distance."""
+        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None] - self.ahead)
+
+    @abstractmethod
+    def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
+        """Which keys of the main stream a query attends to."""
+
+
+class MainAttention(StreamAttention):
+    """`z = softmax(q k^T * scale + bias + mask) v`; the keys and values are kept for the predicting streams of the layer."""
+
+    @dataclass(frozen=True)
+    class Config(AbstractAttention.Config):
+        d_model: int
+        n_heads: int
+        d_head: int
+        buckets: RelativeBias.Config
+        scale: float | None = None  # of the scores; None: d_head ** -0.5
+        qkv_bias: bool = True
+        out_bias: bool = True
+        rotary = None
+
+        def build(self) -> StreamAttention:
+            return MainAttention(self)
 
     def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:
         """The mixed values; `new` are the keys and values of the new tokens."""
@@ -107,27 +130,12 @@ class MainAttention(SelfAttention):
         shown = self.hook_attn_scores(products(q, k) * self.scale + bias)
         return mixed(self.hook_pattern(softmax(shown, None).to(v.dtype)), v)
 
-    @property
-    def is_linear_in_values(self) -> bool:
-        """Whether a vector added to all values is added to the output, through `W_O`."""
-        return True
-
-    def bias(self, by_bucket: ByBucket, context: Context) -> Scores:
-        """The bias of the scores, with the mask."""
-        by_query, buckets = by_bucket.transpose(1, 2), context.once(self.cfg, lambda: self.buckets(context))
-        index = buckets[:, None].expand(*by_query.shape[:2], -1, -1)
-        return by_query.gather(-1, index).masked_fill(~self.visible(context), float("-inf"))
-
-    def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
-        """The bucket of each distance."""
-        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None])
-
     def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
         """Which keys of the main stream a query attends to."""
         return context.full_mask(True, None)
 
 
-class PredictingAttention(MainAttention):
+class PredictingAttention(StreamAttention):
     """The attention of a predicting stream: one softmax over keys of the main stream and the key of the same position and stream.
 
     The stream numbered n predicts the next token from tokens that are at least n positions before it, and the first of the text.
@@ -135,6 +143,8 @@ class PredictingAttention(MainAttention):
     `hook_attn_scores_own` and `hook_pattern_own`, [batch, head, query_pos, 1], those of the own key. `hook_k` and `hook_v` are
     own keys and values, of new tokens only; those of the main stream have sites there.
     """
+
+    ahead = 1
 
     @dataclass(frozen=True)
     class Config(MainAttention.Config):
@@ -148,12 +158,7 @@ class PredictingAttention(MainAttention):
     def __init__(self, cfg: Config) -> None:
         super().__init__(cfg)
         self.hook_attn_scores_own, self.hook_pattern_own = HookPoint(*OWN), HookPoint(*OWN)
-        for name in (
-            "hook_pattern",
-            "hook_pattern_own",
-            "hook_z",
-            "hook_result",
-        ):  # the order of computation, in which sites are listed
+        for name in ("hook_pattern", "hook_pattern_own", "hook_z", "hook_result"):  # in the order of computation
             self._modules[name] = self._modules.pop(name)
 
     def attend(self, q: PerHead, new: KeysValues, by_bucket: ByBucket, context: Context, layer: int) -> Mixed:
@@ -167,10 +172,6 @@ class PredictingAttention(MainAttention):
         pattern = softmax(torch.cat([shown, own], -1), None).to(v.dtype)
         shown, own = self.hook_pattern(pattern[..., :-1]), self.hook_pattern_own(pattern[..., -1:])
         return mixed(shown, v) + own.transpose(1, 2) * own_v
-
-    def buckets(self, context: Context) -> Int[Tensor, "#batch query_pos key_pos"]:
-        """The bucket of each distance: the stream is one position further."""
-        return self.cfg.buckets.of(context.key_positions[:, None] - context.positions[:, :, None] - 1)
 
     def visible(self, context: Context) -> Bool[Tensor, "#batch 1 query_pos key_pos"]:
         """Which keys of the main stream a query attends to."""
@@ -187,15 +188,13 @@ class MainCrossAttention(CrossAttention):
         def build(self) -> "MainCrossAttention":
             return MainCrossAttention(self)
 
-    def source_kv(self, context: StackContext, layer: int) -> KeysValues:
-        """The keys and values of the context's source."""
-        k, v = super().source_kv(context, layer)
+    def keep(self, k: Tensor, v: Tensor, context: StackContext, layer: int) -> None:
+        """Keeps keys and values in the context."""
         context.keep_rows("source keys", layer, k)
         context.keep_rows("source values", layer, v)
-        return k, v
 
 
-class StreamCrossAttention(CrossAttention):
+class StreamCrossAttention(AbstractCrossAttention):
     """The cross attention of a predicting stream, to the keys and values that the main stream computes from the source.
 
     Edits of `hook_k` and `hook_v` affect this stream only.

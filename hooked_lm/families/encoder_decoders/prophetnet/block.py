@@ -18,6 +18,7 @@ from hooked_lm.families.encoder_decoders.prophetnet.attention import (
     MainAttention,
     MainCrossAttention,
     PredictingAttention,
+    StreamAttention,
     StreamCrossAttention,
 )
 from hooked_lm.hooks import HookPoint, is_listening
@@ -123,10 +124,10 @@ class NgramBlock(StreamsBlock, PostNormCrossBlock):
         return self.ln3(x + self.apply_mlp(x)).unflatten(1, streams.shape[1:3])
 
     @property
-    def attns(self) -> list[MainAttention]:
+    def attns(self) -> list[StreamAttention]:
         """The attention of each stream, that of the main one first."""
         attns = [self.attn, *(block.attn for block in self.predicting)]
-        return [attn for attn in attns if isinstance(attn, MainAttention)]
+        return [attn for attn in attns if isinstance(attn, StreamAttention)]
 
     @property
     def points_of_streams(self) -> tuple[HookPoint, ...]:

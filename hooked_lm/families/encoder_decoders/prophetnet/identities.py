@@ -11,11 +11,11 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.verification.attention import mixed, mixing_identities, result_identity
 from hooked_lm.components.verification.blocks import wired_identities
 from hooked_lm.components.verification.registry import Identity, LazyTensor, Pair, Sites, add_bias, identities, within
-from hooked_lm.families.encoder_decoders.prophetnet.attention import MainAttention, PredictingAttention
+from hooked_lm.families.encoder_decoders.prophetnet.attention import MainAttention, PredictingAttention, StreamAttention
 from hooked_lm.families.encoder_decoders.prophetnet.block import NgramBlock
 
 
-def projected_identities(attn: MainAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def projected_identities(attn: StreamAttention, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """The identities from the input to queries, keys, values and biases."""
     weights = {"q": (attn.W_Q, attn.b_Q), "k": (attn.W_K, attn.b_K), "v": (attn.W_V, attn.b_V)}
     for name, (W, b) in {**weights, "bucket_bias": (attn.W_rel, attn.b_rel)}.items():
@@ -26,7 +26,7 @@ def projected_identities(attn: MainAttention, at: Sites, get_input: LazyTensor) 
         yield f"input -> {name}", projected
 
 
-def scores(attn: MainAttention, at: Sites, keys: LazyTensor) -> Pair:
+def scores(attn: StreamAttention, at: Sites, keys: LazyTensor) -> Pair:
     """The scores of keys of the main stream, where a query may attend to them."""
 
     def pair() -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Self-attention and cross attention in one softmax (T5Gemma 2, Zhang et al. 2025, arXiv:2512.14856): a query attends to the keys
 of its own stack and to those of the encoder's output together, with one set of weights."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.stack_context import EncodedSource, StackContext
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint
 
 
 class SourceHalf(nn.Module):
@@ -82,11 +81,10 @@ class MergedAttention(Attention):
 
     project_kv = Attention._project_kv
 
-    def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
-        """How values are mixed in this run; in steps also if something listens to the half of the source."""
+    def more_sites(self) -> tuple[nn.Module, ...]:
+        """The sites of the half of the source."""
         half = self.source_half
-        in_steps = is_listening(half.hook_attn_scores, half.hook_pattern, half.hook_z)
-        return self.mix_in_steps if in_steps else super().mixing()
+        return half.hook_attn_scores, half.hook_pattern, half.hook_z
 
     def source_kv(self, context: StackContext) -> KeysValues:
         """The keys and values of the source."""

@@ -107,8 +107,6 @@ class MixedAttention(SelfAttention):
         causal: bool = False
         qkv_bias: ClassVar[bool] = True
         out_bias, rotary = True, None
-        values_from_keys: ClassVar[bool] = False
-        v_norm: ClassVar[None] = None
 
         @property
         def n_weights(self) -> int:

@@ -26,6 +26,6 @@ class ValueSourceAttention(Attention):
 
     cfg: Config
 
-    def make_mixing(self, cfg: Config, d_value: int) -> None:  # type: ignore[override]
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
         self.W_V = projection(cfg.n_kv, cfg.d_value_source, cfg.d_head)
-        super().make_mixing(cfg, d_value)

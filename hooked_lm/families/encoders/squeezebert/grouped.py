@@ -1,7 +1,6 @@
 """Attention whose projections are grouped linear maps (SqueezeBERT, Iandola et al. 2020, arXiv:2006.11316)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -39,8 +38,6 @@ class GroupedAttention(SelfAttention):
         scale: float | None = None
         causal: bool = False
         out_bias, rotary = True, None
-        values_from_keys: ClassVar[bool] = False
-        v_norm: ClassVar[None] = None
 
         @property
         def n_weights(self) -> int:
@@ -87,10 +84,10 @@ class GroupedAttention(SelfAttention):
             return project(x, getattr(self, f"W_{name}"), bias)
         return grouped_linear(x, getattr(self, f"W_{name}_groups"), bias.flatten()).unflatten(-1, bias.shape)
 
-    def output(self, z: Mixed) -> Stream:
-        """The output of mixed values into the stream; head by head only if something listens."""
+    def fused_output(self, z: Mixed) -> Stream | None:
+        """The output by grouped maps, unless something listens to that of heads."""
         if is_listening(self.hook_result) or not self.settings.fused:
-            return super().output(z)
+            return None
         return grouped_linear(z.flatten(2), self.W_O_groups, self.b_O)
 
     def _whole(self, name: str) -> Projection:
