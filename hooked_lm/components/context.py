@@ -122,8 +122,7 @@ class Context:
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Mask | Float[Tensor, "batch head query_pos key_pos"] | None:
-        """Which keys a query may attend to, as numbers if there is an `added_mask`; None if to all, or with `causal` to all up to
-        itself."""
+        """Which keys a query may attend to, numbers with an `added_mask`; None: all, or with `causal` all up to itself."""
         if self.added_mask is not None:
             return self.additive_mask(causal, window, self.added_mask.dtype)
         windowed = window is not None and window < self.n_key
@@ -165,8 +164,7 @@ class Context:
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype
     ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The mask as numbers to add to the scores: minus infinity where a query may not attend to a key, elsewhere 0 or what is
-        added."""
+        """Numbers to add to the scores: `added_mask` or 0 where a query may attend to a key, minus infinity elsewhere."""
 
         def make() -> Tensor:
             forbidden = ~self.full_mask(causal, window)

@@ -128,11 +128,9 @@ class RowContext(Context):
 
     @property
     def needs_mask(self) -> bool:
-        """Whether the base run has a mask, or these are not all of its positions."""
         return self.n_pos < self.n_key or self.base.real is not None or self.base.needs_mask
 
     def known_mask(self, causal: bool, window: int | None) -> Tensor:
-        """The rows of the base run's mask."""
         return self._of_cells(self.base.full_mask(causal, window)[:, :, self.rows])
 
 

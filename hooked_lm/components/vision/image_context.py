@@ -38,11 +38,9 @@ class ImageContext(Context):
 
     @property
     def needs_mask(self) -> bool:
-        """Whether there are groups."""
         return self.groups is not None
 
     def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
-        """The mask, with the other tokens of a group."""
         together = self.seen_together(window)
         return allowed if together is None else allowed | together[:, None]
 

@@ -25,9 +25,7 @@ class TowerContext(Context):
 
     @property
     def needs_mask(self) -> bool:
-        """Whether patches are hidden."""
         return self.hidden is not None
 
     def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
-        """The mask, without the hidden patches."""
         return allowed if self.hidden is None else allowed & ~self.hidden[:, None, None, :]

@@ -24,7 +24,6 @@ class TextContext(Context):
     def changed_mask(
         self, allowed: Bool[Tensor, "batch 1 query_pos key_pos"], window: int | None
     ) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-        """The mask, where padding does not attend to padding."""
         if self.real is None:
             return allowed
         others = allowed & self.real[:, None, None, :]
