@@ -1,18 +1,22 @@
 """Context: what all layers of one forward pass share, computed once: positions, masks and rotary angles."""
 
 from collections.abc import Callable, Hashable
+from copy import copy
 from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from hooked_lm.components.embeddings.axis_rotary import AxisRotary
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
 
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
+Mask = Bool[Tensor, "batch 1 query_pos key_pos"]
+Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_value"]]
 
 
@@ -21,7 +25,8 @@ class Context:
 
     `real` marks real tokens among past and new ones, [batch, key_pos]; None: there is no padding. Positions count
     real tokens only, so that padding does not change a row. `pos_embed` is what Shortformer models add to the inputs of queries
-    and keys, `per_layer` the additional inputs of the layers in a model with per-layer embeddings.
+    and keys, `per_layer` the additional inputs of the layers in a model with per-layer embeddings. `axis_positions` are positions
+    on the axes of an `AxisRotary`; None: on each axis they are `positions`. `added_mask` is added to the scores beside the mask.
     """
 
     is_partial = False  # whether some rows run through a part of a layer only
@@ -42,7 +47,9 @@ class Context:
         self.pos_embed: Float[Tensor, "batch pos d_model"] | None = None
         self.key_positions = self._key_positions()
         self.positions: Int[Tensor, "batch pos"] = self.key_positions[:, self.n_past :]
+        self.axis_positions: Int[Tensor, "axis batch pos"] | None = None
         self.per_layer: Num[Tensor, "batch pos layer d_per_layer"] | None = None
+        self.added_mask: Scores | None = None
         self._shared: dict[Hashable, object] = {}
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -103,6 +110,9 @@ class Context:
 
     def query_angles(self, rotary: Rotary) -> Angles:
         """The angles of the queries, shared by the layers of one rotary embedding."""
+        on_axes = self.axis_positions
+        if on_axes is not None and isinstance(rotary, AxisRotary):
+            return self.once(rotary, lambda: rotary.angles_on_axes(on_axes))
         return self.once(rotary, lambda: rotary.angles(self.positions, self.n_key))
 
     def key_angles(self, rotary: Rotary) -> Angles:
@@ -111,19 +121,28 @@ class Context:
 
     # ---- masks -------------------------------------------------------------------------------------------------------
 
-    def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        """Which keys a query may attend to; None if to all, or with `causal` to all up to itself."""
+    def mask(self, causal: bool, window: int | None) -> Mask | Float[Tensor, "batch head query_pos key_pos"] | None:
+        """Which keys a query may attend to, numbers with an `added_mask`; None: all, or with `causal` all up to itself."""
+        if self.added_mask is not None:
+            return self.additive_mask(causal, window, self.added_mask.dtype)
         windowed = window is not None and window < self.n_key
         square_or_row = not causal or self.n_pos in (1, self.n_key)
-        if self.real is None and not windowed and square_or_row:
+        if self.real is None and not windowed and square_or_row and not self.needs_mask:
             return None
         return self.full_mask(causal, window)
 
-    def full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+    @property
+    def needs_mask(self) -> bool:
+        """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
+        return False
+
+    def full_mask(self, causal: bool, window: int | None) -> Mask:
         """Which keys a query may attend to. It may always attend to itself, so that padding has no empty rows."""
         return self.once((causal, window), lambda: self._full_mask(causal, window))
 
-    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
+    def _full_mask(self, causal: bool, window: int | None) -> Mask:
+        if (known := self.known_mask(causal, window)) is not None:
+            return known
         query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
         key = torch.arange(self.n_key, device=self.device)
         allowed = key <= query if causal else torch.ones_like(key <= query)
@@ -132,15 +151,30 @@ class Context:
             allowed = allowed & ((distance if causal else distance.abs()) < window)
         if self.real is not None:
             allowed = allowed & self.real[:, None, None, :] | (key == query)
+        return self.changed_mask(allowed, window)
+
+    def known_mask(self, causal: bool, window: int | None) -> Mask | None:
+        """The mask of a run whose mask does not follow from its positions."""
+        return None
+
+    def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
+        """The mask of padding, window and order, changed by what else decides which keys a query may attend to."""
         return allowed
 
     def additive_mask(
         self, causal: bool, window: int | None, dtype: torch.dtype
-    ) -> Float[Tensor, "batch 1 query_pos key_pos"]:
-        """The mask as numbers to add to the scores: 0 where a query may attend to a key, minus infinity elsewhere."""
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """Numbers to add to the scores: `added_mask` or 0 where a query may attend to a key, minus infinity elsewhere."""
 
         def make() -> Tensor:
             forbidden = ~self.full_mask(causal, window)
             return torch.zeros(forbidden.shape, dtype=dtype, device=self.device).masked_fill_(forbidden, float("-inf"))
 
-        return self.once((causal, window, dtype), make)
+        mask = self.once((causal, window, dtype), make)
+        return mask if self.added_mask is None else mask + self.added_mask.to(mask)
+
+    def adding(self, numbers: Scores) -> "Context":
+        """The same context, with numbers to add to the scores."""
+        found = copy(self)
+        found.added_mask = numbers if self.added_mask is None else self.added_mask + numbers
+        return found

@@ -45,7 +45,7 @@ class SourceContext(Context):
         super().__init__(n_pos, source.resid.device)
         self.n_key, self.real = source.resid.shape[1], source.real
 
-    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 1 key_pos"]:
+    def known_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 1 key_pos"]:
         if self.real is None:
             return torch.ones(1, 1, 1, self.n_key, dtype=torch.bool, device=self.device)
         return self.real[:, None, None, :]

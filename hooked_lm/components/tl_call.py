@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.components.context import Scores
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
 from hooked_lm.components.stack_context import EncodedSource, StackContext
-
-Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 
 
 class _OneEntry(KeyValueCache):
@@ -40,17 +38,6 @@ class CallContext(StackContext):
         if real is not None and real.shape[1] != self.n_key:
             raise ValueError(f"attention_mask has {real.shape[1]} positions, expected {self.n_key} with past ones")
         self.added_mask, self.score_bias = additive_attention_mask, position_bias
-
-    def mask(self, causal: bool, window: int | None) -> Tensor | None:
-        """Which keys each query may attend to; additive if the call has an additive mask."""
-        if self.added_mask is None:
-            return super().mask(causal, window)
-        return self.additive_mask(causal, window, self.added_mask.dtype)
-
-    def additive_mask(self, causal: bool, window: int | None, dtype: torch.dtype) -> Tensor:
-        """The mask as numbers to add to the scores."""
-        mask = super().additive_mask(causal, window, dtype)
-        return mask if self.added_mask is None else mask + self.added_mask.to(mask)
 
 
 def attention_context(

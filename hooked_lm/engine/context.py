@@ -126,12 +126,11 @@ class RowContext(Context):
         """What the base run has of all prompts together, or of each; for the rows of all cells."""
         return x if x.shape[0] == 1 else repeated(x, self.n_cells)
 
-    def mask(self, causal: bool, window: int | None) -> Tensor | None:
-        if self.n_pos == self.n_key and self.base.mask(causal, window) is None:
-            return None
-        return self.full_mask(causal, window)
+    @property
+    def needs_mask(self) -> bool:
+        return self.n_pos < self.n_key or self.base.real is not None or self.base.needs_mask
 
-    def _full_mask(self, causal: bool, window: int | None) -> Tensor:
+    def known_mask(self, causal: bool, window: int | None) -> Tensor:
         return self._of_cells(self.base.full_mask(causal, window)[:, :, self.rows])
 
 

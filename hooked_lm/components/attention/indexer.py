@@ -117,27 +117,11 @@ class Indexer(nn.Module):
         return torch.einsum("bqh,bqhk->bqk", upcast(weights) * scale, products)
 
 
-class ChosenKeys(Context):
-    """A context whose queries attend to chosen keys only."""
-
-    def __init__(self, context: Context, chosen: Bool[Tensor, "batch query_pos key_pos"], dtype: torch.dtype) -> None:
-        super().__init__(context.n_pos, context.device)
-        self.context, self.chosen, self.dtype = context, chosen, dtype
-
-    def mask(self, causal: bool, window: int | None) -> Tensor:
-        """The mask as numbers to add to the scores."""
-        return self.additive_mask(causal, window, self.dtype)
-
-    def additive_mask(
-        self, causal: bool, window: int | None, dtype: torch.dtype
-    ) -> Float[Tensor, "batch #head query_pos key_pos"]:
-        """The context's mask, and minus infinity where a key is not chosen."""
-        return self.context.additive_mask(causal, window, dtype).masked_fill(~self.chosen[:, None], float("-inf"))
-
-
 def among(chosen: Bool[Tensor, "batch query_pos key_pos"] | None, context: Context, q: Tensor) -> Context:
     """The context of queries `q` that attend to these keys; None: to all."""
-    return context if chosen is None else ChosenKeys(context, chosen, q.dtype)
+    if chosen is None:
+        return context
+    return context.adding(torch.zeros_like(chosen, dtype=q.dtype).masked_fill_(~chosen, float("-inf"))[:, None])
 
 
 def rotate_last(

@@ -76,15 +76,12 @@ class AxialRotary(AxisRotary):
         if self.dim % 4:
             raise ValueError(f"pairs of features for rows and columns need a multiple of 4 features, got {self.dim}")
 
-    def base_frequencies(self, theta: float | None = None) -> Frequencies:
-        if self.alternating:
-            return Rotary(self.dim, self.theta).base_frequencies(theta).unflatten(0, (-1, 2)).T.flatten()
-        return Rotary(self.dim // 2, self.theta).base_frequencies(theta).repeat(2)
+    def by_pair(self, frequencies: Frequencies) -> Frequencies:
+        rows, columns = frequencies[::2], frequencies[1::2]
+        return torch.cat([rows, columns if self.alternating else rows])
 
     def axes(self) -> Int[Tensor, " half"]:
         return torch.arange(2).repeat_interleave(self.dim // 4)
 
-    def rotate(
-        self, x: Float[Tensor, "batch pos head d_head"], angles: Angles
-    ) -> Float[Tensor, "batch pos head d_head"]:
-        return super().rotate(upcast(x), angles).to(x.dtype)
+    def precise(self, x: Tensor) -> Tensor:
+        return upcast(x)

@@ -29,14 +29,12 @@ class Embed(nn.Module):
         def build(self) -> "Embed":
             return Embed(self)
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: Config, d_row: int | None = None) -> None:
+        """`d_row` is the width of `W_E`; None: that of the stream."""
         super().__init__()
         self.cfg = cfg
-        self._make_weights()
+        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, d_row or cfg.d_model))
         add_norm(self, "ln", cfg.norm)
-
-    def _make_weights(self) -> None:
-        self.W_E = nn.Parameter(torch.empty(self.cfg.d_vocab, self.cfg.d_model))
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         rows = self.rows(tokens)
@@ -47,11 +45,15 @@ class Embed(nn.Module):
 
     def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of the tokens, before scale and norm."""
-        return F.embedding(tokens, self.W_E)
+        return self.projected(F.embedding(tokens, self.W_E))
 
     def table(self) -> Float[Tensor, "d_vocab d_model"]:
         """The vectors of all tokens, before scale and norm."""
-        return self.W_E
+        return self.projected(self.W_E)
+
+    def projected(self, rows: Float[Tensor, "*rows d_row"]) -> Float[Tensor, "*rows d_model"]:
+        """Rows of `W_E` as vectors of the stream."""
+        return rows
 
 
 def soft_capped(logits: Float[Tensor, "*batch d_vocab"], cap: float | None) -> Float[Tensor, "*batch d_vocab"]:

@@ -114,12 +114,21 @@ class EncoderEmbed(nn.Module):
 
     def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
         """The token embeddings that are added to the others."""
-        return self.embed(tokens)
+        return self.combined(self.embed(tokens), tokens, context)
+
+    def combined(self, rows: Vectors, tokens: Ids, context: StackContext) -> Vectors:
+        """What is added to the others, from the rows of the tokens in the table."""
+        return rows
 
     def position_vectors(self, tokens: Ids, context: StackContext) -> Vectors:
         """The position embeddings."""
         assert self.pos_embed is not None, "the model has no position embedding"
-        return self.pos_embed(tokens, 0, context.real)
+        positions = self.positions(tokens, context)
+        return self.pos_embed(tokens, 0, context.real) if positions is None else self.pos_embed.at(positions)
+
+    def positions(self, tokens: Ids, context: StackContext) -> Ids | None:
+        """The positions of the tokens; None: in their order."""
+        return None
 
     def into_stream(self, normalized: Vectors) -> Stream:
         """The residual stream, from the normalised sum."""
@@ -178,9 +187,9 @@ class MaskScaledEncoderEmbed(EncoderEmbed):
 
     cfg: Config
 
-    def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """The token embeddings that are added to the others."""
-        rows, masked = self.embed(tokens), tokens == self.cfg.mask_token
+    def combined(self, rows: Vectors, tokens: Ids, context: StackContext) -> Vectors:
+        """The scaled rows, zero for mask tokens."""
+        masked = tokens == self.cfg.mask_token
         real = torch.ones_like(masked) if context.real is None else context.real
         share = (masked & real).sum(1).float() / real.sum(1)
         rows = rows.masked_fill(masked[..., None], 0.0)
@@ -220,9 +229,9 @@ class ConcatenatedEncoderEmbed(EncoderEmbed):
         for name in after:  # in the order of computation
             self._modules[name] = self._modules.pop(name)
 
-    def vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """The token embeddings that are added to the others."""
-        parts = [self.embed(tokens), *(part(tokens, context) for part in self.parts)]
+    def combined(self, rows: Vectors, tokens: Ids, context: StackContext) -> Vectors:
+        """The rows with those of further ids, mapped."""
+        parts = [rows, *(part(tokens, context) for part in self.parts)]
         return self.mapped(self.hook_concat(torch.cat(parts, -1)))
 
     def mapped(self, concatenated: Float[Tensor, "batch pos d_concat"]) -> Vectors:
@@ -239,12 +248,11 @@ class TableEncoderEmbed(EncoderEmbed):
         def build(self) -> "TableEncoderEmbed":
             return TableEncoderEmbed(self)
 
-    def position_vectors(self, tokens: Ids, context: StackContext) -> Vectors:
-        """The position embeddings."""
-        assert self.pos_embed is not None, "cells have positions"
+    def positions(self, tokens: Ids, context: StackContext) -> Ids:
+        """The positions of the tokens in their cells."""
         assert self.extra is not None, "cells have ids"
         cell, position = self.extra.cfg.of(tokens, context)[..., 1:3], context.key_positions
         is_same = (cell[:, :, None] == cell[:, None]).all(-1)  # [batch, pos, other_pos]
         is_same = is_same if context.real is None else is_same & context.real[:, None]
         first = position[:, None].masked_fill(~is_same, tokens.shape[1]).amin(-1)
-        return self.pos_embed.at((position - first).clamp(min=0))
+        return (position - first).clamp(min=0)

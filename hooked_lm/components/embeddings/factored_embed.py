@@ -26,19 +26,14 @@ class FactoredEmbed(Embed):
 
     cfg: Config
 
-    def _make_weights(self) -> None:
-        cfg = self.cfg
-        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_embed))
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg, cfg.d_embed)
         self.W_proj = nn.Parameter(torch.empty(cfg.d_embed, cfg.d_model))
         self.b_proj = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.bias else None
 
-    def rows(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
-        """The vectors of the tokens, before scale and norm."""
-        return F.linear(F.embedding(tokens, self.W_E), self.W_proj.T, self.b_proj)
-
-    def table(self) -> Float[Tensor, "d_vocab d_model"]:
-        """The vectors of all tokens, before scale and norm: a product that is computed at each call."""
-        return F.linear(self.W_E, self.W_proj.T, self.b_proj)
+    def projected(self, rows: Float[Tensor, "*rows d_embed"]) -> Float[Tensor, "*rows d_model"]:
+        """Rows of `W_E` as vectors of the stream: a product that is computed at each call."""
+        return F.linear(rows, self.W_proj.T, self.b_proj)
 
 
 class TiedVocab(Unembed):

@@ -106,14 +106,14 @@ class SinusoidalEmbed(Positions):
             raise ValueError(f"sines and cosines need an even d_model, got {cfg.d_model}")
         self.cfg = cfg
 
-    @staticmethod
-    def frequencies(d_model: int) -> Float[Tensor, " half"]:
-        """The radians per position of each pair."""
-        return 10000.0 ** -(torch.arange(0, d_model, 2, dtype=torch.float32) / d_model)
+    def last_pair(self, n_pairs: int) -> int:
+        """The number that a pair of 1/10000 radians a position has, or would have."""
+        return n_pairs
 
     def at(self, positions: Int[Tensor, "batch pos"]) -> Stream:
         """The vectors of these positions, in fp32."""
-        frequencies = constant(positions, self.frequencies, self.cfg.d_model)
+        n_pairs = self.cfg.d_model // 2
+        frequencies = constant(positions, geometric, n_pairs, self.last_pair(n_pairs))
         numbers = (positions + self.cfg.offset)[..., None]
         turn = numbers.float() * frequencies
         vectors = torch.cat([turn.sin(), turn.cos()], -1)
@@ -129,11 +129,13 @@ class FairseqSinusoidalEmbed(SinusoidalEmbed):
         def build(self) -> "FairseqSinusoidalEmbed":
             return FairseqSinusoidalEmbed(self)
 
-    @staticmethod
-    def frequencies(d_model: int) -> Float[Tensor, " half"]:
-        """The radians per position of each pair."""
-        half = d_model // 2
-        return 10000.0 ** -(torch.arange(half, dtype=torch.float32) / (half - 1))
+    def last_pair(self, n_pairs: int) -> int:
+        return n_pairs - 1
+
+
+def geometric(n_pairs: int, last: int) -> Float[Tensor, " pair"]:
+    """Radians per position from 1 on, of which the pair with the number `last` has 1/10000."""
+    return 10000.0 ** -(torch.arange(n_pairs, dtype=torch.float32) / last)
 
 
 PosEmbedConfig = PosEmbed.Config | SinusoidalEmbed.Config

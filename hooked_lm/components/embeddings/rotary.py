@@ -44,7 +44,11 @@ class Rotary:
     def base_frequencies(self, theta: float | None = None) -> Frequencies:
         """Radians per position of each pair, before any scaling."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32) / self.dim
-        return 1.0 / ((self.theta if theta is None else theta) ** exponents)
+        return self.by_pair(1.0 / ((self.theta if theta is None else theta) ** exponents))
+
+    def by_pair(self, frequencies: Frequencies) -> Frequencies:
+        """The frequency of each pair, from a geometric sequence of as many."""
+        return frequencies
 
     def angles(
         self, positions: Int[Tensor, "batch pos"], n_pos: int
@@ -78,5 +82,10 @@ class Rotary:
             return torch.cat([self.rotate(x[..., : self.dim], angles), x[..., self.dim :]], -1)
         if self.adjacent_pairs:
             return rotated_pairs(upcast(x), *angles).flatten(-2).to(x.dtype)
-        cos, sin = angles
-        return (x * cos.to(x.dtype)).addcmul_(x.roll(self.dim // 2, -1), sin.to(x.dtype))
+        rotated, (cos, sin) = self.precise(x), angles
+        rotated = (rotated * cos.to(rotated.dtype)).addcmul_(rotated.roll(self.dim // 2, -1), sin.to(rotated.dtype))
+        return rotated.to(x.dtype)
+
+    def precise(self, x: Tensor) -> Tensor:
+        """The vectors in the precision of the rotation: their own."""
+        return x

@@ -95,6 +95,6 @@ class FlatPatches(PixelFormat):
             grids.append([1, rows, columns])
         return {"pixel_values": torch.cat(vectors), "image_grid_thw": torch.tensor(grids)}
 
-    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
-        rows, columns = (-(-n // self.merge) * self.merge * embed.patch_size for n in grid)
-        return rows, columns
+    def size_drawn(self, embed: PatchEmbed.Config, size: Size) -> Size:
+        side = embed.patch_size * self.merge
+        return -(-size[0] // side) * side, -(-size[1] // side) * side

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from hooked_lm.components.context import Angles, Context
-from hooked_lm.components.embeddings.axis_rotary import AxisRotary
-from hooked_lm.components.embeddings.rotary import Rotary
+from hooked_lm.components.context import Context, Mask
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.vision.patches import first_ones
 
@@ -31,7 +29,6 @@ class ImageContext(Context):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.shift: Int[Tensor, " batch"] | None = None if self.cache is None else last_shift(self.cache)
-        self.axis_positions: Int[Tensor, "axis batch pos"] | None = None
         self.groups: Int[Tensor, "batch pos"] | None = None
         self.windows_end_groups = True
         self.suffix: Bool[Tensor, "batch pos"] | None = None
@@ -39,18 +36,12 @@ class ImageContext(Context):
         if self.shift is not None:
             self.axis_positions = (self.positions + self.shift[:, None]).expand(3, -1, -1)
 
-    def query_angles(self, rotary: Rotary) -> Angles:
-        """The angles of the queries, on the axes if images have set them."""
-        positions = self.axis_positions
-        if positions is None or not isinstance(rotary, AxisRotary):
-            return super().query_angles(rotary)
-        return self.once(rotary, lambda: rotary.angles_on_axes(positions))
+    @property
+    def needs_mask(self) -> bool:
+        return self.groups is not None
 
-    def mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"] | None:
-        return super().mask(causal, window) if self.groups is None else self.full_mask(causal, window)
-
-    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-        allowed, together = super()._full_mask(causal, window), self.seen_together(window)
+    def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
+        together = self.seen_together(window)
         return allowed if together is None else allowed | together[:, None]
 
     def seen_together(self, window: int | None = None) -> Bool[Tensor, "batch query_pos key_pos"] | None:

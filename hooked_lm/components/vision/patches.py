@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +57,10 @@ class Patches:
 
     def repeated(self, n: int) -> "Patches":
         """The same images, `n` times one after the other."""
-        hidden = None if self.hidden is None else self.hidden.repeat(n, 1)
-        return replace(self, vectors=self.vectors.repeat(n, 1, 1), grids=self.grids * n, hidden=hidden)
+        found: dict[str, Any] = {
+            name: torch.cat([x] * n) if isinstance(x, Tensor) else x and x * n for name, x in vars(self).items()
+        }
+        return replace(self, **found)
 
 
 def of_images(rows: Sequence[Sequence[int]], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

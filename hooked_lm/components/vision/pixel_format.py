@@ -55,20 +55,28 @@ class PixelFormat(ABC):
                 found[name] = torch.as_tensor(value)
         return found
 
+    @abstractmethod
     def select(self, rows: Sequence[Sequence[int]], *args: Any, **images: Any) -> dict[str, Tensor]:
         """The tensors of some images: for each prompt that has images, their numbers."""
-        return of_images(rows, images)
 
-    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
-        """The size of random images, for a tower whose images are a grid of patches."""
-        return grid[0] * embed.patch_size, grid[1] * embed.patch_size
+    def size_drawn(self, embed: PatchEmbed.Config, size: Size) -> Size:
+        """The size of random images, for a tower whose patches fill images of this size."""
+        return size
 
     def drawn(
         self, embed: PatchEmbed.Config, grid: Size, n_images: int, generator: torch.Generator
     ) -> dict[str, Tensor]:
         """Random images of one size, as arguments."""
-        size = self.size_drawn(embed, grid)
+        size = self.size_drawn(embed, (grid[0] * embed.patch_size, grid[1] * embed.patch_size))
         return self.from_images(embed, list(torch.randn(n_images, embed.n_channels, *size, generator=generator)))
+
+
+class ImageByImage(PixelFormat):
+    """A format whose tensors have one entry for each image."""
+
+    def select(self, rows: Sequence[Sequence[int]], **images: Tensor) -> dict[str, Tensor]:
+        """The tensors of some images: for each prompt that has images, their numbers."""
+        return of_images(rows, images)
 
 
 def padded_images(

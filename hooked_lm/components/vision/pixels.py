@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hooked_lm.components.vision.patch_embed import PatchEmbed
 from hooked_lm.components.vision.patches import Patches, of_images
-from hooked_lm.components.vision.pixel_format import PixelFormat, Size, check_multiples, padded_images
+from hooked_lm.components.vision.pixel_format import ImageByImage, PixelFormat, Size, check_multiples, padded_images
 
 
 @dataclass(frozen=True)
-class PixelImages(PixelFormat):
+class PixelImages(ImageByImage):
     """`pixel_values` [image, channel, height, width]: images of one size."""
 
     arguments: ClassVar[tuple[str, ...]] = ("pixel_values",)
@@ -39,7 +39,7 @@ class PixelImages(PixelFormat):
 
 
 @dataclass(frozen=True)
-class MaskedImages(PixelFormat):
+class MaskedImages(ImageByImage):
     """`pixel_values` [image, channel, height, width], each a picture in the upper left of its image and padding around it.
 
     `patch_attention_mask` [image, row, column] is True for the patches of the picture; without it all are.
@@ -153,7 +153,7 @@ class ImageRows(PixelFormat):
 
 
 @dataclass(frozen=True)
-class SizedImages(PixelFormat):
+class SizedImages(ImageByImage):
     """`pixel_values` [image, channel, height, width] with padding below and at the right, and `image_sizes` [image, 2].
 
     The sizes are height and width in pixels; the padding is not run. Without sizes there is none. Random images have whole
@@ -198,6 +198,6 @@ class SizedImages(PixelFormat):
         pixels, sizes = padded_images(images)
         return {"pixel_values": pixels, "image_sizes": sizes}
 
-    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
-        rows, columns = (-(-n // self.merge) * self.merge * embed.patch_size for n in grid)
-        return rows, columns
+    def size_drawn(self, embed: PatchEmbed.Config, size: Size) -> Size:
+        side = embed.patch_size * self.merge
+        return -(-size[0] // side) * side, -(-size[1] // side) * side

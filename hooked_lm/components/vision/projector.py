@@ -56,7 +56,11 @@ class MLPProjector(nn.Module):
         out = self.hook_out(F.linear(post, self.W_out.T, self.b_out))
         n_before = out.shape[1] - patches.vectors.shape[1]
         counts = None if patches.counts is None else tuple(n + n_before for n in patches.counts)
-        return ImageFeatures(out, cells_of(patches, n_before), counts)
+        return self.of_images(ImageFeatures(out, cells_of(patches, n_before), counts), patches)
+
+    def of_images(self, features: ImageFeatures, patches: Patches) -> ImageFeatures:
+        """What the decoder reads, from the vectors of the patches."""
+        return features
 
 
 class LinearProjector(nn.Module):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -32,34 +32,13 @@ class TilePatches(Patches):
         """The number of tiles of each image."""
         return [1 + rows * columns for rows, columns in self.tile_grids]
 
-    def repeated(self, n: int) -> "TilePatches":
-        tiles = super().repeated(n)
-        assert isinstance(tiles, TilePatches), "the class of these patches"
-        return replace(tiles, sizes=self.sizes * n, tile_grids=self.tile_grids * n)
-
 
 @dataclass(frozen=True)
-class TileImages(PixelFormat):
-    """`pixel_values` [image, tile, channel, height, width], and `image_sizes` [image, 2]: height and width before resizing.
-
-    The first tile shows the whole image, the others are its parts, row by row, at the best of the `resolutions`. Images with
-    fewer tiles than others have empty ones at the end, all zero, which are not run. Or [tile, channel, height, width]: the tiles
-    of all images, one after the other.
-    """
+class TiledImages(PixelFormat):
+    """Images as tiles: one that shows all of the image, and others at the best of the `resolutions`, which are its parts."""
 
     tile_size: int
     resolutions: tuple[Size, ...]
-    arguments: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
-
-    def patches(
-        self,
-        embed: PatchEmbed,
-        pixel_values: Float[Tensor, "..."] | None = None,
-        image_sizes: Int[Tensor, "..."] | None = None,
-    ) -> TilePatches:
-        """The tiles of all images, one image after the other, as patches. Raises ValueError if tiles and sizes do not fit."""
-        pixels, sizes = self._checked(pixel_values, image_sizes)
-        return self._cut(embed, pixels, sizes, tuple(self.tile_grid(size) for size in sizes))
 
     def _checked(
         self, pixel_values: Tensor | None, image_sizes: Tensor | None, numbers: Tensor | None = None
@@ -94,7 +73,13 @@ class TileImages(PixelFormat):
         numbers = more.pop("batch_num_images", None)
         if pixel_values.ndim == 4:
             pixel_values = self._by_image(pixel_values, more["image_sizes"], numbers)
-        return of_images(rows, {"pixel_values": pixel_values, **more})
+        return self.in_prompts(of_images(rows, {"pixel_values": pixel_values, **more}), rows, numbers)
+
+    def in_prompts(
+        self, images: dict[str, Tensor], rows: Sequence[Sequence[int]], numbers: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The tensors of images in these prompts; `numbers` are those of the images of each prompt before."""
+        return images
 
     def _cut(
         self, embed: PatchEmbed, pixels: Tensor, sizes: tuple[Size, ...], tile_grids: tuple[Size, ...]
@@ -145,10 +130,12 @@ class TileImages(PixelFormat):
         Images are resized bicubically to their resolution, and padded with 0 on both sides.
         """
         tiles = [self.cut_into_tiles(image) for image in images]
-        return {
-            "pixel_values": pad_sequence(tiles, batch_first=True),
-            "image_sizes": torch.tensor([image.shape[-2:] for image in images]),
-        }
+        sizes = torch.tensor([image.shape[-2:] for image in images])
+        return self.numbered({"pixel_values": pad_sequence(tiles, batch_first=True), "image_sizes": sizes}, per_prompt)
+
+    def numbered(self, images: dict[str, Tensor], per_prompt: Sequence[int] | None) -> dict[str, Tensor]:
+        """The tensors of images of which each prompt has so many; None: it is not known."""
+        return images
 
     def cut_into_tiles(self, image: Tensor) -> Float[Tensor, "tile channel height width"]:
         """The whole image in one tile, then its parts."""
@@ -164,14 +151,36 @@ class TileImages(PixelFormat):
         parts = parts.unflatten(1, (grid[0], side)).permute(1, 3, 0, 2, 4).flatten(0, 1)
         return torch.cat([resized(image, (side, side))[None], parts])
 
-    def size_drawn(self, embed: PatchEmbed.Config, grid: Size) -> Size:
+    def size_drawn(self, embed: PatchEmbed.Config, size: Size) -> Size:
         """A size that is padded in its resolution."""
         height, width = max(self.resolutions, key=lambda size: (size[0] != size[1], -size[0] * size[1]))
         return height, max(width - 2 * embed.patch_size, 1)
 
 
 @dataclass(frozen=True)
-class TileOrWholeImages(TileImages):
+class TileImages(TiledImages):
+    """`pixel_values` [image, tile, channel, height, width], and `image_sizes` [image, 2]: height and width before resizing.
+
+    The first tile shows the whole image, the others are its parts, row by row, at the best of the `resolutions`. Images with
+    fewer tiles than others have empty ones at the end, all zero, which are not run. Or [tile, channel, height, width]: the tiles
+    of all images, one after the other.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ("pixel_values", "image_sizes")
+
+    def patches(
+        self,
+        embed: PatchEmbed,
+        pixel_values: Float[Tensor, "..."] | None = None,
+        image_sizes: Int[Tensor, "..."] | None = None,
+    ) -> TilePatches:
+        """The tiles of all images, one image after the other, as patches. Raises ValueError if tiles and sizes do not fit."""
+        pixels, sizes = self._checked(pixel_values, image_sizes)
+        return self._cut(embed, pixels, sizes, tuple(self.tile_grid(size) for size in sizes))
+
+
+@dataclass(frozen=True)
+class TileOrWholeImages(TiledImages):
     """As `TileImages`, but each of several images of a prompt has one tile, which shows all of it (LLaVA-OneVision).
 
     `batch_num_images` [batch] is the number of images of each prompt; without it the tiles that are there say which have others.
@@ -204,31 +213,26 @@ class TileOrWholeImages(TileImages):
         grids = [(0, 0) if alone else self.tile_grid(size) for alone, size in zip(is_alone, sizes, strict=True)]
         return self._cut(embed, pixels, sizes, tuple(grids))
 
-    def select(self, rows: Sequence[Sequence[int]], pixel_values: Tensor, **more: Tensor) -> dict[str, Tensor]:
-        """The tensors of some images: for each prompt that has images, their numbers.
-
-        Raises ValueError if `batch_num_images` counts other images in these prompts.
-        """
-        found, batch_num_images = super().select(rows, pixel_values, **more), more.get("batch_num_images")
-        if batch_num_images is None:
-            return found
-        counted = [n for n in batch_num_images.tolist() for _ in range(n)]
+    def in_prompts(
+        self, images: dict[str, Tensor], rows: Sequence[Sequence[int]], numbers: Tensor | None
+    ) -> dict[str, Tensor]:
+        """The images and their numbers in these prompts. Raises ValueError if prompts had other numbers before."""
+        if numbers is None:
+            return images
+        counted = [n for n in numbers.tolist() for _ in range(n)]
         for image, n in ((image, len(row)) for row in rows for image in row):
             if counted[image] != n:
                 raise ValueError(
                     f"batch_num_images has {counted[image]} images in the prompt of image {image}, its tokens {n}"
                 )
-        return {**found, "batch_num_images": torch.tensor([len(row) for row in rows])}
+        return {**images, "batch_num_images": torch.tensor([len(row) for row in rows])}
 
-    def from_images(
-        self, embed: PatchEmbed.Config, images: Sequence[Tensor], per_prompt: Sequence[int] | None = None
-    ) -> dict[str, Tensor]:
-        """The tiles of images, as those of `TileImages`; of the images of a prompt that has several only the first tile."""
-        numbers = [1] * len(images) if per_prompt is None else list(per_prompt)
-        found = super().from_images(embed, images)
+    def numbered(self, images: dict[str, Tensor], per_prompt: Sequence[int] | None) -> dict[str, Tensor]:
+        """The images, of which those of a prompt that has several have only the first tile, and their numbers."""
+        numbers = [1] * len(images["image_sizes"]) if per_prompt is None else list(per_prompt)
         several = torch.tensor([n > 1 for n in numbers for _ in range(n)])
-        found["pixel_values"][several, 1:] = 0
-        return {**found, "batch_num_images": torch.tensor(numbers)}
+        images["pixel_values"][several, 1:] = 0
+        return {**images, "batch_num_images": torch.tensor(numbers)}
 
 
 def resized(image: Tensor, size: Size) -> Float[Tensor, "channel height width"]:

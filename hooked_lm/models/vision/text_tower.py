@@ -21,8 +21,9 @@ Mask = Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"]
 class TextContext(Context):
     """Positions and masks of one run over texts. Padding attends to real tokens alone, as it may be what a text is read at."""
 
-    def _full_mask(self, causal: bool, window: int | None) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
-        allowed = super()._full_mask(causal, window)
+    def changed_mask(
+        self, allowed: Bool[Tensor, "batch 1 query_pos key_pos"], window: int | None
+    ) -> Bool[Tensor, "batch 1 query_pos key_pos"]:
         if self.real is None:
             return allowed
         others = allowed & self.real[:, None, None, :]

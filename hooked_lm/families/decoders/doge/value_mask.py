@@ -60,41 +60,23 @@ class ValueMaskedAttention(Attention):
         """What the scores are computed from; the biases are in the mask of the context."""
         return q, k[..., :-1], self.masked(k, q, context)
 
-    def masked(self, k: KeyRows, q: PerHead, context: Context) -> "BiasedContext":
-        """The context whose mask has the biases of these keys."""
-        return BiasedContext(context, k[..., -1], q.shape[2] // k.shape[2], self.cfg.keep, q.dtype)
+    def masked(self, k: KeyRows, q: PerHead, context: Context) -> Context:
+        """The context whose mask has the biases of these keys, and minus infinity where a key is not chosen."""
+        bias = k[..., -1].transpose(1, 2)[:, :, None]
+        if k.shape[1] > self.cfg.keep:
+            seen = context.additive_mask(self.causal, self.window, q.dtype).isfinite()
+            bias = bias.masked_fill(~chosen(seen, bias, self.cfg.keep), float("-inf"))
+        return context.adding(bias.repeat_interleave(q.shape[2] // k.shape[2], 1))
 
 
-class BiasedContext(Context):
-    """A context whose keys have a bias for each group of heads, and whose queries attend to `keep` keys at most."""
+def chosen(
+    seen: Bool[Tensor, "#batch #head query_pos key_pos"], bias: Float[Tensor, "batch kv_head 1 key_pos"], keep: int
+) -> Bool[Tensor, "batch kv_head query_pos key_pos"]:
+    """Of the keys that each query may see the first `keep` in the order of their biases, which all queries share.
 
-    def __init__(self, context: Context, bias: Bias, group: int, keep: int, dtype: torch.dtype) -> None:
-        super().__init__(context.n_pos, context.device)
-        self.context, self.bias, self.group = context, bias.transpose(1, 2)[:, :, None], group
-        self.keep, self.dtype = keep, dtype
-
-    def mask(self, causal: bool, window: int | None) -> Tensor:
-        """The mask as numbers to add to the scores."""
-        return self.additive_mask(causal, window, self.dtype)
-
-    def additive_mask(
-        self, causal: bool, window: int | None, dtype: torch.dtype
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """The biases, and minus infinity where a query does not attend to a key."""
-        mask = self.context.additive_mask(causal, window, dtype)
-        biased = mask + self.bias.to(dtype)
-        if mask.shape[-1] > self.keep:
-            biased = biased.masked_fill(~self.chosen(mask.isfinite()), float("-inf"))
-        return biased.repeat_interleave(self.group, 1)
-
-    def chosen(
-        self, seen: Bool[Tensor, "#batch #head query_pos key_pos"]
-    ) -> Bool[Tensor, "batch kv_head query_pos key_pos"]:
-        """Of the keys that each query may see the first in the order of their biases, which all queries share.
-
-        Repeated tokens have equal biases in the first layer, up to rounding: the last is the first.
-        """
-        order = seen.shape[-1] - 1 - self.bias.flip(-1).sort(dim=-1, descending=True, stable=True).indices
-        order = order.expand(-1, -1, seen.shape[-2], -1)
-        in_order = seen.expand_as(order).gather(-1, order)
-        return torch.zeros_like(in_order).scatter(-1, order, in_order & (in_order.cumsum(-1) <= self.keep))
+    Repeated tokens have equal biases in the first layer, up to rounding: the last is the first.
+    """
+    order = seen.shape[-1] - 1 - bias.flip(-1).sort(dim=-1, descending=True, stable=True).indices
+    order = order.expand(-1, -1, seen.shape[-2], -1)
+    in_order = seen.expand_as(order).gather(-1, order)
+    return torch.zeros_like(in_order).scatter(-1, order, in_order & (in_order.cumsum(-1) <= keep))

@@ -24,9 +24,9 @@ class ReplacedEmbed(Embed):
 
     cfg: Config
 
-    def _make_weights(self) -> None:
-        super()._make_weights()
-        self.w_replaced = nn.Parameter(torch.empty(self.cfg.d_model))
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg)
+        self.w_replaced = nn.Parameter(torch.empty(cfg.d_model))
 
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Stream:
         return torch.where((tokens == self.cfg.replaced)[..., None], self.w_replaced, super().forward(tokens))

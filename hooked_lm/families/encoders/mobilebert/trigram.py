@@ -33,9 +33,8 @@ class TrigramEmbed(Embed):
 
     cfg: Config
 
-    def _make_weights(self) -> None:
-        cfg = self.cfg
-        self.W_E = nn.Parameter(torch.empty(cfg.d_vocab, cfg.d_embed))
+    def __init__(self, cfg: Config) -> None:
+        super().__init__(cfg, cfg.d_embed)
         self.W_proj = nn.Parameter(torch.empty(3 if cfg.trigram else 1, cfg.d_embed, cfg.d_model))
         self.b_proj = nn.Parameter(torch.zeros(cfg.d_model))
         self.hook_narrow_embed = HookPoint("batch", "pos", "d_embed")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
-from hooked_lm.components.vision.tiles import TileImages
+from hooked_lm.components.vision.tiles import TiledImages, TileImages
 from hooked_lm.families._shared import vision_like
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.families.vision_languages import llava
@@ -21,7 +21,7 @@ def config(hf: HFConfig) -> VisionLanguageConfig:
     return tiled(hf, TileImages)
 
 
-def tiled(hf: HFConfig, images: type[TileImages], max_tiles: int | None = None) -> VisionLanguageConfig:
+def tiled(hf: HFConfig, images: type[TiledImages], max_tiles: int | None = None) -> VisionLanguageConfig:
     """The tree of a model that reads such images, in pictures of at most so many tiles."""
     tree = llava.whole(hf, partial(TileProjector.Config, max_tiles=max_tiles))
     if tree.projector.keeps_class_tokens and tree.vision.embed.n_class_tokens:

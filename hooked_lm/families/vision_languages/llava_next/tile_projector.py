@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from hooked_lm.components.vision.image_context import ImageFeatures
 from hooked_lm.components.vision.patches import Patches
 from hooked_lm.components.vision.pixel_format import Size
-from hooked_lm.components.vision.projector import MLPProjector, Stream
+from hooked_lm.components.vision.projector import MLPProjector
 from hooked_lm.components.vision.tiles import TilePatches, picture_in
 
 Picture = Float[Tensor, "row column d_model"]
@@ -44,9 +44,8 @@ class TileProjector(MLPProjector):
         super().__init__(cfg)
         self.image_newline = nn.Parameter(torch.empty(cfg.d_model))
 
-    def forward(self, x: Stream, patches: Patches, n_class_tokens: int) -> ImageFeatures:
+    def of_images(self, tiles: ImageFeatures, patches: Patches) -> ImageFeatures:
         assert isinstance(patches, TilePatches), "the patches of tiles"
-        tiles = super().forward(x, patches, n_class_tokens)
         grid, whole = patches.grids[0], tiles.cells[0]
         vectors, cells = [], []
         of_images = zip(tiles.vectors.split(patches.n_tiles), patches.sizes, patches.tile_grids, strict=True)
