@@ -56,8 +56,8 @@ COMPONENTS = mutants({
         ("the offset of a norm's weight is ignored", "families/test_decoders.py::gemma2",
          "return upcast(self.w) if self.cfg.offset == 0.0 else upcast(self.w) + self.cfg.offset", "return upcast(self.w)"),
         ("an RMS norm computes in half precision", "components/test_parts.py::norms",
-         "return F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)",
-         "return F.rms_norm(x, cfg.normalized_shape, self.gain().to(x.dtype), cfg.eps)"),
+         "self.bounded(F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype))",
+         "self.bounded(F.rms_norm(x, cfg.normalized_shape, self.gain().to(x.dtype), cfg.eps))"),
     ],
     "components/norms/layer_norm.py": [
         ("the scale of a layer norm is not from centred values", "components/test_parts.py::norms",
