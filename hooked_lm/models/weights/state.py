@@ -16,7 +16,7 @@ from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.experts.moe import MoE
-from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookedRootModule
@@ -186,7 +186,8 @@ def _has_config(module: object) -> bool:
 
 
 def _mlp_cfg(mlp: nn.Module) -> Any:
-    if isinstance(mlp, (MLP, GatedMLP)) and isinstance(norm := getattr(mlp, "ln", None), (LayerNorm, RMSNorm)):
+    norm = getattr(mlp, "ln", None)
+    if isinstance(mlp, (AbstractMLP, AbstractGatedMLP)) and isinstance(norm, (LayerNorm, RMSNorm)):
         mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
     if isinstance(mlp, MoE):
         mlp.sync_config()
