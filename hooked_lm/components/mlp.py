@@ -74,7 +74,7 @@ class MLP(AbstractMLP):
         bias: bool = True
         mid_norm: NormConfig | None = None
 
-        def build(self) -> "MLP":
+        def build(self) -> "AbstractMLP":
             return MLP(self)
 
     def forward(self, x: Stream) -> Stream:
@@ -132,7 +132,7 @@ class GatedMLP(AbstractGatedMLP):
         out_bias: bool = False  # whether there is a `b_out`, also without the other biases
         mid_norm: NormConfig | None = None
 
-        def build(self) -> "GatedMLP":
+        def build(self) -> "AbstractGatedMLP":
             return GatedMLP(self)
 
     def forward(self, x: Stream) -> Stream:

@@ -46,7 +46,7 @@ class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, (mlp.AbstractMLP, mlp.AbstractGatedMLP, moe.ClampedGatedMLP, moe.MoE))
+        return isinstance(module, (mlp.AbstractMLP, mlp.AbstractGatedMLP, moe.ClampedGatedMLP, moe.AbstractMoE))
 
     def forward(self, x: Stream) -> Stream:
         """Returns the input; overridden by subclasses."""
@@ -122,7 +122,7 @@ class MoE(Part, moe.MoE, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, moe.MoE)
+        return isinstance(module, moe.AbstractMoE)
 
 
 class GptOssExpert(Part, moe.ClampedGatedMLP, metaclass=PublicName):
@@ -148,7 +148,7 @@ class GptOssMoE(Part, moe.MoE, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, moe.MoE) and isinstance(module.experts[0], moe.ClampedGatedMLP)
+        return isinstance(module, moe.AbstractMoE) and isinstance(module.experts[0], moe.ClampedGatedMLP)
 
 
 class MLPFactory:

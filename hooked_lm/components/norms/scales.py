@@ -36,7 +36,7 @@ class NoNorm(ChannelScale):
 
     @dataclass(frozen=True)
     class Config(Norm.Config):
-        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "NoNorm":
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "ChannelScale":
             return NoNorm(self)
 
     def __init__(self, cfg: NormConfig) -> None:
