@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from hooked_lm.components.experts.router import GroupedSigmoidRouter, GroupedSoftmaxRouter, Router
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
 from hooked_lm.components.norms.norm import RESIDUAL, upcast
-from hooked_lm.hooks import Hook, HookPoint, is_listening
-from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks import HookPoint, is_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
 Routed = Float[Tensor, "routed d_model"]
@@ -98,10 +97,9 @@ class ExpertPoint(HookPoint):
         super().__init__(*dims, on_demand=True)
         self.hooked_points = hooked_points
 
-    def install(self, hook: Hook, frame: Frame | None) -> None:
-        """Activates a hook for a frame, or permanently (None)."""
-        super().install(hook, frame)
-        self.hooked_points.add(self)
+    def _hooks_changed(self) -> None:
+        if self._hooks:
+            self.hooked_points.add(self)
 
     def discard_if_unhooked(self) -> None:
         """Removes this point from `hooked_points` if it has no hooks left."""
