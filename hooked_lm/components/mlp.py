@@ -36,8 +36,6 @@ class AbstractMLP(nn.Module):
     axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
     parameter_order = ("W_in", "b_in", "W_out", "b_out")
 
-    cfg: Any
-
     def __init__(self, cfg: "MLP.Config") -> None:
         super().__init__()
         self.cfg = cfg
@@ -90,8 +88,6 @@ class AbstractGatedMLP(nn.Module):
 
     axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
     parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
-
-    cfg: Any
 
     def __init__(self, cfg: "GatedMLP.Config") -> None:
         super().__init__()

@@ -119,8 +119,6 @@ class AbstractMoE(nn.Module):
         "b_out": "d_model",
     }
 
-    cfg: Any
-
     def __init__(self, cfg: "MoE.Config") -> None:
         super().__init__()
         n_choices = cfg.n_choices

@@ -36,6 +36,7 @@ class AbstractMamba(Mixer):
 
     state_dims: tuple[str, ...] = STATE
     W_dt_down: Tensor
+    W_dt_up: Tensor
     W_B: Tensor
     W_C: Tensor
 
@@ -80,22 +81,26 @@ class AbstractMamba(Mixer):
         return y, window, state
 
     @abstractmethod
+    def product(self, x: Float[Tensor, "batch pos *head d_in"], W: Tensor) -> Float[Tensor, "batch pos *head width"]:
+        """The product of channels, which may be split by heads, with one of the weights of `make_selection`."""
+
+    def heads(self, x: Float[Tensor, "batch pos d_inner *d_state"]) -> Float[Tensor, "batch pos *inner"]:
+        """A value of each channel, split by the heads that have a step size, B and C of their own."""
+        return x
+
     def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos *head width"]:
         """The product with `W_dt_down`, `W_B` or `W_C`."""
+        return self.product(self.heads(u), W)
 
-    @abstractmethod
-    def steps(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
-        """The product with `W_dt_up`."""
-
-    @abstractmethod
     def read(
         self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos *head d_state"]
     ) -> Inner:
         """`C h` at every position."""
+        return (self.heads(states) @ C[..., None]).flatten(2)
 
     def step_size(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
         """The step size at each position, in at least fp32, from the input of `W_dt_up`."""
-        return F.softplus(upcast(self.steps(low)) + upcast(self.dt_bias))
+        return F.softplus(upcast(self.product(low, self.W_dt_up).flatten(2)) + upcast(self.dt_bias))
 
     def scan(
         self,
@@ -122,11 +127,7 @@ class AbstractMamba(Mixer):
     ) -> tuple[Float[Tensor, "batch pos d_inner d_state"], Float[Tensor, "batch pos d_inner d_state"]]:
         """Decay and update of the state at each position."""
         A = -upcast(self.A_log).exp()
-        return (dt[..., None] * A).exp(), (dt * u)[..., None] * self.by_channel(B)
-
-    @abstractmethod
-    def by_channel(self, B: Float[Tensor, "batch pos *head d_state"]) -> Float[Tensor, "batch pos channel d_state"]:
-        """B for each channel, or for all."""
+        return (dt[..., None] * A).exp(), (self.heads(dt * u)[..., None] * B[..., None, :]).flatten(2, -2)
 
     def output(self, y: Inner, gate: Inner) -> Stream:
         """Gates the outputs of the state space and projects them into the stream."""
@@ -177,19 +178,8 @@ class Mamba(AbstractMamba):
         self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
         self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
 
-    def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos *head width"]:
-        return F.linear(u, W.T)
-
-    def steps(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
-        return F.linear(low, self.W_dt_up.T)
-
-    def read(
-        self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos *head d_state"]
-    ) -> Inner:
-        return (states @ C[..., None])[..., 0]
-
-    def by_channel(self, B: Float[Tensor, "batch pos *head d_state"]) -> Float[Tensor, "batch pos channel d_state"]:
-        return B[:, :, None]
+    def product(self, x: Inner, W: Tensor) -> Float[Tensor, "batch pos width"]:
+        return F.linear(x, W.T)
 
 
 def initial_dt_bias(n: int) -> Float[Tensor, " n"]:

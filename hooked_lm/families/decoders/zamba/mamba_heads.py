@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.ssm.mamba import AbstractMamba, Mamba
-from hooked_lm.components.ssm.mixer import Inner
 
 
 class MambaHeads(AbstractMamba):
@@ -45,17 +44,8 @@ class MambaHeads(AbstractMamba):
         self.W_B = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
         self.W_C = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
 
-    def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos ssm_head width"]:
-        heads = u.unflatten(-1, (self.cfg.n_heads, -1))
-        return einsum(heads, W, "batch pos head d_head, head d_head width -> batch pos head width")
+    def heads(self, x: Float[Tensor, "batch pos d_inner *d_state"]) -> Float[Tensor, "batch pos head *inner"]:
+        return x.unflatten(2, (self.cfg.n_heads, -1))
 
-    def steps(self, low: Float[Tensor, "batch pos ssm_head dt_rank"]) -> Inner:
-        return einsum(low, self.W_dt_up, "batch pos head rank, head rank d_head -> batch pos head d_head").flatten(2)
-
-    def read(
-        self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos ssm_head d_state"]
-    ) -> Inner:
-        return (states.unflatten(2, (self.cfg.n_heads, -1)) @ C[..., None]).flatten(2)
-
-    def by_channel(self, B: Float[Tensor, "batch pos ssm_head d_state"]) -> Float[Tensor, "batch pos d_inner d_state"]:
-        return B.repeat_interleave(self.cfg.d_inner // self.cfg.n_heads, 2)
+    def product(self, x: Float[Tensor, "batch pos head d_in"], W: Tensor) -> Float[Tensor, "batch pos head width"]:
+        return einsum(x, W, "batch pos head d_in, head d_in width -> batch pos head width")
