@@ -121,10 +121,7 @@ class Pooler(nn.Module):
         self.W = nn.Parameter(torch.empty(cfg.d_model, d_out))
         self.b = nn.Parameter(torch.zeros(d_out)) if cfg.bias else None
         if cfg.unread:
-            self.W_unread, self.b_unread = (
-                nn.Parameter(torch.empty_like(self.W)),
-                nn.Parameter(torch.zeros(d_out)),
-            )
+            self.W_unread, self.b_unread = (nn.Parameter(torch.empty_like(self.W)), nn.Parameter(torch.zeros(d_out)))
         self.act_fn = activation(cfg.act_fn)
         dims = ("batch", "d_model" if d_out == cfg.d_model else "d_out")
         add_norm(self, "ln", cfg.norm, dims)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.experts.router import GroupedSigmoidRouter, GroupedSoftmaxRouter, Router
+from hooked_lm.components.experts.router import Router
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
 from hooked_lm.components.norms.norm import RESIDUAL, upcast
 from hooked_lm.hooks import HookPoint, is_listening
@@ -124,8 +124,7 @@ class AbstractMoE(nn.Module):
         n_choices = cfg.n_choices
         if not 1 <= cfg.top_k <= n_choices:
             raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={n_choices}")
-        if isinstance(cfg.router, GroupedSoftmaxRouter | GroupedSigmoidRouter):
-            cfg.router.check(n_choices)
+        cfg.router.check(n_choices)
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg
@@ -340,9 +339,8 @@ def _expert(cfg: ExpertConfig, hooked_points: set[ExpertPoint]) -> nn.Module:
     points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
     for name in points:
         delattr(expert, name)
-    expert.hook_routed_positions = ExpertPoint(
-        "routed", "2", hooked_points=hooked_points
-    )  # first: later hooks may read it
+    # first: later hooks may read it
+    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked_points=hooked_points)
     for name, point in points.items():
         setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked_points=hooked_points))
     return expert

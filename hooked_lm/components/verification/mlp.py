@@ -27,13 +27,7 @@ def _(mlp: AbstractMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
         yield "act(pre) == post", lambda: (mlp.act_fn(at("hook_pre")), at("hook_post"))
     else:
         yield "act(pre) == mid", lambda: (mlp.act_fn(at("hook_pre")), at("hook_mid"))
-        yield (
-            "mid, normed == post",
-            lambda: (
-                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
-                at("hook_post"),
-            ),
-        )
+        yield ("mid, normed == post", lambda: (norm_output(mlp, "ln", at, lambda: at("hook_mid")), at("hook_post")))
 
 
 @identities.register
@@ -48,13 +42,7 @@ def _(mlp: AbstractGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Ident
         lambda: (_product(mlp, at("hook_pre"), at("hook_pre_linear")), at(product)),
     )
     if mlp.cfg.mid_norm is not None:
-        yield (
-            "mid, normed == post",
-            lambda: (
-                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
-                at("hook_post"),
-            ),
-        )
+        yield ("mid, normed == post", lambda: (norm_output(mlp, "ln", at, lambda: at("hook_mid")), at("hook_post")))
 
 
 @singledispatch
