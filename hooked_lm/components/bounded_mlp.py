@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.mlp import GatedMLP, Stream, hooked_input
+from hooked_lm.components.mlp import AbstractGatedMLP, GatedMLP, Stream, hooked_input
 
 Hidden = Float[Tensor, "*batch d_mlp"]
 
 
-class BoundedGatedMLP(GatedMLP):
+class BoundedGatedMLP(AbstractGatedMLP):
     """`(min(act(x W_gate), limit) * clamp(x W_in, -limit, limit)) W_out`: a `GatedMLP` whose branches are bounded.
 
     `hook_pre` and `hook_pre_linear` are before the bounds. Step 3.5 Flash (StepFun 2026). With `before_act` the first branch is

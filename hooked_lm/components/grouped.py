@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.mlp import MLP, Stream, hooked_input
+from hooked_lm.components.mlp import MLP, AbstractMLP, Stream, hooked_input
 from hooked_lm.components.norms.norm import norm_of
 
 Groups = Float[Tensor, "group d_in d_out"]
@@ -33,7 +33,7 @@ def groups_of(n_groups: int, d_in: int, d_out: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(n_groups, d_in // n_groups, d_out // n_groups))
 
 
-class GroupedMLP(MLP):
+class GroupedMLP(AbstractMLP):
     """An MLP whose maps are grouped: `W_in_groups` is [group, d_model / groups, d_mlp / groups], `W_out_groups` [group, d_mlp /
     groups, d_model / groups].
 

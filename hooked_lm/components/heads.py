@@ -55,8 +55,12 @@ class MLMHead(nn.Module):
         add_norm(self, "ln", cfg.norm, dims)
 
     def forward(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
-        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(resid, self.W.T, self.b))))
+        post = self.hook_post(self.act_fn(self.hook_pre(F.linear(self.hidden(resid), self.W.T, self.b))))
         return norm_of(self, "ln")(post)
+
+    def hidden(self, resid: Stream) -> Float[Tensor, "batch pos d_in"]:
+        """What `W` reads, for the input of the head."""
+        return resid
 
     def unhooked(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
         """The same, without the hook points."""
@@ -83,8 +87,8 @@ class TwoLayerMLMHead(MLMHead):
         for name in after:
             self._modules[name] = self._modules.pop(name)
 
-    def forward(self, resid: Stream) -> Float[Tensor, "batch pos d_out"]:
-        return super().forward(self.inner(resid))
+    def hidden(self, resid: Stream) -> Float[Tensor, "batch pos d_inner"]:
+        return self.inner(resid)
 
 
 class Pooler(nn.Module):
@@ -117,10 +121,7 @@ class Pooler(nn.Module):
         self.W = nn.Parameter(torch.empty(cfg.d_model, d_out))
         self.b = nn.Parameter(torch.zeros(d_out)) if cfg.bias else None
         if cfg.unread:
-            self.W_unread, self.b_unread = (
-                nn.Parameter(torch.empty_like(self.W)),
-                nn.Parameter(torch.zeros(d_out)),
-            )
+            self.W_unread, self.b_unread = (nn.Parameter(torch.empty_like(self.W)), nn.Parameter(torch.zeros(d_out)))
         self.act_fn = activation(cfg.act_fn)
         dims = ("batch", "d_model" if d_out == cfg.d_model else "d_out")
         add_norm(self, "ln", cfg.norm, dims)

@@ -30,27 +30,13 @@ def multiply_into(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Flo
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
 
 
-class MLP(nn.Module):
-    """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
-
-    With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` is before that norm.
-    `act_fn` names a function, or is the config of a module with weights of its own.
-    """
+class AbstractMLP(nn.Module):
+    """The weights and sites of an MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
+    parameter_order = ("W_in", "b_in", "W_out", "b_out")
 
-    @dataclass(frozen=True)
-    class Config:
-        d_model: int
-        d_mlp: int
-        act_fn: Activation = "gelu"
-        bias: bool = True
-        mid_norm: NormConfig | None = None
-
-        def build(self) -> "MLP":
-            return MLP(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "MLP.Config") -> None:
         super().__init__()
         self.cfg = cfg
         self.act_fn = activation(cfg.act_fn)
@@ -65,6 +51,30 @@ class MLP(nn.Module):
         self.hook_post = HookPoint(*HIDDEN)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
+    @property
+    def d_mlp(self) -> int:
+        """The number of neurons."""
+        return self.cfg.d_mlp
+
+
+class MLP(AbstractMLP):
+    """`act(x W_in + b_in) W_out + b_out`; `W_in` is [d_model, d_mlp], `W_out` [d_mlp, d_model].
+
+    With a `mid_norm` the activation is normalised before `W_out` (SoLU models): `hook_mid` is before that norm.
+    `act_fn` names a function, or is the config of a module with weights of its own.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_mlp: int
+        act_fn: Activation = "gelu"
+        bias: bool = True
+        mid_norm: NormConfig | None = None
+
+        def build(self) -> "AbstractMLP":
+            return MLP(self)
+
     def forward(self, x: Stream) -> Stream:
         x = hooked_input(self, x)
         post = self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_in)))
@@ -72,36 +82,14 @@ class MLP(nn.Module):
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
 
-    parameter_order = ("W_in", "b_in", "W_out", "b_out")
 
-    @property
-    def d_mlp(self) -> int:
-        """The number of neurons."""
-        return self.cfg.d_mlp
-
-
-class GatedMLP(nn.Module):
-    """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
-
-    `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
-    `mid_norm` the product is normalised before `W_out`: `hook_mid` is before that norm, `hook_post` after it.
-    """
+class AbstractGatedMLP(nn.Module):
+    """The weights and sites of a gated MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
+    parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
 
-    @dataclass(frozen=True)
-    class Config:
-        d_model: int
-        d_mlp: int
-        act_fn: Activation = "silu"
-        bias: bool = False
-        out_bias: bool = False  # whether there is a `b_out`, also without the other biases
-        mid_norm: NormConfig | None = None
-
-        def build(self) -> "GatedMLP":
-            return GatedMLP(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "GatedMLP.Config") -> None:
         super().__init__()
         self.cfg = cfg
         self.act_fn = activation(cfg.act_fn)
@@ -118,6 +106,31 @@ class GatedMLP(nn.Module):
         self.hook_post = HookPoint(*HIDDEN)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
+    @property
+    def d_mlp(self) -> int:
+        """The number of neurons."""
+        return self.cfg.d_mlp
+
+
+class GatedMLP(AbstractGatedMLP):
+    """`(act(x W_gate + b_gate) * (x W_in + b_in)) W_out + b_out`.
+
+    `hook_pre` is the gate before the activation, `hook_pre_linear` the other branch, `hook_post` their product. With a
+    `mid_norm` the product is normalised before `W_out`: `hook_mid` is before that norm, `hook_post` after it.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_mlp: int
+        act_fn: Activation = "silu"
+        bias: bool = False
+        out_bias: bool = False  # whether there is a `b_out`, also without the other biases
+        mid_norm: NormConfig | None = None
+
+        def build(self) -> "AbstractGatedMLP":
+            return GatedMLP(self)
+
     def forward(self, x: Stream) -> Stream:
         x = hooked_input(self, x)
         gate = self.act_fn(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))
@@ -128,13 +141,6 @@ class GatedMLP(nn.Module):
         if self.cfg.mid_norm is not None:
             post = self.ln(self.hook_mid(post))
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
-
-    parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
-
-    @property
-    def d_mlp(self) -> int:
-        """The number of neurons."""
-        return self.cfg.d_mlp
 
 
 MLPConfig = MLP.Config | GatedMLP.Config

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from hooked_lm.components.attention.multihead import AbstractAttention
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.engine.context import PackedContext
 from hooked_lm.engine.site_info import mixing
 
@@ -36,7 +36,7 @@ def token_cost(block: nn.Module) -> TokenCost:
         of_keys = [p for name, p in attn.named_parameters() if attn.makes_keys(name)]
         parts |= {id(weight): "keys" for weight in of_keys}
         parts |= {id(weight): "output" for name, weight in attn.named_parameters() if name.startswith("W_O")}
-    mixtures = [module for module in block.modules() if isinstance(module, MoE)]
+    mixtures = [module for module in block.modules() if isinstance(module, AbstractMoE)]
     shares = {id(p): moe.cfg.top_k / moe.cfg.n_experts for moe in mixtures for p in moe.experts.parameters()}
     for name, weight in block.named_parameters():
         if weight.ndim < 2 or name.split(".")[-1].startswith("b_"):  # biases of heads have two axes

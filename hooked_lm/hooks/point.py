@@ -92,7 +92,11 @@ class HookPoint(NotebookRepr, nn.Identity):
             scope.warn_in_pool_thread(self.name, [owner for owner in list(self._hooks) if owner not in owners])
         if len(hooks) > 1:
             hooks.sort(key=lambda hook: hook.order)
-        return hooks if dir is None else [hook for hook in hooks if hook.dir == dir]
+        return self._run_here(hooks if dir is None else [hook for hook in hooks if hook.dir == dir])
+
+    def _run_here(self, hooks: list[Hook]) -> list[Hook]:
+        """Those of these hooks that run in this process."""
+        return hooks
 
     def _record_for_recomputation(self, calls: ActiveCalls, owners: Sequence[Owner]) -> None:
         """Records the hooks of this point for recomputations; raises RuntimeError if they changed within a checkpointed call."""
@@ -270,10 +274,15 @@ class HookPoint(NotebookRepr, nn.Identity):
     def install(self, hook: Hook, frame: Frame | None) -> None:
         """Installs a handle until a frame is closed, or until it is removed (None)."""
         self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
+        self._hooks_changed()
 
     def uninstall(self, owner: Owner) -> None:
         """Removes the hooks of a frame or of a checkpointed call."""
         self._hooks.pop(owner, None)
+        self._hooks_changed()
+
+    def _hooks_changed(self) -> None:
+        """Called after hooks were installed or removed."""
 
     def end_level(self, level: int, thread_or_task: int) -> None:
         """Removes the hooks that a thread or task added with this `level`."""
@@ -308,6 +317,7 @@ class HookPoint(NotebookRepr, nn.Identity):
                 self._hooks[owner] = kept
             else:
                 self._hooks.pop(owner, None)
+        self._hooks_changed()
 
     def has_hooks(self, dir: str = "both", including_permanent: bool = True, level: int | None = None) -> bool:
         """Whether a hook of this direction (and level) is active in this context."""

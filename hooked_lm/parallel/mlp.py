@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.activations import ACTIVATIONS, XIELU, ScaledAct, activation_name
 from hooked_lm.components.axes import places_of
-from hooked_lm.components.mlp import MLP, GatedMLP, Stream, hooked_input, multiply_into
+from hooked_lm.components.mlp import MLP, AbstractGatedMLP, AbstractMLP, GatedMLP, Stream, hooked_input, multiply_into
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.parallel.guard import SplitModule, computing, split_class
 from hooked_lm.parallel.points import split_point
@@ -28,7 +28,7 @@ class NeuronSplit(SplitModule):
         return out if bias is None else out + bias
 
 
-class SplitMLP(NeuronSplit, MLP):
+class SplitMLP(NeuronSplit, AbstractMLP):
     """A plain MLP, split by neurons."""
 
     def forward(self, x: Stream) -> Stream:
@@ -39,7 +39,7 @@ class SplitMLP(NeuronSplit, MLP):
         return self.hook_out(self.summed(partial, self.b_out))
 
 
-class SplitGatedMLP(NeuronSplit, GatedMLP):
+class SplitGatedMLP(NeuronSplit, AbstractGatedMLP):
     """A gated MLP, split by neurons."""
 
     def forward(self, x: Stream) -> Stream:

@@ -1,5 +1,6 @@
 """Sites whose values are split over ranks: hooks run on the full tensor, or on this rank's part of it."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,7 +67,7 @@ def is_local(hook: Hook) -> bool:
     return _all_local.get() or getattr(hook.user_hook, "local", None) is True
 
 
-class ComputedPoint(HookPoint):
+class ComputedPoint(HookPoint, ABC):
     """A site inside a split module: its hooks run outside of the module's computation, see `guard`."""
 
     def _run(self, value: Tensor) -> Tensor:
@@ -76,8 +77,16 @@ class ComputedPoint(HookPoint):
         finally:
             _in_split_module.reset(token)
 
+    @abstractmethod
     def _run_outside(self, value: Tensor) -> Tensor:
-        return super()._run(value)
+        """Runs the hooks."""
+
+
+class ReplicatedPoint(ComputedPoint):
+    """A site whose value every rank has."""
+
+    def _run_outside(self, value: Tensor) -> Tensor:
+        return HookPoint._run(self, value)
 
 
 class SplitPoint(ComputedPoint):
@@ -125,14 +134,12 @@ class SplitPoint(ComputedPoint):
         return self.ranks.own_part(full, self.axis)
 
 
-class SplitExpertPoint(ComputedPoint, ExpertPoint):
+class SplitExpertPoint(ReplicatedPoint, ExpertPoint):
     """A site of an expert; hooks on this rank's part run only on the rank that has the expert."""
 
     is_here: bool
 
-    def active_hooks(self, dir: str | None = None) -> list[Hook]:
-        """The hooks that would run on this rank, in order; of one direction, or of both."""
-        hooks = super().active_hooks(dir)
+    def _run_here(self, hooks: list[Hook]) -> list[Hook]:
         return hooks if self.is_here else [hook for hook in hooks if not is_local(hook)]
 
     @property
@@ -161,9 +168,9 @@ def split_point(point: HookPoint, ranks: Ranks, n_full: int | None = None) -> Co
     return split
 
 
-def replicated_point(point: HookPoint) -> ComputedPoint:
+def replicated_point(point: HookPoint) -> ReplicatedPoint:
     """The point of a split module for this one, whose value every rank has."""
-    return remade(point, ComputedPoint)
+    return remade(point, ReplicatedPoint)
 
 
 def split_expert_point(point: ExpertPoint, is_here: bool) -> SplitExpertPoint:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from hooked_lm import HookedEncoder, HookedEncoderDecoder
 from hooked_lm.components import constants
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.families.decoders.jetmoe.routed import RoutedAttention
@@ -164,7 +164,7 @@ def assert_nothing_crosses(model: nn.Module, n_prompt: int) -> None:
     """
     fake = on_device(model)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(MoE, "mix", lambda self, x, weights, indices: x))
+        stack.enter_context(patch.object(AbstractMoE, "mix", lambda self, x, weights, indices: x))
         stack.enter_context(patch.object(RoutedAttention, "computes_every_head", lambda self, x: True))
         stack.enter_context(nothing_crosses())
         ids = torch.zeros(2, n_prompt, dtype=torch.long, device=DEVICE)

@@ -56,8 +56,8 @@ COMPONENTS = mutants({
         ("the offset of a norm's weight is ignored", "families/test_decoders.py::gemma2",
          "return upcast(self.w) if self.cfg.offset == 0.0 else upcast(self.w) + self.cfg.offset", "return upcast(self.w)"),
         ("an RMS norm computes in half precision", "components/test_parts.py::norms",
-         "return F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)",
-         "return F.rms_norm(x, cfg.normalized_shape, self.gain().to(x.dtype), cfg.eps)"),
+         "self.bounded(F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype))",
+         "self.bounded(F.rms_norm(x, cfg.normalized_shape, self.gain().to(x.dtype), cfg.eps))"),
     ],
     "components/norms/layer_norm.py": [
         ("the scale of a layer norm is not from centred values", "components/test_parts.py::norms",
@@ -70,10 +70,10 @@ COMPONENTS = mutants({
          "gate = self.act_fn(self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate)))",
          "gate = self.act_fn(self.hook_pre(F.linear(x, self.W_in.T, self.b_gate)))"),
         ("an edit of the activations of neurons is ignored", "families/test_decoders.py::gpt2",
-         "        return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))\n\n"
-         '    parameter_order = ("W_in", "b_in"',
-         "        self.hook_post(post)\n        return self.hook_out(F.linear(post, self.W_out.T, self.b_out))\n\n"
-         '    parameter_order = ("W_in", "b_in"'),
+         "        return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))\n\n\n"
+         "class AbstractGatedMLP",
+         "        self.hook_post(post)\n        return self.hook_out(F.linear(post, self.W_out.T, self.b_out))\n\n\n"
+         "class AbstractGatedMLP"),
         ("hooks see a product that was computed in place of the gate",
          "components/test_parts.py::a_gate_that_a_hook_keeps_is_not_overwritten_by_the_product",
          "is_shared = isinstance(self.act_fn, nn.Module) or is_listening(self.hook_pre, self.hook_pre_linear)",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.answers import Answers, answers_of_prompts
@@ -246,7 +246,9 @@ def _apart(model: Decoder, by: str, layers: AxisSelection) -> set[int]:
     if by == "layer":
         return set()
     which = set(chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers))
-    experts = {i for i, block in enumerate(model.blocks) if has_part(block, "mlp") and isinstance(block.mlp, MoE)}
+    experts = {
+        i for i, block in enumerate(model.blocks) if has_part(block, "mlp") and isinstance(block.mlp, AbstractMoE)
+    }
     if by == "neuron" and which & experts:
         rest = sorted(which - experts)
         fix = f"give layers={rest}, or by='layer'" if rest else "take them whole, by='layer'"

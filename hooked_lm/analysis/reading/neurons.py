@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hooked_lm.analysis.reading.heads import check_model, head_counts
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, norm_unhooked
 from hooked_lm.extras import lazy_import
@@ -266,7 +266,7 @@ def mlp_of(model: Decoder, layer: int) -> tuple[int, Any]:
     block = model.blocks[layer]
     if not has_part(block, "mlp"):
         raise ValueError(f"layer {layer} has no MLP, so it has no neurons")
-    if isinstance(block.mlp, MoE):
+    if isinstance(block.mlp, AbstractMoE):
         raise ValueError(f"the MLP of layer {layer} is a mixture of experts, which have neurons of their own each")
     return layer, block.mlp
 

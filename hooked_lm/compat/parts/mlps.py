@@ -46,7 +46,7 @@ class CanBeUsedAsMLP(nn.Module, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, (mlp.MLP, mlp.GatedMLP, moe.ClampedGatedMLP, moe.MoE))
+        return isinstance(module, (mlp.AbstractMLP, mlp.AbstractGatedMLP, moe.ClampedGatedMLP, moe.AbstractMoE))
 
     def forward(self, x: Stream) -> Stream:
         """Returns the input; overridden by subclasses."""
@@ -70,7 +70,7 @@ class MLP(Part, mlp.MLP, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, mlp.MLP)
+        return isinstance(module, mlp.AbstractMLP)
 
 
 class GatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
@@ -82,7 +82,7 @@ class GatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, mlp.GatedMLP)
+        return isinstance(module, mlp.AbstractGatedMLP)
 
 
 class GatedMLP4Bit(nn.Module, metaclass=PublicName):
@@ -109,7 +109,7 @@ class MoEGatedMLP(Part, mlp.GatedMLP, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, mlp.GatedMLP) and hasattr(module, "hook_routed_positions")
+        return isinstance(module, mlp.AbstractGatedMLP) and hasattr(module, "hook_routed_positions")
 
 
 class MoE(Part, moe.MoE, metaclass=PublicName):
@@ -122,7 +122,7 @@ class MoE(Part, moe.MoE, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, moe.MoE)
+        return isinstance(module, moe.AbstractMoE)
 
 
 class GptOssExpert(Part, moe.ClampedGatedMLP, metaclass=PublicName):
@@ -148,7 +148,7 @@ class GptOssMoE(Part, moe.MoE, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, moe.MoE) and isinstance(module.experts[0], moe.ClampedGatedMLP)
+        return isinstance(module, moe.AbstractMoE) and isinstance(module.experts[0], moe.ClampedGatedMLP)
 
 
 class MLPFactory:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.components.norms.scales import LayerScale, NoNorm
+from hooked_lm.components.norms.scales import ChannelScale
 
 PRE, MID, POST = "hook_resid_pre", "hook_resid_mid", "hook_resid_post"
 NORMALIZED_MID, NORMALIZED_POST = "hook_normalized_resid_mid", "hook_normalized_resid_post"
@@ -160,7 +160,7 @@ def _scale(block: nn.Module) -> float:
 def scales_outputs(block: nn.Module) -> bool:
     """Whether a block multiplies what its sublayers add to the stream."""
     steps = wiring_of(block).sublayers
-    return any(step.scale != 1.0 or isinstance(norm_of(block, step.post), (LayerScale, NoNorm)) for step in steps)
+    return any(step.scale != 1.0 or isinstance(norm_of(block, step.post), ChannelScale) for step in steps)
 
 
 # ---- the steps of most blocks ------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.experts.router import GroupedSigmoidRouter, GroupedSoftmaxRouter, Router
+from hooked_lm.components.experts.router import Router
 from hooked_lm.components.mlp import MLP, GatedMLP, hooked_input, multiply_into
 from hooked_lm.components.norms.norm import RESIDUAL, upcast
-from hooked_lm.hooks import Hook, HookPoint, is_listening
-from hooked_lm.hooks.scope import Frame
+from hooked_lm.hooks import HookPoint, is_listening
 
 Stream = Float[Tensor, "batch pos d_model"]
 Routed = Float[Tensor, "routed d_model"]
@@ -98,10 +97,9 @@ class ExpertPoint(HookPoint):
         super().__init__(*dims, on_demand=True)
         self.hooked_points = hooked_points
 
-    def install(self, hook: Hook, frame: Frame | None) -> None:
-        """Activates a hook for a frame, or permanently (None)."""
-        super().install(hook, frame)
-        self.hooked_points.add(self)
+    def _hooks_changed(self) -> None:
+        if self._hooks:
+            self.hooked_points.add(self)
 
     def discard_if_unhooked(self) -> None:
         """Removes this point from `hooked_points` if it has no hooks left."""
@@ -111,16 +109,8 @@ class ExpertPoint(HookPoint):
                 self.hooked_points.add(self)
 
 
-class MoE(nn.Module):
-    """`sum over the chosen e of weight_e * experts[e](x)`; the router chooses by `x W_router + b_router`.
-
-    `W_router` is [d_model, expert]; some routers choose by logits with a correction, `b_choice` [expert]. A `shared` expert
-    receives every token; with `shared_gate` its output is multiplied by `sigmoid(x W_shared_gate + b_shared_gate)`, at
-    `hook_shared_gate`. Edits of `hook_expert_indices` send tokens to other experts.
-
-    The sites of an expert are on demand and hold only its tokens; `hook_routed_positions` has their [row, position], and
-    edits of it have no effect.
-    """
+class AbstractMoE(nn.Module):
+    """The weights and sites of a mixture, and the sum over the chosen experts; subclasses compute its output."""
 
     axes = {
         "W_router": "[d_model] choice",
@@ -129,42 +119,12 @@ class MoE(nn.Module):
         "b_out": "d_model",
     }
 
-    @dataclass(frozen=True)
-    class Config:
-        """`router_bias` adds a bias to the router and to the gate of the shared expert, `out_bias` one to the output, which
-        `out_scale` multiplies before. After the experts the router has `n_identity` choices whose output is x itself, without
-        an entry in `experts` (LongCat-Flash, Meituan 2025, arXiv:2509.01322)."""
-
-        expert: ExpertConfig
-        n_experts: int
-        top_k: int
-        router: Router
-        router_bias: bool = False
-        shared: ExpertConfig | None = None
-        shared_gate: bool = False
-        out_scale: float = 1.0
-        out_bias: bool = False
-        n_identity: int = 0
-
-        @property
-        def n_choices(self) -> int:
-            """The number of experts that the router chooses from."""
-            return self.n_experts + self.n_identity
-
-        @property
-        def d_model(self) -> int:
-            return self.expert.d_model
-
-        def build(self) -> "MoE":
-            return MoE(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "MoE.Config") -> None:
         super().__init__()
         n_choices = cfg.n_choices
         if not 1 <= cfg.top_k <= n_choices:
             raise ValueError(f"top_k={cfg.top_k} must be from 1 to n_experts={n_choices}")
-        if isinstance(cfg.router, GroupedSoftmaxRouter | GroupedSigmoidRouter):
-            cfg.router.check(n_choices)
+        cfg.router.check(n_choices)
         if cfg.shared_gate and cfg.shared is None:
             raise ValueError("shared_gate=True needs a shared expert")
         self.cfg = cfg
@@ -184,10 +144,6 @@ class MoE(nn.Module):
             self.hook_shared_gate = HookPoint("batch", "pos", "1")
         self.b_out = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.out_bias else None
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
-
-    def forward(self, x: Stream) -> Stream:
-        x = hooked_input(self, x)
-        return self.output(x, *self.route(x))
 
     def output(self, x: Stream, weights: Weights, indices: Indices) -> Stream:
         """The output for these experts of each token, at its site."""
@@ -220,14 +176,24 @@ class MoE(nn.Module):
 
     def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
         """The router's logits, before their site."""
+        x = self.router_input(x)
         if not self.cfg.router.in_fp32:
             return F.linear(x, self.W_router.T, self.b_router)
         bias = None if self.b_router is None else upcast(self.b_router)
         return F.linear(upcast(x), upcast(self.W_router).T, bias)
 
+    def router_input(self, x: Stream) -> Stream:
+        """What the router reads, for the input of the mixture."""
+        return x
+
     def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
         """The weights and indices of the experts that the router chooses."""
-        return self.cfg.router(logits, self.cfg.top_k, self.b_choice)
+        weights, indices = self.cfg.router(logits, self.cfg.top_k, self.b_choice)
+        return self.scaled(weights, indices), indices
+
+    def scaled(self, weights: Weights, indices: Indices) -> Weights:
+        """The router's weights of these experts, times a scale of each expert if there is one."""
+        return weights
 
     def shared_gate(self, x: Stream) -> Float[Tensor, "batch pos 1"]:
         """The factor of the shared expert's output."""
@@ -292,7 +258,7 @@ class MoE(nn.Module):
         shared = None if shared is None else shared * self.cfg.out_scale
         return shared if self.b_out is None else self.b_out if shared is None else self.b_out + shared
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "AbstractMoE":
         """As `nn.Module._apply`, but the router's `fp32_weights`, whose rounding would change its choices, stay in fp32."""
         kept = {name: getattr(self, name).data for name in self.cfg.router.fp32_weights}
         super()._apply(fn, recurse)
@@ -306,6 +272,51 @@ class MoE(nn.Module):
         """Updates the config from the first expert and the shared expert."""
         first: Any = self.experts[0]
         self.cfg = replace(self.cfg, expert=first.cfg, shared=None if self.shared is None else self.shared.cfg)
+
+
+class MoE(AbstractMoE):
+    """`sum over the chosen e of weight_e * experts[e](x)`; the router chooses by `x W_router + b_router`.
+
+    `W_router` is [d_model, expert]; some routers choose by logits with a correction, `b_choice` [expert]. A `shared` expert
+    receives every token; with `shared_gate` its output is multiplied by `sigmoid(x W_shared_gate + b_shared_gate)`, at
+    `hook_shared_gate`. Edits of `hook_expert_indices` send tokens to other experts.
+
+    The sites of an expert are on demand and hold only its tokens; `hook_routed_positions` has their [row, position], and
+    edits of it have no effect.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        """`router_bias` adds a bias to the router and to the gate of the shared expert, `out_bias` one to the output, which
+        `out_scale` multiplies before. After the experts the router has `n_identity` choices whose output is x itself, without
+        an entry in `experts` (LongCat-Flash, Meituan 2025, arXiv:2509.01322)."""
+
+        expert: ExpertConfig
+        n_experts: int
+        top_k: int
+        router: Router
+        router_bias: bool = False
+        shared: ExpertConfig | None = None
+        shared_gate: bool = False
+        out_scale: float = 1.0
+        out_bias: bool = False
+        n_identity: int = 0
+
+        @property
+        def n_choices(self) -> int:
+            """The number of experts that the router chooses from."""
+            return self.n_experts + self.n_identity
+
+        @property
+        def d_model(self) -> int:
+            return self.expert.d_model
+
+        def build(self) -> "AbstractMoE":
+            return MoE(self)
+
+    def forward(self, x: Stream) -> Stream:
+        x = hooked_input(self, x)
+        return self.output(x, *self.route(x))
 
 
 class InputWeightedMoE(MoE):
@@ -328,9 +339,8 @@ def _expert(cfg: ExpertConfig, hooked_points: set[ExpertPoint]) -> nn.Module:
     points = {name: part for name, part in expert.named_children() if isinstance(part, HookPoint)}
     for name in points:
         delattr(expert, name)
-    expert.hook_routed_positions = ExpertPoint(
-        "routed", "2", hooked_points=hooked_points
-    )  # first: later hooks may read it
+    # first: later hooks may read it
+    expert.hook_routed_positions = ExpertPoint("routed", "2", hooked_points=hooked_points)
     for name, point in points.items():
         setattr(expert, name, ExpertPoint("routed", point.dims[-1], hooked_points=hooked_points))
     return expert

@@ -3,6 +3,7 @@
 A router is a frozen dataclass without parameters; the weights that compute the logits belong to the `MoE`. `topk` breaks ties.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -17,19 +18,29 @@ Logits = Float[Tensor, "*batch expert"]
 Choice = tuple[Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]
 
 
+class Router:
+    """The choice of experts by their logits."""
+
+    in_fp32 = False  # whether the logits are computed in fp32 for weights of any dtype
+    corrected = False  # whether a trained bias per expert is added for the choice only
+    fp32_weights: ClassVar[tuple[str, ...]] = ()  # of the MoE, which stay in fp32 in a model of a lower precision
+
+    @abstractmethod
+    def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
+        """The weights and the indices of the chosen experts."""
+
+    def check(self, n_experts: int) -> None:
+        """Raises ValueError if so many experts cannot form the groups, or too many of these are chosen."""
+
+
 @dataclass(frozen=True)
-class SoftmaxRouter:
+class SoftmaxRouter(Router):
     """A softmax over all experts, then the top k (Shazeer et al. 2017, arXiv:1701.06538).
 
     With `renormalize` the weights of the chosen sum to one.
     """
 
     renormalize: bool = False
-    in_fp32: ClassVar[bool] = False  # whether the logits are computed in fp32 for weights of any dtype
-    corrected: ClassVar[bool] = False  # whether a trained bias per expert is added for the choice only
-    fp32_weights: ClassVar[
-        tuple[str, ...]
-    ] = ()  # weights of the MoE that stay in fp32 when a model is cast to a lower precision
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         weights, indices = upcast(logits).softmax(-1).topk(top_k, -1)
@@ -37,12 +48,8 @@ class SoftmaxRouter:
 
 
 @dataclass(frozen=True)
-class TopKRouter:
+class TopKRouter(Router):
     """The top k logits, then a softmax over them."""
-
-    in_fp32: ClassVar[bool] = False
-    corrected: ClassVar[bool] = False
-    fp32_weights: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         values, indices = logits.topk(top_k, -1)
@@ -50,12 +57,8 @@ class TopKRouter:
 
 
 @dataclass(frozen=True)
-class TopKSigmoidRouter:
+class TopKSigmoidRouter(Router):
     """The top k logits, then a sigmoid of each. Llama 4 (Meta 2025)."""
-
-    in_fp32: ClassVar[bool] = False
-    corrected: ClassVar[bool] = False
-    fp32_weights: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         values, indices = logits.topk(top_k, -1)
@@ -63,7 +66,7 @@ class TopKSigmoidRouter:
 
 
 @dataclass(frozen=True)
-class GroupedSoftmaxRouter:
+class GroupedSoftmaxRouter(Router):
     """A softmax over all experts; the top k from the groups with the best single experts, times `scale`.
 
     DeepSeek-V2 (2024, arXiv:2405.04434), where a group is the experts of one device. With `by_pairs` the groups with the best
@@ -76,11 +79,8 @@ class GroupedSoftmaxRouter:
     by_pairs: bool = False
     renormalize: bool = False
     in_fp32: bool = True
-    corrected: ClassVar[bool] = False
-    fp32_weights: ClassVar[tuple[str, ...]] = ()
 
     def check(self, n_experts: int) -> None:
-        """Raises ValueError if so many experts cannot form the groups, or too many of these are chosen."""
         _check_groups(n_experts, self.n_groups, self.top_groups, least=2 if self.by_pairs else 1)
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
@@ -91,7 +91,7 @@ class GroupedSoftmaxRouter:
 
 
 @dataclass(frozen=True)
-class GroupedSigmoidRouter:
+class GroupedSigmoidRouter(Router):
     """A sigmoid for each expert; the top k from the groups with the best pairs of experts, times `scale`.
 
     Groups and experts are chosen by the sigmoid plus the correction, which balances the load of the experts and is not part
@@ -115,12 +115,10 @@ class GroupedSigmoidRouter:
     score: Literal["sigmoid", "sqrtsoftplus"] = "sigmoid"
 
     @property
-    def fp32_weights(self) -> tuple[str, ...]:
-        """Weights of the MoE that stay in fp32 when a model is cast to a lower precision."""
+    def fp32_weights(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("b_choice",) * self.corrected + ("W_router",) * self.keeps_weights
 
     def check(self, n_experts: int) -> None:
-        """Raises ValueError if so many experts cannot form the groups, or too many of these are chosen."""
         _check_groups(n_experts, self.n_groups, self.top_groups, least=2 if self.n_groups > 1 else 1)
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
@@ -149,7 +147,7 @@ class GroupedSigmoidRouter:
 
 
 @dataclass(frozen=True)
-class CorrectedSoftmaxRouter:
+class CorrectedSoftmaxRouter(Router):
     """A softmax over all experts; the top k of softmax plus correction, with weights from the softmax, times `scale`.
 
     With `renormalize` they sum to `scale`; `min_sum` is the smallest divisor of the weights. ERNIE 4.5 (Baidu 2025).
@@ -158,9 +156,9 @@ class CorrectedSoftmaxRouter:
     min_sum: float = 1e-12
     renormalize: bool = True
     scale: float = 1.0
-    in_fp32: ClassVar[bool] = True
-    corrected: ClassVar[bool] = True
-    fp32_weights: ClassVar[tuple[str, ...]] = ("W_router", "b_choice")
+    in_fp32 = True
+    corrected = True
+    fp32_weights = ("W_router", "b_choice")
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         scores = upcast(logits).softmax(-1)
@@ -170,7 +168,7 @@ class CorrectedSoftmaxRouter:
 
 
 @dataclass(frozen=True)
-class SparseMixerRouter:
+class SparseMixerRouter(Router):
     """The best expert, then the best of the others, each weighted by a softmax over the experts near it.
 
     SparseMixer (Liu et al. 2023, arXiv:2310.00811) at inference: an expert is near the best if its logit is lower by at most
@@ -178,9 +176,6 @@ class SparseMixerRouter:
     """
 
     tolerance: float = 0.01
-    in_fp32: ClassVar[bool] = False
-    corrected: ClassVar[bool] = False
-    fp32_weights: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         remaining, weights, indices = logits, list[Tensor](), list[Tensor]()
@@ -196,32 +191,18 @@ class SparseMixerRouter:
 
 
 @dataclass(frozen=True)
-class CapacityRouter:
+class CapacityRouter(Router):
     """A softmax, then the best expert. An expert takes at most `capacity` tokens of a row in one run, the first ones; later
     tokens have weight zero (Fedus et al. 2021, arXiv:2101.03961)."""
 
     capacity: int
-    in_fp32: ClassVar[bool] = True
-    corrected: ClassVar[bool] = False
-    fp32_weights: ClassVar[tuple[str, ...]] = ()
+    in_fp32 = True
 
     def __call__(self, logits: Logits, top_k: int, correction: Tensor | None = None) -> Choice:
         weights, indices = upcast(logits).softmax(-1).topk(top_k, -1)
         sent = torch.zeros_like(logits, dtype=torch.long).scatter(-1, indices, 1)
         fits = (sent.cumsum(-2) <= self.capacity).gather(-1, indices)
         return weights * fits, indices
-
-
-Router = (
-    CapacityRouter
-    | SoftmaxRouter
-    | TopKRouter
-    | TopKSigmoidRouter
-    | GroupedSoftmaxRouter
-    | GroupedSigmoidRouter
-    | CorrectedSoftmaxRouter
-    | SparseMixerRouter
-)
 
 
 def _check_groups(n_experts: int, n_groups: int, top_groups: int, least: int) -> None:

@@ -100,8 +100,9 @@ class HeadLayerNorm(LayerNorm):
         self.cfg = cfg
         self.heads = nn.ParameterList(torch.ones(cfg.d_model) for _ in range(cfg.n_heads))
 
-    def gain(self) -> Float[Tensor, "heads d_model"]:
-        """The factors of the normalised values."""
+    @property
+    def w(self) -> Float[Tensor, "heads d_model"]:  # type: ignore[override]
+        """The weights of all heads."""
         return torch.stack(list(self.heads))
 
 

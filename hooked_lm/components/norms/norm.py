@@ -106,7 +106,7 @@ class RMSNorm(Norm):
         cfg = self.cfg
         if cfg.n_heads is not None and not cfg.joint:
             return self.apply_weights(F.rms_norm(upcast(x), cfg.normalized_shape, eps=cfg.eps).to(x.dtype))
-        return F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype)
+        return self.bounded(F.rms_norm(upcast(x), cfg.normalized_shape, self.gain(), cfg.eps).to(x.dtype))
 
     def gain(self) -> Float[Tensor, "*heads d_model"] | None:
         """The factors of the normalised value, in at least fp32; None for a folded norm."""
@@ -116,8 +116,17 @@ class RMSNorm(Norm):
 
     def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The output for a normalised value."""
-        gain = self.gain()
-        return normalized if gain is None else (upcast(normalized) * gain).to(normalized.dtype)
+        if (gain := self.gain()) is not None:
+            normalized = (upcast(normalized) * self.gain_of_copies(gain, normalized)).to(normalized.dtype)
+        return self.bounded(normalized)
+
+    def gain_of_copies(self, gain: Float[Tensor, "*heads d"], normalized: Tensor) -> Float[Tensor, "*heads d"]:
+        """The factors of a normalised value in which a head may have several copies."""
+        return gain
+
+    def bounded(self, out: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """The output, within its bounds if it has any."""
+        return out
 
 
 NormConfig = Norm.Config

@@ -7,25 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.norms.norm import RESIDUAL, Norm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, Norm, NormConfig, upcast
 
 
-class NoNorm(Norm):
-    """`x * w + b`. It divides by nothing, so it has no sites."""
+class ChannelScale(Norm):
+    """Factors `w` for each channel. It divides by nothing, so it has no sites."""
 
-    @dataclass(frozen=True)
-    class Config(Norm.Config):
-        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "NoNorm":
-            return NoNorm(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: NormConfig) -> None:
         super().__init__()
         self.cfg = cfg
         self.w = nn.Parameter(torch.ones(cfg.d_model))
-        self.b = nn.Parameter(torch.zeros(cfg.d_model))
-
-    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        return torch.addcmul(self.b, x, self.w)
 
     def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """The same: there are no hook points."""
@@ -35,18 +26,41 @@ class NoNorm(Norm):
         """What multiplies the input."""
         return self.w
 
+    def shift(self) -> Float[Tensor, " d_model"] | None:
+        """What is added to the product, if anything is."""
+        return None
+
+
+class NoNorm(ChannelScale):
+    """`x * w + b`."""
+
+    @dataclass(frozen=True)
+    class Config(Norm.Config):
+        def build(self, dims: tuple[str, ...] = RESIDUAL) -> "ChannelScale":
+            return NoNorm(self)
+
+    def __init__(self, cfg: NormConfig) -> None:
+        super().__init__(cfg)
+        self.b = nn.Parameter(torch.zeros(cfg.d_model))
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return torch.addcmul(self.b, x, self.w)
+
     def shift(self) -> Float[Tensor, " d_model"]:
-        """What is added to the product."""
         return self.b
 
 
-class ShiftedScale(NoNorm):
+class ShiftedScale(ChannelScale):
     """`(x + b) * w` in at least fp32, as in ZAYA1 (Anthony et al. 2025, arXiv:2511.17127)."""
 
     @dataclass(frozen=True)
     class Config(NoNorm.Config):
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "ShiftedScale":
             return ShiftedScale(self)
+
+    def __init__(self, cfg: NormConfig) -> None:
+        super().__init__(cfg)
+        self.b = nn.Parameter(torch.zeros(cfg.d_model))
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         return (upcast(x) + upcast(self.b)) * upcast(self.w)
@@ -55,8 +69,8 @@ class ShiftedScale(NoNorm):
         return upcast(self.b) * upcast(self.w)
 
 
-class LayerScale(Norm):
-    """`x * w`, in the place of a norm after a sublayer. It divides by nothing, so it has no sites.
+class LayerScale(ChannelScale):
+    """`x * w`, in the place of a norm after a sublayer.
 
     `hook_attn_out` and `hook_mlp_out` are after it, `attn.hook_result` and `mlp.hook_out` before it.
     """
@@ -66,18 +80,5 @@ class LayerScale(Norm):
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "LayerScale":
             return LayerScale(self)
 
-    def __init__(self, cfg: Config) -> None:
-        super().__init__()
-        self.cfg = cfg
-        self.w = nn.Parameter(torch.ones(cfg.d_model))
-
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         return x * self.w
-
-    def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The same: there are no hook points."""
-        return self(x)
-
-    def gain(self) -> Float[Tensor, " d_model"]:
-        """The factors."""
-        return self.w

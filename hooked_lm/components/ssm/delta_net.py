@@ -1,5 +1,6 @@
 """Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464): linear attention whose state decays, and erases what it overwrites."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +22,8 @@ PerHead = Float[Tensor, "batch pos ssm_head d_ssm_head"]
 PerGroup = Float[Tensor, "batch pos group d_state"]
 
 
-class GatedDeltaNet(CachedMixer):
-    """In each head `S' = S[pos - 1] exp(g)`, `S[pos] = S' + beta (v - S' k) k^T` and `z = S[pos] q`; `norm(z) * act(gate) W_out`.
-
-    q, k and v are `act(conv(x W_Q))` and so on; q and k are then divided by their lengths, and q by `sqrt(d_state)`.
-    `beta = max_beta * sigmoid(x W_beta)` is the share of the old value under k that v replaces,
-    `g = -exp(A_log) softplus(x W_g + dt_bias)` the logarithm of the decay. The heads of a group share q and k. The norm has
-    one weight for all heads. `W_Q` and `W_K` are [d_model, group * d_state], `W_V` and `W_gate` [d_model, d_inner], `W_beta`
-    and `W_g` [d_model, ssm_head], `W_out` [d_inner, d_model]; `A_log` and `dt_bias` are [ssm_head].
-
-    Sites: `hook_q`, `hook_k` and `hook_v` before the convolutions, `hook_conv_q`, `hook_conv_k` and `hook_conv_v` after them and
-    their activation; `hook_g`, `hook_beta`, and `hook_gate` before its activation; on demand `hook_state`, the state after every
-    position [d_ssm_head, d_state], whose edits change later states (see `scan.hooked_states`); `hook_z` before the norm and the
-    gate. `hook_g`, `hook_beta`, `hook_state` and `hook_z` are in at least fp32, as the recurrence is.
-    """
+class AbstractDeltaNet(CachedMixer):
+    """The gated delta rule; subclasses have the decay of the state and the gate of the output."""
 
     axes = {
         "W_Q": "[d_model] d_shared",
@@ -45,44 +34,7 @@ class GatedDeltaNet(CachedMixer):
         "W_beta": "[d_model] ssm_head",
     }
 
-    @dataclass(frozen=True)
-    class Config:
-        d_model: int
-        n_heads: int
-        d_head: int
-        n_groups: int
-        d_state: int
-        conv_width: int = 4
-        act_fn: str = "silu"  # after the convolutions
-        gate_act_fn: str = "silu"
-        max_beta: float = 1.0  # with 2 the state can also be reflected (Grazzi et al. 2024, arXiv:2411.12537)
-        bias: bool = False  # of all projections
-        eps: float = 1e-6  # of the norm before the gate
-
-        @property
-        def d_inner(self) -> int:
-            return self.n_heads * self.d_head
-
-        @property
-        def d_shared(self) -> int:
-            """The width of q and of k, over all groups."""
-            return self.n_groups * self.d_state
-
-        @property
-        def widths(self) -> dict[str, int]:
-            """The width of each projection."""
-            wide = {"Q": self.d_shared, "K": self.d_shared, "V": self.d_inner}
-            return wide | {"g": self.n_heads, "beta": self.n_heads, "gate": self.d_inner}
-
-        @property
-        def n_weights(self) -> int:
-            """The number of entries of its matrices."""
-            return self.d_model * (sum(self.widths.values()) + self.d_inner)
-
-        def build(self) -> "GatedDeltaNet":
-            return GatedDeltaNet(self)
-
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "GatedDeltaNet.Config") -> None:
         super().__init__(cfg)
         if cfg.n_heads % cfg.n_groups:
             raise ValueError(f"n_heads={cfg.n_heads} must be a multiple of n_groups={cfg.n_groups}")
@@ -141,18 +93,17 @@ class GatedDeltaNet(CachedMixer):
         (q, _), (k, _), (v, _) = made
         return q, k, v, torch.cat([after for _, after in made], -1)
 
-    def log_decay(self, stream: Stream) -> Float[Tensor, "batch pos ssm_head"]:
+    @abstractmethod
+    def log_decay(self, stream: Stream) -> Float[Tensor, "batch pos ssm_head *d_state"]:
         """The logarithm of the decay of the state at each position, in at least fp32."""
-        dt = F.softplus(upcast(self.linear(stream, "g")) + upcast(self.dt_bias))
-        return -dt * upcast(self.A_log).exp()
 
     def written_share(self, stream: Stream) -> Float[Tensor, "batch pos ssm_head"]:
         """The share of the old value that each position replaces, in at least fp32."""
         return upcast(self.linear(stream, "beta")).sigmoid() * self.cfg.max_beta
 
+    @abstractmethod
     def gate(self, stream: Stream) -> PerHead:
         """The gate of the output, before its activation."""
-        return self.projected(stream, "gate")
 
     # ---- the recurrence ----------------------------------------------------------------------------------------------
 
@@ -182,6 +133,66 @@ class GatedDeltaNet(CachedMixer):
         """The output for normalised values."""
         gated = normed * self.gate_act(upcast(gate))
         return self.linear(gated.flatten(2).to(gate.dtype), "out")
+
+
+class GatedDeltaNet(AbstractDeltaNet):
+    """In each head `S' = S[pos - 1] exp(g)`, `S[pos] = S' + beta (v - S' k) k^T` and `z = S[pos] q`; `norm(z) * act(gate) W_out`.
+
+    q, k and v are `act(conv(x W_Q))` and so on; q and k are then divided by their lengths, and q by `sqrt(d_state)`.
+    `beta = max_beta * sigmoid(x W_beta)` is the share of the old value under k that v replaces,
+    `g = -exp(A_log) softplus(x W_g + dt_bias)` the logarithm of the decay. The heads of a group share q and k. The norm has
+    one weight for all heads. `W_Q` and `W_K` are [d_model, group * d_state], `W_V` and `W_gate` [d_model, d_inner], `W_beta`
+    and `W_g` [d_model, ssm_head], `W_out` [d_inner, d_model]; `A_log` and `dt_bias` are [ssm_head].
+
+    Sites: `hook_q`, `hook_k` and `hook_v` before the convolutions, `hook_conv_q`, `hook_conv_k` and `hook_conv_v` after them and
+    their activation; `hook_g`, `hook_beta`, and `hook_gate` before its activation; on demand `hook_state`, the state after every
+    position [d_ssm_head, d_state], whose edits change later states (see `scan.hooked_states`); `hook_z` before the norm and the
+    gate. `hook_g`, `hook_beta`, `hook_state` and `hook_z` are in at least fp32, as the recurrence is.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        n_heads: int
+        d_head: int
+        n_groups: int
+        d_state: int
+        conv_width: int = 4
+        act_fn: str = "silu"  # after the convolutions
+        gate_act_fn: str = "silu"
+        max_beta: float = 1.0  # with 2 the state can also be reflected (Grazzi et al. 2024, arXiv:2411.12537)
+        bias: bool = False  # of all projections
+        eps: float = 1e-6  # of the norm before the gate
+
+        @property
+        def d_inner(self) -> int:
+            return self.n_heads * self.d_head
+
+        @property
+        def d_shared(self) -> int:
+            """The width of q and of k, over all groups."""
+            return self.n_groups * self.d_state
+
+        @property
+        def widths(self) -> dict[str, int]:
+            """The width of each projection."""
+            wide = {"Q": self.d_shared, "K": self.d_shared, "V": self.d_inner}
+            return wide | {"g": self.n_heads, "beta": self.n_heads, "gate": self.d_inner}
+
+        @property
+        def n_weights(self) -> int:
+            """The number of entries of its matrices."""
+            return self.d_model * (sum(self.widths.values()) + self.d_inner)
+
+        def build(self) -> "AbstractDeltaNet":
+            return GatedDeltaNet(self)
+
+    def log_decay(self, stream: Stream) -> Float[Tensor, "batch pos ssm_head"]:
+        dt = F.softplus(upcast(self.linear(stream, "g")) + upcast(self.dt_bias))
+        return -dt * upcast(self.A_log).exp()
+
+    def gate(self, stream: Stream) -> PerHead:
+        return self.projected(stream, "gate")
 
 
 def unit(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:

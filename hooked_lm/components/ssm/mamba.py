@@ -2,6 +2,7 @@
 small state, whose decay depends on the input."""
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,21 +24,8 @@ SEGMENT = 256  # positions whose states are in memory at once, unless something 
 State = Float[Tensor, "batch d_inner d_state"]
 
 
-class Mamba(Mixer):
-    """`h[pos] = exp(dt A) h[pos - 1] + dt B u` and `y = C h + D u`, gated: `(y * silu(gate)) W_out`.
-
-    `u = act(conv(x W_x))` is the input of the state space, `dt`, `B` and `C` are functions of it, and `A = -exp(A_log)`.
-    `W_x` and `W_gate` are [d_model, d_inner], `W_dt_down` [d_inner, dt_rank], `W_dt_up` [dt_rank, d_inner], `W_B` and
-    `W_C` [d_inner, d_state], `W_out` [d_inner, d_model]; `A_log` is [d_inner, d_state], `D` and `dt_bias` [d_inner].
-
-    `u W_dt_down`, `B` and `C` may be normalised (`dt_norm`, `B_norm`, `C_norm`), as in Jamba (Lieber et al. 2024,
-    arXiv:2403.19887).
-
-    Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, `hook_gate` before its silu,
-    `hook_dt` after the softplus, `hook_B` and `hook_C` after their norms; on demand `hook_state`, the state after every
-    position, whose edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`,
-    `hook_state` and `hook_y` are in at least fp32, as the recurrence is.
-    """
+class AbstractMamba(Mixer):
+    """The recurrence of `Mamba`; subclasses have the weights that make the step size, B and C."""
 
     axes = {
         "W_dt_down": "[d_inner] dt_rank",
@@ -46,30 +34,13 @@ class Mamba(Mixer):
         "W_C": "[d_inner] d_state",
     }
 
-    @dataclass(frozen=True)
-    class Config:
-        d_model: int
-        d_inner: int
-        d_state: int
-        dt_rank: int
-        conv_width: int = 4
-        act_fn: str = "silu"  # after the convolution
-        bias: bool = False
-        conv_bias: bool = True
-        dt_norm: NormConfig | None = None  # of width dt_rank
-        state_norm: NormConfig | None = None  # of B and of C, each with its own weight, of width d_state
-
-        @property
-        def n_weights(self) -> int:
-            """The number of entries of its matrices."""
-            return self.d_inner * (3 * self.d_model + 2 * self.dt_rank + 2 * self.d_state)
-
-        def build(self) -> "Mamba":
-            return Mamba(self)
-
     state_dims: tuple[str, ...] = STATE
+    W_dt_down: Tensor
+    W_dt_up: Tensor
+    W_B: Tensor
+    W_C: Tensor
 
-    def __init__(self, cfg: Config) -> None:
+    def __init__(self, cfg: "Mamba.Config") -> None:
         super().__init__(cfg)
         self.make_inputs()
         self.make_selection()
@@ -90,13 +61,9 @@ class Mamba(Mixer):
         self.hook_y = HookPoint(*INNER)
         self.hook_out = HookPoint(*RESIDUAL, on_demand=True)
 
+    @abstractmethod
     def make_selection(self) -> None:
         """Adds the weights that make the step size, B and C."""
-        cfg = self.cfg
-        self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
-        self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
-        self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
-        self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
 
     def recurrence(
         self, x: Inner, stream: Stream, context: Context, window: Window | None, state: State | None
@@ -113,23 +80,27 @@ class Mamba(Mixer):
         y, state = self.scan(upcast(u), masked_dt, upcast(B), upcast(C), state)
         return y, window, state
 
+    @abstractmethod
+    def product(self, x: Float[Tensor, "batch pos *head d_in"], W: Tensor) -> Float[Tensor, "batch pos *head width"]:
+        """The product of channels, which may be split by heads, with one of the weights of `make_selection`."""
+
+    def heads(self, x: Float[Tensor, "batch pos d_inner *d_state"]) -> Float[Tensor, "batch pos *inner"]:
+        """A value of each channel, split by the heads that have a step size, B and C of their own."""
+        return x
+
     def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos *head width"]:
         """The product with `W_dt_down`, `W_B` or `W_C`."""
-        return F.linear(u, W.T)
-
-    def steps(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
-        """The product with `W_dt_up`."""
-        return F.linear(low, self.W_dt_up.T)
+        return self.product(self.heads(u), W)
 
     def read(
         self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos *head d_state"]
     ) -> Inner:
         """`C h` at every position."""
-        return (states @ C[..., None])[..., 0]
+        return (self.heads(states) @ C[..., None]).flatten(2)
 
     def step_size(self, low: Float[Tensor, "batch pos *head dt_rank"]) -> Inner:
         """The step size at each position, in at least fp32, from the input of `W_dt_up`."""
-        return F.softplus(upcast(self.steps(low)) + upcast(self.dt_bias))
+        return F.softplus(upcast(self.product(low, self.W_dt_up).flatten(2)) + upcast(self.dt_bias))
 
     def scan(
         self,
@@ -156,15 +127,59 @@ class Mamba(Mixer):
     ) -> tuple[Float[Tensor, "batch pos d_inner d_state"], Float[Tensor, "batch pos d_inner d_state"]]:
         """Decay and update of the state at each position."""
         A = -upcast(self.A_log).exp()
-        return (dt[..., None] * A).exp(), (dt * u)[..., None] * self.by_channel(B)
-
-    def by_channel(self, B: Float[Tensor, "batch pos *head d_state"]) -> Float[Tensor, "batch pos channel d_state"]:
-        """B for each channel, or for all."""
-        return B[:, :, None]
+        return (dt[..., None] * A).exp(), (self.heads(dt * u)[..., None] * B[..., None, :]).flatten(2, -2)
 
     def output(self, y: Inner, gate: Inner) -> Stream:
         """Gates the outputs of the state space and projects them into the stream."""
         return F.linear((y * F.silu(upcast(gate))).to(gate.dtype), self.W_out.T, self.b_out)
+
+
+class Mamba(AbstractMamba):
+    """`h[pos] = exp(dt A) h[pos - 1] + dt B u` and `y = C h + D u`, gated: `(y * silu(gate)) W_out`.
+
+    `u = act(conv(x W_x))` is the input of the state space, `dt`, `B` and `C` are functions of it, and `A = -exp(A_log)`.
+    `W_x` and `W_gate` are [d_model, d_inner], `W_dt_down` [d_inner, dt_rank], `W_dt_up` [dt_rank, d_inner], `W_B` and
+    `W_C` [d_inner, d_state], `W_out` [d_inner, d_model]; `A_log` is [d_inner, d_state], `D` and `dt_bias` [d_inner].
+
+    `u W_dt_down`, `B` and `C` may be normalised (`dt_norm`, `B_norm`, `C_norm`), as in Jamba (Lieber et al. 2024,
+    arXiv:2403.19887).
+
+    Sites: `hook_x` before the convolution, `hook_conv` (u) after it and its activation, `hook_gate` before its silu,
+    `hook_dt` after the softplus, `hook_B` and `hook_C` after their norms; on demand `hook_state`, the state after every
+    position, whose edits change later states (see `scan.hooked_states`); `hook_y` before the gate. `hook_dt`,
+    `hook_state` and `hook_y` are in at least fp32, as the recurrence is.
+    """
+
+    @dataclass(frozen=True)
+    class Config:
+        d_model: int
+        d_inner: int
+        d_state: int
+        dt_rank: int
+        conv_width: int = 4
+        act_fn: str = "silu"  # after the convolution
+        bias: bool = False
+        conv_bias: bool = True
+        dt_norm: NormConfig | None = None  # of width dt_rank
+        state_norm: NormConfig | None = None  # of B and of C, each with its own weight, of width d_state
+
+        @property
+        def n_weights(self) -> int:
+            """The number of entries of its matrices."""
+            return self.d_inner * (3 * self.d_model + 2 * self.dt_rank + 2 * self.d_state)
+
+        def build(self) -> "AbstractMamba":
+            return Mamba(self)
+
+    def make_selection(self) -> None:
+        cfg = self.cfg
+        self.W_dt_down = nn.Parameter(torch.empty(cfg.dt_rank, cfg.d_inner).T)
+        self.W_dt_up = nn.Parameter(torch.empty(cfg.d_inner, cfg.dt_rank).T)
+        self.W_B = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
+        self.W_C = nn.Parameter(torch.empty(cfg.d_state, cfg.d_inner).T)
+
+    def product(self, x: Inner, W: Tensor) -> Float[Tensor, "batch pos width"]:
+        return F.linear(x, W.T)
 
 
 def initial_dt_bias(n: int) -> Float[Tensor, " n"]:

@@ -105,9 +105,7 @@ class Mamba2(Mixer):
         weight = nn.Parameter(torch.empty(size, self.cfg.d_model).T)
         return weight, nn.Parameter(torch.zeros(size)) if self.cfg.bias else None
 
-    def projected(self, stream: Stream, name: str) -> Float[Tensor, "batch pos width"]:
-        """One of the projections of the stream, scaled."""
-        projected = super().projected(stream, name)
+    def scaled(self, projected: Float[Tensor, "batch pos width"], name: str) -> Float[Tensor, "batch pos width"]:
         return projected if self.scales[name] == 1.0 else projected * self.scales[name]
 
     def recurrence(

@@ -103,8 +103,12 @@ class Mixer(CachedMixer):
         return self.output(self.hook_y(y), gate), window, state
 
     def projected(self, stream: Stream, name: str) -> Float[Tensor, "batch pos width"]:
-        """One of the projections of the stream: `stream W_name + b_name`."""
-        return F.linear(stream, getattr(self, f"W_{name}").T, getattr(self, f"b_{name}"))
+        """One of the projections of the stream: `stream W_name + b_name`, scaled."""
+        return self.scaled(F.linear(stream, getattr(self, f"W_{name}").T, getattr(self, f"b_{name}")), name)
+
+    def scaled(self, projected: Float[Tensor, "batch pos width"], name: str) -> Float[Tensor, "batch pos width"]:
+        """A projection times its scale, if it has one."""
+        return projected
 
     @abstractmethod
     def recurrence(

@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.block import Block
 from hooked_lm.components.blocks.cross import CrossPart
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.wiring import InStream, Step, Sublayer, Sum, Wiring
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.components.verification.moe import with_identity
 from hooked_lm.components.verification.registry import (
@@ -73,7 +73,7 @@ def _weights_after(block: Block, readers: tuple[Sublayer, ...]) -> list[InputWei
 
 
 def _has_identity(part: Any) -> bool:
-    return isinstance(part, MoE) and part.cfg.n_identity > 0
+    return isinstance(part, AbstractMoE) and part.cfg.n_identity > 0
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hooked_lm.components.bounded_mlp import BoundedGatedMLP
 from hooked_lm.components.experts.moe import ClampedGatedMLP
-from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.verification.registry import (
     Identity,
     LazyTensor,
@@ -20,24 +20,18 @@ from hooked_lm.components.verification.registry import (
 
 
 @identities.register
-def _(mlp: MLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _(mlp: AbstractMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield "ln2.normalized * w + b -> pre", lambda: (add_bias(get_input() @ mlp.W_in, mlp.b_in), at("hook_pre"))
     if mlp.cfg.mid_norm is None:
         yield "act(pre) == post", lambda: (mlp.act_fn(at("hook_pre")), at("hook_post"))
     else:
         yield "act(pre) == mid", lambda: (mlp.act_fn(at("hook_pre")), at("hook_mid"))
-        yield (
-            "mid, normed == post",
-            lambda: (
-                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
-                at("hook_post"),
-            ),
-        )
+        yield ("mid, normed == post", lambda: (norm_output(mlp, "ln", at, lambda: at("hook_mid")), at("hook_post")))
 
 
 @identities.register
-def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _(mlp: AbstractGatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield "ln2.normalized * w + b -> pre", lambda: (branches(mlp, get_input())[0], at("hook_pre"))
     yield "ln2.normalized * w + b -> pre_linear", lambda: (branches(mlp, get_input())[1], at("hook_pre_linear"))
@@ -48,29 +42,23 @@ def _(mlp: GatedMLP, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
         lambda: (_product(mlp, at("hook_pre"), at("hook_pre_linear")), at(product)),
     )
     if mlp.cfg.mid_norm is not None:
-        yield (
-            "mid, normed == post",
-            lambda: (
-                norm_output(mlp, "ln", at, lambda: at("hook_mid")),
-                at("hook_post"),
-            ),
-        )
+        yield ("mid, normed == post", lambda: (norm_output(mlp, "ln", at, lambda: at("hook_mid")), at("hook_post")))
 
 
 @singledispatch
-def branches(mlp: GatedMLP, x: Tensor) -> tuple[Tensor, Tensor]:
+def branches(mlp: AbstractGatedMLP, x: Tensor) -> tuple[Tensor, Tensor]:
     """The gate before its activation, and the linear branch, of an input."""
     return add_bias(x @ mlp.W_gate, mlp.b_gate), add_bias(x @ mlp.W_in, mlp.b_in)
 
 
-def _product(mlp: GatedMLP, pre: Tensor, pre_linear: Tensor) -> Tensor:
+def _product(mlp: AbstractGatedMLP, pre: Tensor, pre_linear: Tensor) -> Tensor:
     return mlp.product(pre, pre_linear) if isinstance(mlp, BoundedGatedMLP) else mlp.act_fn(pre) * pre_linear
 
 
-@output_from_sites.register(MLP)
-@output_from_sites.register(GatedMLP)
+@output_from_sites.register(AbstractMLP)
+@output_from_sites.register(AbstractGatedMLP)
 @output_from_sites.register(ClampedGatedMLP)
-def _(mlp: MLP | GatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
+def _(mlp: AbstractMLP | AbstractGatedMLP | ClampedGatedMLP, at: Sites) -> Tensor:
     """The output, from the input of `W_out`."""
     return add_bias(at("hook_post") @ mlp.W_out, mlp.b_out)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.components.experts.moe import InputWeightedMoE, MoE
+from hooked_lm.components.experts.moe import AbstractMoE, InputWeightedMoE
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.verification.registry import (
     Identity,
@@ -23,13 +23,13 @@ from hooked_lm.components.verification.registry import (
 
 
 @identities.register
-def _(moe: MoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _(moe: AbstractMoE, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run with input `get_input()`."""
     yield from identities_of_parts(moe, at, get_input, get_input, get_input)
 
 
 def identities_of_parts(
-    moe: MoE, at: Sites, router: LazyTensor, experts: LazyTensor, shared: LazyTensor
+    moe: AbstractMoE, at: Sites, router: LazyTensor, experts: LazyTensor, shared: LazyTensor
 ) -> Iterator[Identity]:
     """The same, for separate inputs of router, experts and shared expert."""
     yield (
@@ -51,7 +51,7 @@ def identities_of_parts(
 
 
 @singledispatch
-def choice_identities(moe: MoE, at: Sites) -> Iterator[Identity]:
+def choice_identities(moe: AbstractMoE, at: Sites) -> Iterator[Identity]:
     """The identities of the choice of experts."""
     yield (
         "router(router_logits) == expert_weights",
@@ -63,7 +63,7 @@ def choice_identities(moe: MoE, at: Sites) -> Iterator[Identity]:
     )
 
 
-def _identities_of(moe: MoE, e: int, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _identities_of(moe: AbstractMoE, e: int, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     def sent() -> Tensor:
         x = get_input()[_positions(e, at).unbind(-1)]
         return x * _weights(e, at) if isinstance(moe, InputWeightedMoE) else x
@@ -80,14 +80,14 @@ def _weights(e: int, at: Sites) -> Float[Tensor, "routed 1"]:
     return at("hook_expert_weights")[at("hook_expert_indices") == e][:, None]
 
 
-def with_identity(moe: MoE, at: Sites, get_input: LazyTensor) -> Tensor:
+def with_identity(moe: AbstractMoE, at: Sites, get_input: LazyTensor) -> Tensor:
     """The output of a mixture with choices whose output is its input."""
     weight = moe.identity_weight(at("hook_expert_weights"), at("hook_expert_indices"))
     return output_from_sites(moe, at) + (get_input() * weight).to(moe.W_router.dtype)
 
 
 @output_from_sites.register
-def _(moe: MoE, at: Sites) -> Tensor:
+def _(moe: AbstractMoE, at: Sites) -> Tensor:
     """The output, from the inputs of the experts' `W_out`."""
     out = mix_from_sites(moe, at)
     if moe.shared is not None:
@@ -96,7 +96,7 @@ def _(moe: MoE, at: Sites) -> Tensor:
     return add_bias(out * moe.cfg.out_scale, moe.b_out)
 
 
-def mix_from_sites(moe: MoE, at: Sites) -> Tensor:
+def mix_from_sites(moe: AbstractMoE, at: Sites) -> Tensor:
     """The weighted sum of the outputs of the chosen experts."""
     weights = at("hook_expert_weights")
     out = weights.new_zeros(*weights.shape[:2], moe.cfg.d_model)

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.components.ssm.decayed_sum import decayed_updates, read_by_queries
-from hooked_lm.components.ssm.delta_net import GatedDeltaNet
+from hooked_lm.components.ssm.delta_net import AbstractDeltaNet
 from hooked_lm.components.ssm.delta_rule import delta_states
 from hooked_lm.components.ssm.lightning import LightningAttention
-from hooked_lm.components.ssm.mamba import Mamba
+from hooked_lm.components.ssm.mamba import AbstractMamba
 from hooked_lm.components.ssm.mamba2 import Mamba2
 from hooked_lm.components.ssm.mixer import Mixer
 from hooked_lm.components.ssm.rg_lru import RGLRU
@@ -40,7 +40,7 @@ def _(mixer: Mixer, at: Sites) -> Tensor:
 
 
 @identities.register
-def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _(mixer: AbstractMamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
 
     def by_steps() -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ def _(mixer: Mamba, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     yield "the recurrence of conv, dt, B, C == y", by_steps
 
 
-def normed_projection(mixer: Mamba, name: str, weight: Tensor, at: Sites) -> Iterator[Identity]:
+def normed_projection(mixer: AbstractMamba, name: str, weight: Tensor, at: Sites) -> Iterator[Identity]:
     """The identities of B or C, which a norm may follow."""
 
     def projected() -> Tensor:
@@ -118,7 +118,7 @@ def _(mixer: RGLRU, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
 
 
 @identities.register
-def _(mixer: GatedDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
+def _(mixer: AbstractDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identity]:
     """Identities between the sites of a run without padding or a cache."""
 
     def convolved(name: str) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ def _(mixer: GatedDeltaNet, at: Sites, get_input: LazyTensor) -> Iterator[Identi
 
 
 @output_from_sites.register
-def _(mixer: GatedDeltaNet, at: Sites) -> Tensor:
+def _(mixer: AbstractDeltaNet, at: Sites) -> Tensor:
     """The output, computed from the last sites."""
     return mixer.written(mixer.norm.apply_weights(at("norm.hook_normalized")), at("hook_gate"))
 

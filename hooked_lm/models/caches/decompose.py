@@ -18,7 +18,7 @@ from hooked_lm import hooks
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.hooks import HookedRootModule, Slice
 from hooked_lm.models.caches.residual import (
@@ -288,7 +288,7 @@ def neuron_results(
     multiplied by the activations, so that no tensor is larger than the result.
     """
     layer = term.layer
-    if isinstance(model.blocks[layer].mlp, MoE):
+    if isinstance(model.blocks[layer].mlp, AbstractMoE):
         raise ValueError(
             f"the neurons of layer {layer} belong to experts, each of which processes only some tokens: see 'blocks.{layer}"
             ".mlp.experts.*.hook_post', or decompose by whole layers with expand_neurons=False"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm
-from hooked_lm.components.norms.scales import LayerScale, NoNorm
+from hooked_lm.components.norms.scales import ChannelScale
 from hooked_lm.hooks import Slice
 from hooked_lm.models.weights.terms import Factor, times
 
@@ -36,7 +36,7 @@ class FixedNorm:
         self.scale: Tensor | None = None
         if isinstance(norm, (LayerNorm, RMSNorm)):
             self.scale = pos.apply(cache[f"{name}.hook_scale"], -2)
-        elif not isinstance(norm, (nn.Identity, LayerScale, NoNorm)):
+        elif not isinstance(norm, (nn.Identity, ChannelScale)):
             raise TypeError(f"'{name}' is a {type(norm).__name__}: only a LayerNorm or RMSNorm can be linearised")
 
     def project(self, x: Vectors) -> Vectors:
@@ -60,11 +60,11 @@ class FixedNorm:
     def bias_in_stream(self, b: Float[Tensor, " d_model"] | None, like: Vectors) -> Vectors:
         """What a sublayer's bias `b` and the norm's bias add to the stream, shaped as `like`."""
         out = torch.zeros_like(like) if b is None else self(b.detach().to(like).expand_as(like))
-        shift = self.norm.shift() if isinstance(self.norm, (LayerNorm, NoNorm)) else None
+        shift = self.norm.shift() if isinstance(self.norm, (LayerNorm, ChannelScale)) else None
         return out if shift is None else out + times(shift.detach().to(like), self.factor)
 
 
 def norm_gain(norm: nn.Module) -> Float[Tensor, " d_model"] | None:
     """The weight by which a norm multiplies the normalized value; None if it has none."""
-    gain = norm.gain() if isinstance(norm, (LayerNorm, LayerScale, NoNorm, RMSNorm)) else None
+    gain = norm.gain() if isinstance(norm, (ChannelScale, LayerNorm, RMSNorm)) else None
     return None if gain is None else gain.detach()

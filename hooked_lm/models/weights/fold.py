@@ -21,7 +21,7 @@ from hooked_lm.components.attention.multihead import AbstractAttention, Projecte
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
-from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.factored_matrix import FactoredMatrix
@@ -72,7 +72,8 @@ def fold_ln(model: HookedRootModule, fold_biases: bool = True, center_weights: b
         for name, readers in verification.weights_after_norms(block):
             if readers and not (name == "ln1" and model.cfg.tree.shortformer):
                 done |= _fold_norm(getattr(block, name), readers, **options)
-        if isinstance(mlp := getattr(block, "mlp", None), (MLP, GatedMLP)) and mlp.cfg.mid_norm is not None:
+        mlp = getattr(block, "mlp", None)
+        if isinstance(mlp, (AbstractMLP, AbstractGatedMLP)) and mlp.cfg.mid_norm is not None:
             done |= _fold_norm(mlp.ln, [(mlp, "W_out", "b_out")], **options)
     final = norm_of(model, "ln_final")
     if isinstance(model.unembed, TransformedUnembed):

@@ -15,8 +15,8 @@ from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import TiedUnembed
 from hooked_lm.components.embeddings.factored_embed import FactoredUnembed
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
-from hooked_lm.components.experts.moe import MoE
-from hooked_lm.components.mlp import MLP, GatedMLP
+from hooked_lm.components.experts.moe import AbstractMoE
+from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import RMSNorm, norm_of
 from hooked_lm.hooks import HookedRootModule
@@ -186,8 +186,9 @@ def _has_config(module: object) -> bool:
 
 
 def _mlp_cfg(mlp: nn.Module) -> Any:
-    if isinstance(mlp, (MLP, GatedMLP)) and isinstance(norm := getattr(mlp, "ln", None), (LayerNorm, RMSNorm)):
+    norm = getattr(mlp, "ln", None)
+    if isinstance(mlp, (AbstractMLP, AbstractGatedMLP)) and isinstance(norm, (LayerNorm, RMSNorm)):
         mlp.cfg = replace(mlp.cfg, mid_norm=norm.cfg)
-    if isinstance(mlp, MoE):
+    if isinstance(mlp, AbstractMoE):
         mlp.sync_config()
     return mlp.cfg

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.wiring import has_norms_before_parts, has_part, sublayer_of, wiring_of
-from hooked_lm.components.experts.moe import MoE
+from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.models.names import checked_index
@@ -81,7 +81,7 @@ class WeightViews:
     def _mlp_weight(self, name: str) -> Tensor:
         if lacking := [i for i, block in enumerate(self.blocks) if not has_part(block, "mlp")]:
             raise NoView(f"this model has no MLPs in blocks {lacking}, so {name} cannot be stacked by layer")
-        if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, MoE)]:
+        if sparse := [i for i, block in enumerate(self.blocks) if isinstance(block.mlp, AbstractMoE)]:
             raise NoView(
                 f"the MLPs of blocks {sparse} are mixtures of experts, so {name} cannot be stacked by layer; "
                 f"read it from an expert: model.blocks[{sparse[0]}].mlp.experts[0].{name}"
@@ -341,7 +341,7 @@ def _constant(block: nn.Module, term: Term) -> Tensor | None:
     step = term.step
     assert step is not None, "a sublayer writes it"
     part, norm = getattr(block, step.part), norm_of(block, step.post)
-    bias = part.constant_bias() if isinstance(part, MoE) else part.b_O if step.part == "attn" else part.b_out
+    bias = part.constant_bias() if isinstance(part, AbstractMoE) else part.b_O if step.part == "attn" else part.b_out
     shift: Tensor | None = getattr(norm, "b", None)
     given = [each for each in (bias, shift) if each is not None]
     if not given:

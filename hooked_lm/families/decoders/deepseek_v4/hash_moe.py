@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.hyper import HyperBlock
 from hooked_lm.components.context import Context
-from hooked_lm.components.experts.moe import Indices, MoE, Stream, Weights
+from hooked_lm.components.experts.moe import AbstractMoE, Indices, MoE, Stream, Weights
 from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 
-class HashMoE(MoE):
+class HashMoE(AbstractMoE):
     """A mixture whose experts are those of the token's id, `experts_of_token` [d_vocab, top_k]; the logits only weigh them."""
 
     @dataclass(frozen=True)

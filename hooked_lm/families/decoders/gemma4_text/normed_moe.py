@@ -3,16 +3,14 @@
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from hooked_lm.components.experts.moe import Indices, MoE, Stream, Weights
+from hooked_lm.components.experts.moe import AbstractMoE, Indices, MoE, Stream, Weights
 from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.norms.norm import NormConfig
 
 
-class NormedMoE(MoE):
+class NormedMoE(AbstractMoE):
     """`ln_shared_post(shared(ln_shared(x))) + ln_experts_post(sum of weight_e * experts[e](ln_experts(x)))`.
 
     x is the stream before any norm. The router's input is `ln_router(x) * d_model ** -0.5`, and its weights are multiplied by
@@ -54,11 +52,8 @@ class NormedMoE(MoE):
         assert self.shared is not None
         return self.hook_out(self.ln_shared_post(self.shared(self.ln_shared(x))) + mixed)
 
-    def router_logits(self, x: Stream) -> Float[Tensor, "batch pos expert"]:
-        """The router's logits, before their site."""
-        return F.linear(self.ln_router(x) * self.cfg.d_model**-0.5, self.W_router.T)
+    def router_input(self, x: Stream) -> Stream:
+        return self.ln_router(x) * self.cfg.d_model**-0.5
 
-    def choice(self, logits: Float[Tensor, "batch pos expert"]) -> tuple[Weights, Indices]:
-        """The weights and indices of the experts that the router chooses."""
-        weights, indices = super().choice(logits)
-        return weights * self.expert_scale[indices], indices
+    def scaled(self, weights: Weights, indices: Indices) -> Weights:
+        return weights * self.expert_scale[indices]

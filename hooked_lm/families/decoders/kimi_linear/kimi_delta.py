@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.components.ssm.delta_net import GatedDeltaNet
+from hooked_lm.components.ssm.delta_net import AbstractDeltaNet, GatedDeltaNet, PerHead
 from hooked_lm.components.ssm.mamba import initial_dt_bias
 from hooked_lm.components.ssm.mamba2 import HEADS
 from hooked_lm.components.ssm.mixer import Stream
@@ -17,7 +17,7 @@ from hooked_lm.hooks import HookPoint
 LOW = ("g", "gate")  # the projections that may have a rank
 
 
-class KimiDeltaAttention(GatedDeltaNet):
+class KimiDeltaAttention(AbstractDeltaNet):
     """`GatedDeltaNet` with `S' = S[pos - 1] diag(exp(g))`, where each head and each of its `d_state` columns has a g.
 
     With r = `x W_g + dt_bias` and a rate `exp(A_log)` for each head, `g = -rate * softplus(r)`, or with a `lower_bound`
@@ -67,15 +67,17 @@ class KimiDeltaAttention(GatedDeltaNet):
         self.dt_bias = nn.Parameter(initial_dt_bias(cfg.n_heads * cfg.d_state).view(cfg.n_heads, cfg.d_state))
         self.hook_g = HookPoint(*HEADS[:3], "d_state")
 
-    def linear(self, x: Tensor, name: str) -> Tensor:
+    def low_rank(self, stream: Stream, name: str) -> Tensor:
         """The projection by `W_name`, or by its two factors."""
-        if not self.cfg.rank or name not in LOW:
-            return super().linear(x, name)
-        return F.linear(super().linear(x, f"{name}_down"), getattr(self, f"W_{name}_up").T)
+        if not self.cfg.rank:
+            return self.linear(stream, name)
+        return F.linear(self.linear(stream, f"{name}_down"), getattr(self, f"W_{name}_up").T)
+
+    def gate(self, stream: Stream) -> PerHead:
+        return self.low_rank(stream, "gate").unflatten(-1, (-1, self.cfg.d_head))
 
     def log_decay(self, stream: Stream) -> Float[Tensor, "batch pos ssm_head d_state"]:
-        """The logarithm of the decay of each column of the state at each position, in at least fp32."""
-        raw = upcast(self.linear(stream, "g")).unflatten(-1, (self.cfg.n_heads, -1)) + upcast(self.dt_bias)
+        raw = upcast(self.low_rank(stream, "g")).unflatten(-1, (self.cfg.n_heads, -1)) + upcast(self.dt_bias)
         rate = upcast(self.A_log).exp()[:, None]
         if self.cfg.lower_bound is None:
             return -rate * F.softplus(raw)

@@ -16,13 +16,8 @@ class ClippedRMSNorm(RMSNorm):
         super().__init__(cfg, dims)
         self.clip = clip
 
-    def unhooked(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The output by one fused kernel, without the hook points."""
-        return super().unhooked(x).clamp(-self.clip, self.clip)
-
-    def apply_weights(self, normalized: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """The output for a normalised value."""
-        return super().apply_weights(normalized).clamp(-self.clip, self.clip)
+    def bounded(self, out: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return out.clamp(-self.clip, self.clip)
 
 
 class Clip(nn.Module):

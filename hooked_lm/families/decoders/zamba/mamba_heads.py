@@ -7,11 +7,10 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.ssm.mamba import Mamba
-from hooked_lm.components.ssm.mixer import Inner
+from hooked_lm.components.ssm.mamba import AbstractMamba, Mamba
 
 
-class MambaHeads(Mamba):
+class MambaHeads(AbstractMamba):
     """`Mamba` in which each head has a step size, B and C of its own, made from its own channels.
 
     `W_dt_down` is [ssm_head, d_head, dt_rank], `W_dt_up` [ssm_head, dt_rank, d_head], `W_B` and `W_C`
@@ -37,7 +36,6 @@ class MambaHeads(Mamba):
     state_dims = ("batch", "pos", "ssm_head", "d_state")
 
     def make_selection(self) -> None:
-        """Adds the weights that make the step size, B and C."""
         n, width = self.cfg.n_heads, self.cfg.d_inner // self.cfg.n_heads
         if n * width != self.cfg.d_inner:
             raise ValueError(f"d_inner={self.cfg.d_inner} must be a multiple of n_heads={n}")
@@ -46,21 +44,8 @@ class MambaHeads(Mamba):
         self.W_B = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
         self.W_C = nn.Parameter(torch.empty(n, self.cfg.d_state, width).mT)
 
-    def selected(self, u: Inner, W: Tensor) -> Float[Tensor, "batch pos ssm_head width"]:
-        """The product of each head's channels with its part of `W_dt_down`, `W_B` or `W_C`."""
-        heads = u.unflatten(-1, (self.cfg.n_heads, -1))
-        return einsum(heads, W, "batch pos head d_head, head d_head width -> batch pos head width")
+    def heads(self, x: Float[Tensor, "batch pos d_inner *d_state"]) -> Float[Tensor, "batch pos head *inner"]:
+        return x.unflatten(2, (self.cfg.n_heads, -1))
 
-    def steps(self, low: Float[Tensor, "batch pos ssm_head dt_rank"]) -> Inner:
-        """The product with `W_dt_up`."""
-        return einsum(low, self.W_dt_up, "batch pos head rank, head rank d_head -> batch pos head d_head").flatten(2)
-
-    def read(
-        self, states: Float[Tensor, "batch pos d_inner d_state"], C: Float[Tensor, "batch pos ssm_head d_state"]
-    ) -> Inner:
-        """`C h` at every position."""
-        return (states.unflatten(2, (self.cfg.n_heads, -1)) @ C[..., None]).flatten(2)
-
-    def by_channel(self, B: Float[Tensor, "batch pos ssm_head d_state"]) -> Float[Tensor, "batch pos d_inner d_state"]:
-        """B for each channel."""
-        return B.repeat_interleave(self.cfg.d_inner // self.cfg.n_heads, 2)
+    def product(self, x: Float[Tensor, "batch pos head d_in"], W: Tensor) -> Float[Tensor, "batch pos head width"]:
+        return einsum(x, W, "batch pos head d_in, head d_in width -> batch pos head width")

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import PerHead, project
-from hooked_lm.components.mlp import GatedMLP, Stream, hooked_input
+from hooked_lm.components.mlp import AbstractGatedMLP, GatedMLP, Stream, hooked_input
 from hooked_lm.families.decoders.zamba.wide import WideAttention
 
 
@@ -81,7 +81,7 @@ class MLPAdapter(Adapter):
         return F.linear(low, self.W_gate.T), F.linear(low, self.W_in.T)
 
 
-class AdaptedGatedMLP(GatedMLP):
+class AdaptedGatedMLP(AbstractGatedMLP):
     """`GatedMLP` with an adapter that adds to `hook_pre` and `hook_pre_linear`."""
 
     @dataclass(frozen=True)

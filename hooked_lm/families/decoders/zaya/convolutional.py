@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.multihead import KEY, QUERY, Attention, PerHead, ProjectedAttention, Stream
 from hooked_lm.components.context import Context
-from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm, upcast
+from hooked_lm.components.norms.norm import RESIDUAL, RMSNorm
 from hooked_lm.components.ssm.convolution import CausalConvolution, Window, after_window
 from hooked_lm.components.ssm.mixer import carried
 from hooked_lm.hooks import HookPoint
@@ -186,7 +186,5 @@ class HeadScaleNorm(RMSNorm):
         def build(self, dims: tuple[str, ...] = RESIDUAL) -> "HeadScaleNorm":
             return HeadScaleNorm(self, dims)
 
-    def apply_weights(self, normalized: Float[Tensor, "*batch head d_head"]) -> Float[Tensor, "*batch head d_head"]:
-        """The output for a normalised value; a head may have several copies."""
-        weight = upcast(self.w).repeat_interleave(normalized.shape[-2] // len(self.w), 0)
-        return (upcast(normalized) * weight).to(normalized.dtype)
+    def gain_of_copies(self, gain: Float[Tensor, "*heads 1"], normalized: Tensor) -> Float[Tensor, "*copies 1"]:
+        return gain.repeat_interleave(normalized.shape[-2] // len(gain), 0)

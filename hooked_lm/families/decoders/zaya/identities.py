@@ -43,10 +43,7 @@ def _(
     yield "conv(k_proj) + mean == k", lambda: (convolved(1), at("hook_k"))
     yield (
         "ln1.normalized of the token or the one before * w + b -> v",
-        lambda: (
-            attn.with_bias(convolved(2)),
-            at("hook_v"),
-        ),
+        lambda: (attn.with_bias(convolved(2)), at("hook_v")),
     )
     for name, pair in identities.dispatch(Attention)(attn, at, get_input, value_input):
         if not name.startswith("ln1.normalized"):

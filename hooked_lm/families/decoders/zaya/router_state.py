@@ -12,7 +12,7 @@ from hooked_lm.components.blocks.block import Copies
 from hooked_lm.components.blocks.weighted import WeightedResidualBlock
 from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
-from hooked_lm.components.experts.moe import MoE, Stream
+from hooked_lm.components.experts.moe import AbstractMoE, MoE, Stream
 from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
 from hooked_lm.hooks import HookPoint, hook_if_listening
@@ -23,7 +23,7 @@ NAME = "router state"
 State = Float[Tensor, "batch pos d_router"]
 
 
-class RouterStateMoE(MoE):
+class RouterStateMoE(AbstractMoE):
     """The router has a state `h = x W_down + b_down + prev * w_prev`, where prev is the state of the layer before, and the logits
     `gelu(gelu(norm(h) W_1 + b_1) W_2 + b_2) W_router`. After the experts it has `n_skip` choices without an output.
 
