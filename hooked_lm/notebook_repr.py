@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 
 class NotebookRepr:
-    """An object that a notebook shows as its text and a table; `repr_table` gives the table.
+    """An object that a notebook shows as a line of text and a table; `repr_table` gives the table.
 
     >>> class Box(NotebookRepr):
     ...     def repr_table(self):
@@ -37,12 +37,21 @@ class NotebookRepr:
 
     __slots__ = ()
 
+    def _repr_line(self) -> str:
+        """The text above the table; "" for that of `repr`."""
+        return ""
+
     def repr_table(self) -> Table | None:
         """The table of a notebook; None for the fields of a dataclass."""
         return None
 
+    def _repr_parts(self) -> Sequence[str]:
+        """The HTML under the text, if it is not just the table."""
+        return ()
+
     def _repr_html_(self) -> str:
-        return summary(repr(self), html_table(*(self.repr_table() or shown_fields(self))))
+        parts = self._repr_parts() or [html_table(*(self.repr_table() or shown_fields(self)))]
+        return summary(self._repr_line() or repr(self), *parts)
 
     def _display_(self) -> "Html":
         """What marimo shows, which has a picture of its own for every module of torch and every list."""

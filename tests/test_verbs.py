@@ -37,8 +37,7 @@ ELSEWHERE = {
     "Evaluation": "a Scores: tests/analysis/circuits",
     "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",
-    "Probes": "a Scores: tests/analysis/test_probes.py",
-    "LayerProbes": "the base class of both kinds of probes",
+    "LayerProbes": "the base class of both kinds of probes: tests/analysis/test_probes.py",
     "Saliency": "tests/analysis/reading/test_saliency.py",
     "Tabular": "the base class of results",
 }
@@ -188,7 +187,9 @@ def test_every_way_to_show_something_is_tried() -> None:
     """Each method that shows a public class is that of an object below."""
 
     def ways(kind: type) -> set[object]:
-        return {getattr(kind, name, None) for name in ("_repr_html_", "repr_table", "__repr__")}
+        return {
+            getattr(kind, name, None) for name in ("_repr_html_", "_repr_line", "_repr_parts", "repr_table", "__repr__")
+        }
 
     tried = set().union(*(ways(type(made(name))) for name in [*RESULTS, *SHOWN]))
     for name, kind in public_classes().items():

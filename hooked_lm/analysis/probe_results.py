@@ -29,7 +29,7 @@ Own = TypeVar("Own", bound="LayerProbes")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LayerProbes(Scores):
+class LayerProbes(Tabular, Scores):
     """Base class of probes of several layers.
 
     Args:
@@ -46,10 +46,8 @@ class LayerProbes(Scores):
     shape: Sequence[int]
     folds: Sequence[int]
     MEASURE: ClassVar[str] = ""
-    _repr_html_ = Tabular._repr_html_  # a row for each, with the numbers that matter
 
     def _check(self) -> None:
-        super()._check()
         if list(self.axes)[:1] != ["of"] or len(self.axes) != 2:
             raise ValueError(f"probes have the axes of and layer, these are {list(self.axes)}")
         object.__setattr__(self, "folds", list(self.folds))
@@ -103,17 +101,22 @@ class LayerProbes(Scores):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each layer: the measure with its interval (`low`, `high`), `control`, `selectivity`, and a guess.
+        """A row for each layer: the measure with its interval (`low`, `high`), `control`, `selectivity`, and of classes `majority`.
 
         With `per_prompt`, a row for the probe and for the control of each layer and prompt (or group).
         """
         if per_prompt:
-            return super().to_dataframe(per_prompt=True)
+            return self._by_prompt()
         (low, _), (high, _) = self.interval(level)
         columns = {self.MEASURE: self.mean[0], "low": low, "high": high}
         columns |= {"control": self.mean[1], "selectivity": self.selectivity}
         table = pd.DataFrame({self._place: list(self.axes[self._place])})
-        return table.assign(**{name: column.numpy() for name, column in columns.items()})
+        table = table.assign(**{name: column.numpy() for name, column in columns.items()})
+        return table.assign(**dict(self._guesses()))
+
+    def _guesses(self) -> list[tuple[str, float]]:
+        """Further columns of the table: what guesses reach, with their names."""
+        return []
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot the measure on held-out prompts by layer with its interval, the control, and what a guess reaches."""
@@ -175,8 +178,7 @@ class Probes(LayerProbes):
     counts: Sequence[int]
     MEASURE: ClassVar[str] = "accuracy"
 
-    @property
-    def _bounds(self) -> Bounds:
+    def _known_bounds(self) -> Bounds:
         return SHARE
 
     @property
@@ -214,13 +216,8 @@ class Probes(LayerProbes):
             found = rows[known.index(label)] - rows.mean(0)
         return self._unit(found)
 
-    def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each layer: `accuracy` with its interval (`low`, `high`), `control`, `selectivity`, and `majority`.
-
-        With `per_prompt`, a row for the probe and for the control of each layer and prompt (or group).
-        """
-        table = super().to_dataframe(per_prompt, level)
-        return table if per_prompt else table.assign(majority=self.majority)
+    def _guesses(self) -> list[tuple[str, float]]:
+        return [("majority", self.majority)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -247,8 +244,7 @@ class RegressionProbes(LayerProbes):
     label_std: float
     MEASURE: ClassVar[str] = "r2"
 
-    @property
-    def _bounds(self) -> Bounds:
+    def _known_bounds(self) -> Bounds:
         return Bounds(most=1.0)
 
     @property

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.results import Label
-from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
+from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 
@@ -74,17 +74,18 @@ class SweepResult(Scores):
     base: str = "corrupted"
     fingerprint: str = ""
     binary: Sequence[bool] | None = None
+    _BY_METRIC: ClassVar[tuple[str, ...]] = ("corrupted", "clean", "binary")
+    _METRIC_IN_ABOUT: ClassVar[str] = METRIC_NAME
     RANKED_BY: ClassVar[str] = "effect"
 
     def __post_init__(self) -> None:
+        if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
+            raise ValueError(f"base must be 'corrupted', or 'clean' where there is that run; got {self.base!r}")
         object.__setattr__(self, "cost", None if self.cost is None else dict(self.cost))
         super().__post_init__()
         object.__setattr__(self, "binary", self._found_binary() if self.binary is None else list(self.binary))
 
     def _check(self) -> None:
-        if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
-            raise ValueError(f"base must be 'corrupted', or 'clean' where there is that run; got {self.base!r}")
-        super()._check()
         shape = [*([len(self.axes[METRIC])] if METRIC in self.axes else []), self.n_prompts]
         for name, tensor in (("corrupted", self.corrupted), ("clean", self.clean)):
             if tensor is not None and list(tensor.shape) != shape:
@@ -105,12 +106,11 @@ class SweepResult(Scores):
         """The baselines."""
         return [run for run in (self.corrupted, self.clean) if run is not None]
 
-    @property
-    def _bounds(self) -> Bounds:
+    def _known_bounds(self) -> Bounds | None:
         """Of 0/1 values, their ends at this scale, if there are several prompts."""
         n = self.n_prompts if self.groups is None else len({*self.groups})
         if self.binary != [True] or n < 2:
-            return UNBOUNDED
+            return None
         is_scaled, runs = RESTORED in self._scale, torch.stack(self._runs)
         if CHANGE in self._scale:
             size = float((runs[-1] - runs[0]).abs().max()) if is_scaled else 1.0
@@ -212,17 +212,12 @@ class SweepResult(Scores):
     def _ranked(self: Own) -> Own:
         return self.effects()
 
-    def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
+    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
         means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")
-        return {} if means_are_effects else {"value": self.mean}
+        return [] if means_are_effects else [("value", self.mean)]
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        if name != METRIC:
-            return {"fingerprint": ""}
-        clean = None if self.clean is None else self.clean[index]
-        binary = [self.binary[i] for i in ([index] if isinstance(index, int) else index)] if self.binary else None
-        about = {**self.about, METRIC_NAME: self.axes[METRIC][index]} if isinstance(index, int) else self.about
-        return {"fingerprint": "", "corrupted": self.corrupted[index], "clean": clean, "about": about, "binary": binary}
+        return {"fingerprint": ""}
 
     def _pictured(self) -> dict[str, Any]:
         means = self._baseline_means()

@@ -41,11 +41,8 @@ class Columns(Shards):
         """The sites, by their full names."""
         return list(self.plan.sites)
 
-    @property
-    def _n_shards(self) -> int:
-        """The number of shards of the plan; of a stream, those up to its last one that is known."""
-        if self.plan.n_shards is not None:
-            return self.plan.n_shards
+    def _n_known(self) -> int:
+        """Those up to the last one that is known."""
         ends = [shard for shard in self.shards if self._facts[shard]["is_last"]]
         return ends[0] + 1 if ends else max(self.shards, default=-1) + 2
 

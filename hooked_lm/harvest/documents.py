@@ -4,6 +4,7 @@ import glob
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,11 +39,11 @@ class Documents(Protocol):
         """What identifies the data set; of a stream its beginning, while the record of each shard identifies the rest."""
 
 
-class Listed:
+class Listed(ABC):
     """Documents of known number, that can be read in any order; shuffled if there is a seed."""
 
-    def __init__(self, documents: Sequence[object], kind: str, n_documents: int, seed: int | None = None) -> None:
-        self.documents, self.kind, self.n_documents, self.seed = documents, kind, n_documents, seed
+    def __init__(self, n_documents: int, seed: int | None, kind: str, **facts: str) -> None:
+        self.kind, self.n_documents, self.seed, self.facts = kind, n_documents, seed, facts
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         self.order = None if seed is None else torch.randperm(n_documents, generator=generator)
 
@@ -51,13 +52,25 @@ class Listed:
         numbers = list(places) if self.order is None else self.order[start:end].tolist()
         return list(zip(numbers, self._read(numbers), strict=True))
 
+    @abstractmethod
     def _read(self, numbers: Sequence[int]) -> list[Document]:
-        return [checked(self.documents[number], number) for number in numbers]
+        """The documents with these numbers."""
 
     def about(self) -> dict[str, Any]:
         pieces = (range(self.n_documents)[start : start + AT_ONCE] for start in range(0, self.n_documents, AT_ONCE))
         whole = digest(document for numbers in pieces for document in self._read(numbers))
-        return {"kind": self.kind, "documents": self.n_documents, "seed": self.seed, "sha256": whole}
+        return {"kind": self.kind, "documents": self.n_documents, "seed": self.seed, "sha256": whole, **self.facts}
+
+
+class InMemory(Listed):
+    """The documents of a sequence."""
+
+    def __init__(self, documents: Sequence[object], n_documents: int, seed: int | None) -> None:
+        super().__init__(n_documents, seed, "list")
+        self.documents = documents
+
+    def _read(self, numbers: Sequence[int]) -> list[Document]:
+        return [checked(self.documents[number], number) for number in numbers]
 
 
 class InDataset(Listed):
@@ -66,16 +79,13 @@ class InDataset(Listed):
     def __init__(self, dataset: Any, column: str | None, n_documents: int, seed: int | None) -> None:
         self.column = column_of(dataset.column_names, column)
         self.dataset = dataset.select_columns([self.column])
-        super().__init__([], "dataset", n_documents, seed)
+        super().__init__(n_documents, seed, "dataset", column=self.column)
 
     def _read(self, numbers: Sequence[int]) -> list[Document]:
         if not len(numbers):
             return []
         column = self.dataset[list(numbers)][self.column]
         return [checked(each, number) for number, each in zip(numbers, column, strict=True)]
-
-    def about(self) -> dict[str, Any]:
-        return {**super().about(), "column": self.column}
 
 
 class Streamed:
@@ -124,8 +134,7 @@ def documents_of(
     if isinstance(source, Tensor):
         source = source.tolist()
     if isinstance(source, Sequence):
-        kind, n_documents = "list", len(source)
-        made: Documents = Listed(source, kind, _at_most(n_documents, max_documents), seed)
+        made: Documents = InMemory(source, _at_most(len(source), max_documents), seed)
     elif hasattr(source, "select_columns") and hasattr(source, "__len__"):
         made = InDataset(source, column, _at_most(len(source), max_documents), seed)
     elif hasattr(source, "__iter__") and not isinstance(source, (Iterator, dict)):

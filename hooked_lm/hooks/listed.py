@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from hooked_lm.hooks.hook import Hook
-from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 __all__ = ["ListedHooks", "ShownSites", "layers_in_words", "table_of_sites"]
 
@@ -46,9 +46,9 @@ class ShownSites(NotebookRepr, nn.Module):
         """The sites, those of several layers on one row."""
         return table_of_sites(self.all_points(), self.in_bare_cache)
 
-    def _repr_html_(self) -> str:
-        n = sum(weight.numel() for weight in self.parameters())
-        return summary(f"{type(self).__name__}({n:,} parameters)", html_table(*self.repr_table()))
+    def _repr_line(self) -> str:
+        """The class and the number of parameters."""
+        return f"{type(self).__name__}({sum(weight.numel() for weight in self.parameters()):,} parameters)"
 
 
 def table_of_sites(points: Mapping[str, Any], is_on: Callable[[Any], bool]) -> Table:

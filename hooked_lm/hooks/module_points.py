@@ -3,7 +3,7 @@
 import copy
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -12,9 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hooked_lm.hooks import checkpoint, scope
-from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.point import HookPoint
-from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.select import UnknownSite
 
 Key = int | str
@@ -76,20 +74,8 @@ class ModulePoint(HookPoint):
 
     # ---- PyTorch's hook is registered with the first hook of the point and removed with the last --------------------
 
-    def install(self, hook: Hook, frame: Frame | None) -> None:
-        super().install(hook, frame)
-        self._sync_torch_hook()
-
-    def uninstall(self, owner: Owner) -> None:
-        super().uninstall(owner)
-        self._sync_torch_hook()
-
-    def _keep(self, stays: Callable[[Hook], bool], owners: Sequence[Owner]) -> None:
-        super()._keep(stays, owners)
-        self._sync_torch_hook()
-
     @scope.synchronized
-    def _sync_torch_hook(self) -> None:
+    def _hooks_changed(self) -> None:
         module = self._owner[0]
         there = module._forward_pre_hooks if self.is_input else module._forward_hooks
         mine = [key for key, tap in there.items() if isinstance(tap, _TorchHook) and tap.args[0] is self]

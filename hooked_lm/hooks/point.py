@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import checkpoint, generation_step, scope
 from hooked_lm.hooks.checkpoint import ActiveCalls, CallRecord
+from hooked_lm.hooks.generation_step import GenerationStep
 from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
@@ -51,6 +52,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     """
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
+    own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -348,7 +350,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     @property
     def step(self) -> int | None:
         """In generation, the number of tokens generated before this forward pass: 0 for the prompt. None elsewhere."""
-        now = generation_step.current()
+        now = self.own_step or generation_step.current()
         return None if now is None else now.step
 
     @property
@@ -359,7 +361,7 @@ class HookPoint(NotebookRepr, nn.Identity):
         contains only new tokens, without it all of them. None outside of generation, at sites without a position axis, and
         at sites of a source whose length is fixed.
         """
-        now = generation_step.current()
+        now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
         return now.positions if now is not None and has_positions else None
 

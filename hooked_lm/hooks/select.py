@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
-from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, Table
 
 WHEN = {True: "always", False: "on demand"}
 Point = TypeVar("Point")
@@ -67,8 +67,9 @@ class PointDict(NotebookRepr, MutableMapping[str, Point]):
             ("site", "point", "in a cache"), [(name, point, WHEN[self.is_on(point)]) for name, point in points]
         )
 
-    def _repr_html_(self) -> str:
-        return summary(f"{type(self).__name__}({len(self)} points)", html_table(*self.repr_table()))
+    def _repr_line(self) -> str:
+        """The class and the number of points of a bare run."""
+        return f"{type(self).__name__}({len(self)} points)"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({dict(self)})"

@@ -21,7 +21,7 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
-from hooked_lm.notebook_repr import NotebookRepr, Table, html_table, short_repr, summary
+from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import stored
 
 Kind = TypeVar("Kind", bound="HookObject")
@@ -128,7 +128,11 @@ class HookObject(NotebookRepr, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that make an equal object."""
-        return {of.name: getattr(self, of.name) for of in fields(self) if of.init}
+        return {of.name: self._setting(of.name, getattr(self, of.name)) for of in fields(self) if of.init}
+
+    def _setting(self, name: str, value: object) -> object:
+        """A setting that makes an equal object, from the value of its field."""
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         """The class name and settings, for `from_dict`.
@@ -191,7 +195,11 @@ class HookObject(NotebookRepr, ABC):
 
     def settings_for_file(self, file: "HookFile") -> dict[str, Any]:
         """`to_dict`, with paths adapted to the location of the file."""
-        return self.to_dict()
+        return self._for_file(self.to_dict(), file)
+
+    def _for_file(self, settings: dict[str, Any], file: "HookFile") -> dict[str, Any]:
+        """The opposite of `settings_from_file`."""
+        return settings
 
     def repr_table(self) -> Table:
         """What the hook found, if it shows that; else its settings, with the site first, and whether it is switched off."""
@@ -303,8 +311,9 @@ class Hooks(NotebookRepr, list[Kind]):
         rows = [(i, type(one).__name__, short_repr(one)) for i, one in enumerate(self)]
         return Table(("", "class", "hook"), rows)
 
-    def _repr_html_(self) -> str:
-        return summary(f"Hooks({len(self)} object{'s' * (len(self) != 1)})", html_table(*self.repr_table()))
+    def _repr_line(self) -> str:
+        """The number of objects."""
+        return f"Hooks({len(self)} object{'s' * (len(self) != 1)})"
 
     def save(self, path: str | Path) -> None:
         """Writes the objects to one safetensors file: tensors bit for bit, other settings as JSON.

@@ -62,19 +62,18 @@ class Collector(Detector):
             self._run = Store(str(self.store)).start(detector=type(self).__name__, hook_point=str(self.hook_point))
         return self._run
 
-    def settings(self) -> dict[str, Any]:
-        found = super().settings()
-        if self.store is not None:
-            found["store"] = str(self.store.path.parent if isinstance(self.store, Run) else self.store)
-        return found
+    def _setting(self, name: str, value: object) -> object:
+        if name != "store" or value is None:
+            return value
+        return str(value.path.parent if isinstance(value, Run) else value)
 
-    def settings_for_file(self, file: HookFile) -> dict[str, Any]:
-        """As for any hook object; a store inside the folder of the file is saved as a relative path."""
-        found = self.to_dict()
-        if self.store is not None:
-            store = Path(found["store"]).absolute()
-            found["store"] = str(store.relative_to(file.folder) if store.is_relative_to(file.folder) else store)
-        return found
+    def _for_file(self, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:
+        """A store inside the folder of the file is saved as a relative path."""
+        if self.store is None:
+            return settings
+        store = Path(settings["store"]).absolute()
+        store = store.relative_to(file.folder) if store.is_relative_to(file.folder) else store
+        return {**settings, "store": str(store)}
 
     @classmethod
     def settings_from_file(cls, settings: dict[str, Any], file: HookFile) -> dict[str, Any]:

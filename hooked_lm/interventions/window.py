@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import WindowFunction
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.generation_step import GenerationStep
 from hooked_lm.interventions.base import Controller
 
 
@@ -24,23 +25,12 @@ class Window(WindowFunction):
         return self.controller.change(value, _point(self.site, self.dims, first, value.shape[self.axis], n_pos))
 
 
-class WindowPoint(HookPoint):
+@lru_cache(1024)
+def _point(name: str, dims: tuple[str, ...], first: int, n: int, n_pos: int) -> HookPoint:
     """A hook point for `n` positions from `first` on of a prompt of `n_pos`, like a generation step on part of the prompt."""
-
-    def __init__(self, name: str, dims: tuple[str, ...], first: int, n: int, n_pos: int) -> None:
-        super().__init__(*dims)
-        self.name, self.shown, self.n_pos = name, torch.arange(first, first + n), n_pos
-
-    @property
-    def positions(self) -> Tensor:
-        return self.shown
-
-    @property
-    def step(self) -> int:
-        return int(self.shown[-1]) + 1 - self.n_pos
-
-
-_point = lru_cache(1024)(WindowPoint)
+    point, end = HookPoint(*dims), first + n
+    point.name, point.own_step = name, GenerationStep(end - n_pos, torch.ones(1, end, dtype=torch.bool), n)
+    return point
 
 
 @lru_cache(64)

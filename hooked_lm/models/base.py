@@ -158,7 +158,13 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     def stack_of(self, name: str) -> tuple[str, int]:
         """The stack of a site with this short name ("" in a model with one stack), and its number of layers; 0 if the name is
         that of a site outside all layers. Raises KeyError for a name without its stack, in a model with several."""
-        return "", self.cfg.n_layers
+        sides, side = self._layers_of_sides(), name.partition(".")[0]
+        if len(sides) < 2:
+            return "", self.cfg.n_layers
+        if side not in sides:
+            known = " or ".join(f"'{each}.{name}'" for each in sides)
+            raise KeyError(f"a site of an encoder-decoder is named with its stack: {known}")
+        return side, sides[side]
 
     def images_among(self, tokens: Int[Tensor, "batch pos"]) -> Bool[Tensor, "batch pos"] | None:
         """Which tokens are those of images; None for a model that reads none among its tokens."""

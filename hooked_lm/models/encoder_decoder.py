@@ -249,17 +249,6 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
         masks = drawn_masks(self, tokens)
         return verify(self, inputs, lambda at, logits: encoder_decoder_identities(self, at, logits), **masks)
 
-    # ---- sites -------------------------------------------------------------------------------------------------------
-
-    def stack_of(self, name: str) -> tuple[str, int]:
-        """The stack of a site with this short name; see `BaseModel.stack_of`."""
-        side = name.partition(".")[0]
-        if side not in ("encoder", "decoder"):
-            raise KeyError(
-                f"a site of an encoder-decoder is named with its stack: 'encoder.{name}' or 'decoder.{name}'"
-            )
-        return side, len(getattr(self, side))
-
     # ---- config ------------------------------------------------------------------------------------------------------
 
     @property

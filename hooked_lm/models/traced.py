@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
@@ -39,8 +40,8 @@ class CopyToBuffer:
         self.buffer().copy_(value)
 
 
-class TappedForward(nn.Module):
-    """A forward pass that adds the buffers of `edits` at their sites, and copies the values of taps into buffers."""
+class TappedRun(nn.Module, ABC):
+    """A run that adds the buffers of `edits` at their sites, and copies the values of taps into buffers."""
 
     def __init__(self, model: BaseModel, edits: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -69,12 +70,20 @@ class TappedForward(nn.Module):
         """The buffers that a run reads and changes."""
         return []
 
+    @abstractmethod
+    def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
+        """The logits of these tokens."""
+
+
+class TappedForward(TappedRun):
+    """A forward pass of whole texts."""
+
     def forward(self, tokens: Int[Tensor, "batch pos"]) -> Float[Tensor, "batch pos d_vocab"]:
         with self.model.hooks(self.hooks()):
             return self.model(tokens)
 
 
-class DecodeStep(TappedForward):
+class DecodeStep(TappedRun):
     """The forward pass of one more token for each row, after a cache of constant length whose oldest position it drops.
 
     The cached positions are on the right; those before them count as padding.
@@ -84,7 +93,6 @@ class DecodeStep(TappedForward):
 
     def __init__(self, model: BaseModel, edits: Mapping[str, Tensor], cache: KeyValueCache, room: int) -> None:
         super().__init__(model, edits)
-        self.room = room
         self.room, self.n_layers = room, len(cache)
         self.layers = [layer for layer, entry in enumerate(cache.entries) if entry.length]
         first, *_ = (past for layer in self.layers for past in _past(cache, layer))
@@ -150,7 +158,7 @@ class TracedGraph:
     `failure` says why it cannot be used; None if it can. The buffers of its state are as before the comparison.
     """
 
-    def __init__(self, run: TappedForward, tokens: Tensor, expected: Tensor, backend: str) -> None:
+    def __init__(self, run: TappedRun, tokens: Tensor, expected: Tensor, backend: str) -> None:
         self.run, self.failure = run, None
         self.replay: Callable[[Tensor], Tensor] = run
         before = [buffer.clone() for buffer in run.state()]
@@ -178,7 +186,7 @@ def _difference(found: Tensor, expected: Tensor) -> str | None:
     return f"a graph whose logits differ from the eager ones by {off:.1e}"
 
 
-def _compiled(run: TappedForward, tokens: Tensor, backend: str) -> Callable[[Tensor], Tensor]:
+def _compiled(run: TappedRun, tokens: Tensor, backend: str) -> Callable[[Tensor], Tensor]:
     """The traced run, in the form in which this backend replays it."""
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a failure prints the graph so far
         traced: Any = torch.export.export(run, (tokens,), strict=False).module()

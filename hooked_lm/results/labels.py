@@ -1,4 +1,4 @@
-"""Which entries of an axis `Scores.select` means: labels, indices, tokens and heads."""
+"""Labels of axes, and which entries of an axis `Scores.select` means: labels, indices, tokens and heads."""
 
 import operator
 import re
@@ -6,13 +6,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, SupportsIndex
 
+from torch import Tensor
+
 from hooked_lm.hooks.head_labels import LABEL, parse_head_label
 
 Label = str | int
 """The label of one entry of an axis, such as `"L1H7"` or the layer `3`."""
 Wanted = Label | SupportsIndex | Iterable[Label | SupportsIndex]  # one entry of an axis, or several
+COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 APART = ("metric", "statistic")  # axes whose labels have units of their own
 POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": the position and its token
+
+
+def check_labels(axes: Mapping[str, Sequence[Label]]) -> None:
+    """Raises ValueError for an axis called as a column, and for labels of the wrong type or two alike."""
+    for name, labels in axes.items():
+        if name in COLUMNS:
+            raise ValueError(f"an axis cannot be called {name!r}: the tables have a column of that name")
+        if odd := [label for label in labels if not isinstance(label, Label) or isinstance(label, bool)]:
+            raise ValueError(f"labels are strings or ints, and axis {name!r} has {odd[0]!r}")
+        if len(set(labels)) < len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise ValueError(f"axis {name!r} has the label {twice!r} twice")
 
 
 def chosen_places(axes: Mapping[str, Sequence[Label]], wanted: Mapping[str, Wanted]) -> dict[str, int | list[int]]:
@@ -112,3 +127,19 @@ def _nearest(labels: Sequence[Label], tokens: Sequence[re.Match[str] | None], wa
     }
     near = dict.fromkeys(words[word] for word in get_close_matches(wanted, words, 3, 0.5))
     return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
+
+
+def labels_at(axes: list[list[Label]], place: int) -> list[Label]:
+    """The label on each axis of a place in the flattened grid."""
+    found: list[Label] = []
+    for labels in reversed(axes):
+        place, at = divmod(place, len(labels))
+        found.insert(0, labels[at])
+    return found
+
+
+def entries_at(of_metrics: Tensor | list[bool] | None, index: int | list[int]) -> Tensor | list[bool] | None:
+    """The entries of some metrics; that of one metric in a list is still a list."""
+    if isinstance(of_metrics, list):
+        return [of_metrics[i] for i in ([index] if isinstance(index, int) else index)]
+    return None if of_metrics is None else of_metrics[index]

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from hooked_lm.renamed import former_names
-from hooked_lm.results.bounds import SHARE, UNBOUNDED, Bounds
+from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.scores import METRIC, Scores
 
 
@@ -24,22 +24,15 @@ class MetricScores(Scores):
     """
 
     shares: Sequence[bool]
+    _BY_METRIC: ClassVar[tuple[str, ...]] = ("shares",)
 
     def _check(self) -> None:
-        super()._check()
         object.__setattr__(self, "shares", list(self.shares))
         if len(self.shares) != (n := len(self.axes.get(METRIC, [""]))):
             raise ValueError(f"shares has an entry for each of {n} metrics, got {len(self.shares)}")
 
-    @property
-    def _bounds(self) -> Bounds:
-        return SHARE if self.shares == [True] else UNBOUNDED
-
-    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        changed = super()._changed_by(name, index)
-        if name != METRIC:
-            return changed
-        return {**changed, "shares": [self.shares[i] for i in ([index] if isinstance(index, int) else index)]}
+    def _known_bounds(self) -> Bounds | None:
+        return SHARE if self.shares == [True] else None
 
 
 if not TYPE_CHECKING:  # type checkers know the present names alone

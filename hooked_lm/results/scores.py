@@ -13,20 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.notebook_repr import html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, html_table
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import (
-    Resampling,
-    bootstrap,
-    in_words,
-    largest_t,
-    prompts_needed,
-    simultaneous_level,
-)
+from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
 from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
-from hooked_lm.results.labels import APART, Label, Wanted, chosen_places
-from hooked_lm.results.tabular import Tabular, as_text
+from hooked_lm.results.labels import APART, Label, Wanted, check_labels, chosen_places, entries_at, labels_at
+from hooked_lm.results.tabular import as_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +28,6 @@ else:
     pd = lazy_import("pandas", "viz")
     go = lazy_import("plotly.graph_objects", "viz")
 
-COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
 METRIC, POSITION = "metric", "position"
 SELECTED = "selected"  # in `about`: axis -> the label that was selected
 SHOWN = 5  # cells in a notebook
@@ -43,7 +35,7 @@ Own = TypeVar("Own", bound="Scores")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Scores(Tabular):
+class Scores(NotebookRepr):
     """Numbers over a grid with named axes, one for each cell and prompt.
 
     Args:
@@ -69,6 +61,8 @@ class Scores(Tabular):
     about: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     groups: Sequence[Label] | None = field(default=None, kw_only=True)
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
+    _BY_METRIC: ClassVar[tuple[str, ...]] = ()  # the fields with an entry for each metric
+    _METRIC_IN_ABOUT: ClassVar[str] = "of"  # where `about` has the metric that was selected
     RANKED_BY: ClassVar[str] = "value"  # or "effect"
 
     def __post_init__(self) -> None:
@@ -77,6 +71,12 @@ class Scores(Tabular):
                 object.__setattr__(self, name, tensor.detach().to("cpu", torch.float32, copy=True).contiguous())
         object.__setattr__(self, "axes", {name: tuple(labels) for name, labels in self.axes.items()})
         object.__setattr__(self, "about", dict(self.about))
+        check_labels(self.axes)
+        if METRIC in self.axes and next(iter(self.axes)) != METRIC:
+            raise ValueError(f"the metric must be the first axis, these are {list(self.axes)}")
+        lengths = {name: len(labels) for name, labels in self.axes.items()}
+        if self.values.ndim < 1 or tuple(self.values.shape[:-1]) != tuple(lengths.values()):
+            raise ValueError(f"values {list(self.values.shape)} do not have the axes {lengths} and the prompts")
         self._check()
         object.__setattr__(self, "groups", checked_groups(self.groups, self.n_prompts))
 
@@ -85,19 +85,7 @@ class Scores(Tabular):
         return [of.name for of in fields(self) if isinstance(getattr(self, of.name), Tensor)]
 
     def _check(self) -> None:
-        for name, labels in self.axes.items():
-            if name in COLUMNS:
-                raise ValueError(f"an axis cannot be called {name!r}: the tables have a column of that name")
-            if odd := [label for label in labels if not isinstance(label, Label) or isinstance(label, bool)]:
-                raise ValueError(f"labels are strings or ints, and axis {name!r} has {odd[0]!r}")
-            if len(set(labels)) < len(labels):
-                twice = next(label for label in labels if labels.count(label) > 1)
-                raise ValueError(f"axis {name!r} has the label {twice!r} twice")
-        if METRIC in self.axes and next(iter(self.axes)) != METRIC:
-            raise ValueError(f"the metric must be the first axis, these are {list(self.axes)}")
-        lengths = {name: len(labels) for name, labels in self.axes.items()}
-        if self.values.ndim < 1 or tuple(self.values.shape[:-1]) != tuple(lengths.values()):
-            raise ValueError(f"values {list(self.values.shape)} do not have the axes {lengths} and the prompts")
+        """Raises ValueError for other fields that do not fit."""
 
     # ---- numbers -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +163,11 @@ class Scores(Tabular):
     def _bounds(self) -> Bounds:
         """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once are
         then Bonferroni's alone."""
-        return UNBOUNDED
+        return self._known_bounds() or UNBOUNDED
+
+    def _known_bounds(self) -> Bounds | None:
+        """The bounds of values that have some."""
+        return None
 
     def _level_of_each(self, values: Float[Tensor, "cell prompt"], level: float) -> float:
         """The level of each cell's interval for which all contain their means at once. Intervals of shares have a width, so that
@@ -238,21 +230,22 @@ class Scores(Tabular):
             del axes[name]
         else:
             axes[name] = [self.axes[name][i] for i in index]
-        changed = {**self._of_cells(lambda values: values[at]), **self._changed_by(name, index)}
-        if isinstance(index, int) and name != METRIC:  # the axis is gone: figures still say of which label they are
-            about = changed.get("about", self.about)
-            changed["about"] = {**about, SELECTED: {**about.get(SELECTED, {}), name: self.axes[name][index]}}
+        changed = {**self._of_cells(lambda values: values[at]), **(self._changed_by(name, index) or {})}
+        if name == METRIC:
+            changed |= {of: entries_at(getattr(self, of), index) for of in self._BY_METRIC}
+        if isinstance(index, int):  # the axis is gone: `about` still says of which label the values are
+            label, before = self.axes[name][index], self.about.get(SELECTED, {})
+            gone = {self._METRIC_IN_ABOUT: str(label)} if name == METRIC else {SELECTED: {**before, name: label}}
+            changed["about"] = {**self.about, **gone}
         return replace(self, axes=axes, **changed)
 
     def _of_cells(self, made_of: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """The results of a function of each tensor that has the axes of the grid, by name."""
         return {name: made_of(getattr(self, name)) for name in self._tensors() if name in self.GRID}
 
-    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
+    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any] | None:
         """Other fields that differ in a part of the grid."""
-        if name == METRIC and isinstance(index, int):  # the axis is gone: what the values are is said beside them
-            return {"about": {**self.about, "of": str(self.axes[METRIC][index])}}
-        return {}
+        return None
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
@@ -264,12 +257,15 @@ class Scores(Tabular):
         are rows with NaN; `.dropna()` removes them.
         """
         if per_prompt:
-            rows = list(product(*self.axes.values(), range(self.n_prompts)))
-            table = pd.DataFrame(rows, columns=[*self.axes, "prompt"])
-            return table.assign(value=self.values.flatten().numpy())
+            return self._by_prompt()
         low, high = self.interval(level)
         columns = {"mean": self.mean, "low": low, "high": high}
         return self._cells().assign(**{name: column.flatten().numpy() for name, column in columns.items()})
+
+    def _by_prompt(self) -> "pd.DataFrame":
+        """A row for each cell and prompt."""
+        rows = list(product(*self.axes.values(), range(self.n_prompts)))
+        return pd.DataFrame(rows, columns=[*self.axes, "prompt"]).assign(value=self.values.flatten().numpy())
 
     def _cells(self) -> "pd.DataFrame":
         """The labels of all cells, in order."""
@@ -309,11 +305,11 @@ class Scores(Tabular):
         if self.n_prompts > 1:
             low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
-        return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked().items()}
+        return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked()}
 
-    def _beside_ranked(self) -> dict[str, Float[Tensor, "*grid"]]:
-        """Further columns of `top`."""
-        return {}
+    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
+        """Further columns of `top`, with their names."""
+        return []
 
     @property
     def _has_intervals(self) -> bool:
@@ -336,7 +332,7 @@ class Scores(Tabular):
 
         ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
         name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
-        about = {"title": "", "subtitle": "", "value_name": name, "baselines": [{}], **self._pictured()}
+        about = self._pictured() or {"title": self._headline(), "subtitle": "", "value_name": name, "baselines": [{}]}
         about["title"] = title or about["title"]
         selected = [f"{axis} {shown(axis, [label])[0]}" for axis, label in self.about.get(SELECTED, {}).items()]
         about["subtitle"] = "; ".join(filter(None, [about["subtitle"], ", ".join(selected)]))
@@ -351,13 +347,17 @@ class Scores(Tabular):
         n_cells = prod(len(labels) for name, labels in self.axes.items() if name != METRIC)
         return "with its 95% interval" if n_cells == 1 else f"with 95% intervals of all {n_cells:,} cells at once"
 
-    def _pictured(self) -> dict[str, Any]:
-        """Titles and baselines of the figure: `title`, `subtitle`, `value_name`, `baselines`."""
+    def _pictured(self) -> dict[str, Any] | None:
+        """Titles and baselines of the figure, if they are known: `title`, `subtitle`, `value_name`, `baselines`."""
+        return None
+
+    def _headline(self) -> str:
+        """The title of the figure, if all that is known is what the values are: "Loss by layer"."""
         long = [name for name, labels in self.axes.items() if len(labels) > 1 and name not in APART]
         *first, last = [name.replace("_", " ") for name in long] or [""]
         by = f" by {' and '.join(filter(None, [', '.join(first), last]))}" if last else ""
         of = self._measured()
-        return {"title": f"{of[0].upper()}{of[1:]}{by}" if of else ""}
+        return f"{of[0].upper()}{of[1:]}{by}" if of else ""
 
     def _measured(self) -> str:
         """What the values are: `about["of"]`, or the label of the only metric; "" if nothing says it."""
@@ -411,8 +411,8 @@ class Scores(Tabular):
         """Further parts of the summary."""
         return []
 
-    def _repr_html_(self) -> str:
-        """The summary and the cells with the largest numbers, as a table."""
+    def _repr_parts(self) -> list[str]:
+        """The cells with the largest numbers, as a table."""
         parts = [self.select(metric=one) for one in self.axes[METRIC]] if METRIC in self.axes else [self]
         metrics = [[one] for one in self.axes.get(METRIC, ())] or [[]]
         axes = [list(labels) for name, labels in self.axes.items() if name != METRIC]
@@ -423,20 +423,11 @@ class Scores(Tabular):
                 columns = [*self.axes, *numbers]
                 cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
                 for place, *values in cells:
-                    rows.append([*metric, *_labels_at(axes, place), *map(as_text, values)])
+                    rows.append([*metric, *labels_at(axes, place), *map(as_text, values)])
         words = ", ".join([f"Means of {self.n_prompts} prompts, {self._about_intervals}", *skewed])
         about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
-        return summary(repr(self), html_table(columns, rows), about, how)
-
-
-def _labels_at(axes: list[list[Label]], place: int) -> list[Label]:
-    """The label on each axis of a place in the flattened grid."""
-    found: list[Label] = []
-    for labels in reversed(axes):
-        place, at = divmod(place, len(labels))
-        found.insert(0, labels[at])
-    return found
+        return [html_table(columns, rows), about, how]
 
 
 def _length(axis: str, labels: Sequence[Label]) -> str:

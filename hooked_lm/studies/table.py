@@ -73,15 +73,17 @@ class PairTable(Shards):
 
     def repr_table(self) -> Table:
         """The folder, the state of its shards, the experiment, and the axes of its grid."""
-        columns, rows = super().repr_table()
         axes = ", ".join(self._record["axes"]) if self.shards else ""
-        found = {
+        facts = {
+            "folder": self.path,
+            "shards": f"{len(self.shards)} ({self._state})",
+            "model": self.plan.model["name"],
             "experiment": self.plan.experiment["name"],
             "pairs": f"{self.n_pairs:,}",
             "axes": axes,
             "rows": f"{len(self):,}",
         }
-        return Table(columns, [*rows, *found.items()])
+        return Table(("", "value"), [*facts.items()])
 
     # ---- reading ---------------------------------------------------------------------------------------------------------
 
@@ -221,9 +223,7 @@ class PairTable(Shards):
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
-    def verify(self) -> None:
-        """Reads every file and compares it with its checksum. Raises ValueError that names all damaged shards."""
-        super().verify()
+    def _verify_joined(self) -> None:
         path = self.path / TABLE
         if path.exists():
             trial = unfinished_path(path)

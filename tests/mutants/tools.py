@@ -243,9 +243,11 @@ TOOLS = mutants({
          "analysis/attribution/test_intervals.py::the_error_is_that_of_random_cells_relative_to_the_size",
          "mean - torch.hypot(mean - low, error)", "low"),
     ],
-    "results/scores.py": [
+    "results/labels.py": [
         ("a label is given twice", "results/test_result.py::unknown_and_ambiguous_labels",
-         "            if len(set(labels)) < len(labels):\n", "            if len(set(labels)) > len(labels):\n"),
+         "if len(set(labels)) < len(labels):\n", "if len(set(labels)) > len(labels):\n"),
+    ],
+    "results/scores.py": [
         ("labels of a selection stay in their old order", "results/test_result.py::select",
          "axes[name] = [self.axes[name][i] for i in index]", "axes[name] = [self.axes[name][i] for i in sorted(index)]"),
     ],

@@ -83,8 +83,13 @@ class Alignment(Tabular, nn.Module):
         return (own + moved @ directions.T).to(base)
 
     def shares(self) -> Float[Tensor, " size"]:
-        """The share of each direction that is exchanged: 1."""
-        return torch.ones(self.size, device=self.directions.device)
+        """The share of each direction that is exchanged, from 0 to 1; 1 if it is not trained."""
+        trained = self._trained_shares()
+        return torch.ones(self.size, device=self.directions.device) if trained is None else trained
+
+    def _trained_shares(self) -> Float[Tensor, " size"] | None:
+        """The shares, if they are trained."""
+        return None
 
     def extent(self) -> float | Tensor:
         """The trained share of the width that is exchanged, whose cost is added to the loss; 0 if it is not trained."""
@@ -130,6 +135,7 @@ class Alignment(Tabular, nn.Module):
 
     def save(self, path: str | Path) -> None:
         """Writes the directions, history and settings to one safetensors file, atomically."""
+        self._check_trained()
         location = self.location
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
         for name in ("positions", "source_positions"):
@@ -139,6 +145,9 @@ class Alignment(Tabular, nn.Module):
             tensors["accuracy"] = self.accuracy.values
         header = {"site": location.site, "heads": location.heads, "history": self.history, "about": self.about}
         stored.write(path, FORMAT, tensors, header)
+
+    def _check_trained(self) -> None:
+        """Raises ValueError for a form that is not saved."""
 
     @classmethod
     @stored.names_the_file
@@ -179,8 +188,7 @@ class BoundlessAlignment(Alignment):
         self.boundary = nn.Parameter(torch.tensor(0.5))
         self.temperature = 1.0
 
-    def shares(self) -> Float[Tensor, " size"]:
-        """The share of each direction that is exchanged, between 0 and 1."""
+    def _trained_shares(self) -> Float[Tensor, " size"]:
         middle = torch.arange(self.width, device=self.boundary.device) + 0.5
         return ((self.boundary * self.width - middle) / self.temperature).sigmoid()
 
@@ -195,8 +203,7 @@ class BoundlessAlignment(Alignment):
         with torch.no_grad():
             self.boundary.clamp_(0, 1)
 
-    def save(self, path: str | Path) -> None:
-        """Raises ValueError: `hardened()` returns the alignment to save."""
+    def _check_trained(self) -> None:
         raise ValueError("a BoundlessAlignment is in training; hardened() gives the alignment to be saved")
 
     def hardened(self) -> Alignment:

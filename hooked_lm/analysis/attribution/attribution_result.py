@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -54,9 +54,14 @@ class Attribution(SweepResult):
     )
     floor: Float[Tensor, "..."] | None = None  # the mean size of an estimated effect, [] or [metric]
     GRID: ClassVar[tuple[str, ...]] = ("values", "exact")
+    _BY_METRIC: ClassVar[tuple[str, ...]] = (*SweepResult._BY_METRIC, "errors", "floor")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.exact is not None and self.exact.shape != self.values.shape:
+            raise ValueError(
+                f"exact values {list(self.exact.shape)} are not those of the estimates {list(self.values.shape)}"
+            )
         if self.exact is not None and self.errors is None:
             lead = len(self.axes[METRIC]) if METRIC in self.axes else 1
             start = self._for_cells(self.unchanged)
@@ -69,13 +74,6 @@ class Attribution(SweepResult):
             both = of_metrics if METRIC in self.axes else tuple(each[0] for each in of_metrics)
             for name, tensor in zip(("errors", "floor"), both, strict=True):
                 object.__setattr__(self, name, tensor)
-
-    def _check(self) -> None:
-        super()._check()
-        if self.exact is not None and self.exact.shape != self.values.shape:
-            raise ValueError(
-                f"exact values {list(self.exact.shape)} are not those of the estimates {list(self.values.shape)}"
-            )
 
     # ---- intervals ---------------------------------------------------------------------------------------------------
 
@@ -92,12 +90,6 @@ class Attribution(SweepResult):
         if self.floor is None or self.clean is None:
             return found
         return replace(found, floor=self.floor / (self.clean - self.corrupted).mean(-1).abs())
-
-    def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
-        found = super()._changed_by(name, index)
-        if name == METRIC and self.errors is not None and self.floor is not None:
-            found |= {"errors": self.errors[index], "floor": self.floor[index]}
-        return found
 
     @property
     def _has_intervals(self) -> bool:

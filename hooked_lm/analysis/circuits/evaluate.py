@@ -46,7 +46,7 @@ Given = Circuit | Sequence[Circuit] | Mapping[str, Circuit] | SweepResult
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Evaluation(Scores):
+class Evaluation(Tabular, Scores):
     """The metric of circuits and their complements for each prompt, with the full model, the empty circuit and random circuits
     as baselines.
 
@@ -68,10 +68,8 @@ class Evaluation(Scores):
     n_all: int
     random: Float[Tensor, "..."] | None = None
     GRID: ClassVar[tuple[str, ...]] = ("values", "random")
-    _repr_html_ = Tabular._repr_html_  # a row for each, with the numbers that matter
 
     def _check(self) -> None:
-        super()._check()
         if list(self.axes) != ["of", CIRCUIT] or len(self.n_edges) != len(self.axes[CIRCUIT]):
             raise ValueError("an evaluation has the axes of and circuit, and a number of edges for each circuit")
         for name, part in (("full", self.full), ("empty", self.empty)):
@@ -143,7 +141,7 @@ class Evaluation(Scores):
         With `per_prompt`, a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
         """
         if per_prompt:
-            return super().to_dataframe(per_prompt=True)
+            return self._by_prompt()
         low, high = self._interval_of_ratio(level)
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
         columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low, "high": high}

@@ -76,7 +76,6 @@ class ChanceScores(Scores):
     GRID: ClassVar[tuple[str, ...]] = ("values", "chance")
 
     def _check(self) -> None:
-        super()._check()
         if self.chance is None or self.chance.shape != self.values.shape:
             shape = None if self.chance is None else list(self.chance.shape)
             raise ValueError(f"chance is {shape}; expected the shape of the values, {list(self.values.shape)}")

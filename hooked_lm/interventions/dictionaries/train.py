@@ -51,8 +51,8 @@ class TrainedDictionary(Tabular):
         """The loss of each step."""
         return self.losses.to_dataframe()
 
-    def _table_shown(self) -> "pd.DataFrame":
-        return (self.losses if self.figures is None else self.figures).to_dataframe()
+    def _shown(self) -> Scores:
+        return self.losses if self.figures is None else self.figures
 
     def plot(self, title: str = "") -> "go.Figure":
         """The loss by step as a line."""

@@ -38,8 +38,7 @@ class NamedCache(Cache):
         self.model = model
 
     def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "NamedCache":
-        has_batch_dim = self.has_batch_dim if has_batch_dim is None else has_batch_dim
-        return type(self)(cache_dict, self.model, has_batch_dim)
+        return type(self)(cache_dict, self.model, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
@@ -78,13 +77,17 @@ class NamedCache(Cache):
 
     def _missing(self, name: str) -> KeyError:
         """The error for an absent site: which filter keeps it, or that the model has no such site."""
-        site = name.removesuffix("_grad")
+        site, condition = name.removesuffix("_grad"), self._condition(name)
         if site not in self.model.hook_dict:
-            other = advice(site, self.model.all_points())
+            other = advice(site, self.model.all_points()) + condition
             return UnknownSite(f"'{name}' is not in this cache, and the model has no such site; {other}")
         how = f"names_filter='{site_glob(site)}'" + (", incl_bwd=True" if name != site else "")
         why = " (it is computed on demand only)" if self.model.hook_dict[site].on_demand else ""
-        return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it")
+        return UnknownSite(f"'{name}' is not in this cache{why}; run_with_cache(..., {how}) keeps it{condition}")
+
+    def _condition(self, name: str) -> str:
+        """What an absent site needs besides a filter, after the error."""
+        return ""
 
 
 class ActivationCache(NamedCache):
@@ -186,15 +189,7 @@ class ActivationCache(NamedCache):
         True
         """
         return decompose.apply_ln_to_stack(
-            self.model,
-            self,
-            residual_stack,
-            layer,
-            mlp_input,
-            pos_slice,
-            batch_slice,
-            has_batch_dim,
-            recompute_ln,
+            self.model, self, residual_stack, layer, mlp_input, pos_slice, batch_slice, has_batch_dim, recompute_ln
         )
 
     def logit_attrs(
@@ -225,14 +220,7 @@ class ActivationCache(NamedCache):
         True
         """
         return decompose.logit_attrs(
-            self.model,
-            self,
-            residual_stack,
-            tokens,
-            incorrect_tokens,
-            pos_slice,
-            batch_slice,
-            has_batch_dim,
+            self.model, self, residual_stack, tokens, incorrect_tokens, pos_slice, batch_slice, has_batch_dim
         )
 
     def stack_activation(
@@ -320,11 +308,7 @@ class ActivationCache(NamedCache):
     # ---- neurons -------------------------------------------------------------------------------------------
 
     def get_neuron_results(
-        self,
-        layer: int,
-        neuron_slice: Part = None,
-        pos_slice: Part = None,
-        project_output_onto: Tensor | None = None,
+        self, layer: int, neuron_slice: Part = None, pos_slice: Part = None, project_output_onto: Tensor | None = None
     ) -> Float[Tensor, "..."]:
         """Returns what each neuron of a layer added to the stream, [batch, pos, neuron, d_model].
 
@@ -389,14 +373,7 @@ class ActivationCache(NamedCache):
         (True, 'bias')
         """
         found = decompose.get_full_resid_decomposition(
-            self.model,
-            self,
-            layer,
-            mlp_input,
-            expand_neurons,
-            apply_ln,
-            pos_slice,
-            project_output_onto,
+            self.model, self, layer, mlp_input, expand_neurons, apply_ln, pos_slice, project_output_onto
         )
         return _with_labels(found, return_labels)
 

@@ -67,7 +67,13 @@ class FlatConfig(ShownConfig, StoredConfig):
     @classmethod
     def build(cls, c: SimpleNamespace, is_sketch: bool = False) -> Any:
         """The tree built from flat names; None while required names are missing. See `tree_of_kind`."""
-        return tree_of_kind(cls.kind, c, is_sketch)
+        tree = tree_of_kind(cls.kind, c, is_sketch)
+        return tree if tree is None or is_sketch else cls._whole(tree, c)
+
+    @classmethod
+    def _whole(cls, tree: Tree, c: SimpleNamespace) -> Tree | None:
+        """The tree of the model, from that of what its flat names describe; None while required names are missing."""
+        return tree
 
     # ---- other ways to make one, and out again -----------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from hooked_lm.models.config import read
 from hooked_lm.models.config.build import vision_language
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import remembers
+from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.row import DECODER, DUAL_ENCODER, VISION, of_tree, table
-from hooked_lm.models.config.tree import DualEncoderConfig, VisionConfig, VisionLanguageConfig
+from hooked_lm.models.config.tree import DecoderConfig, DualEncoderConfig, VisionConfig, VisionLanguageConfig
 
 
 @remembers
@@ -71,15 +72,13 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     tree: VisionLanguageConfig | None = field(default=None, repr=False)
 
     @classmethod
-    def build(cls, c: SimpleNamespace, is_sketch: bool = False) -> Any:
-        """The tree of a LLaVA; None while required names are missing. With `is_sketch`, that of its decoder."""
-        decoder = super().build(c, is_sketch)
-        if decoder is None or is_sketch:
-            return decoder
+    def _whole(cls, tree: Tree, c: SimpleNamespace) -> Tree | None:
+        """The tree of a LLaVA with this decoder."""
+        assert isinstance(tree, DecoderConfig)  # of the flat names
         tower = None if c.image_token == -1 else tower_of(c.vision)
         if c.image_token >= c.d_vocab:
             raise ValueError(f"image_token={c.image_token} is no token: the ids of d_vocab={c.d_vocab} end before it")
-        return None if tower is None else vision_language(c, decoder, tower)
+        return None if tower is None else vision_language(c, tree, tower)
 
 
 def tower_of(given: dict[str, Any] | HookedVisionConfig | VisionConfig | None) -> VisionConfig | None:

@@ -71,8 +71,8 @@ class VisionInputs(NotebookRepr):
 
     @property
     def shape(self) -> torch.Size:
-        """The shape of the token ids [batch, pos]."""
-        return self.tokens.shape
+        """The number of prompts, or of images that a dual encoder compares with texts, and the length of the token ids."""
+        return torch.Size([len(self), *self.tokens.shape[1:]])
 
     def to(self, device: torch.device | str) -> "VisionInputs":
         """The same inputs on a device; images in a tower stay on that of the tower."""
@@ -103,11 +103,6 @@ class ImagesAndTexts(VisionInputs):
 
     def __len__(self) -> int:
         return len(self.images["pixel_values"])
-
-    @property
-    def shape(self) -> torch.Size:
-        """The number of images and the length of the texts."""
-        return torch.Size([len(self), self.tokens.shape[1]])
 
 
 Given = (

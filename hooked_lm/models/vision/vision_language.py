@@ -42,11 +42,10 @@ TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "labels")  # of processors
 class ImageCache(ActivationCache):
     """The cache of a model that reads images, which has no sites of images after a run without them."""
 
-    def _missing(self, name: str) -> KeyError:
-        error = super()._missing(name)
+    def _condition(self, name: str) -> str:
         if not name.startswith(OF_IMAGES) or any(site.startswith(OF_IMAGES) for site in self.cache_dict):
-            return error
-        return UnknownSite(f"{error.args[0]}, if the prompt has images: this cache has no site of any")
+            return ""
+        return ", if the prompt has images: this cache has no site of any"
 
 
 class VisionLanguage(Decoder):
