@@ -9,7 +9,7 @@ from hooked_lm.components.blocks.cross import CrossPart, PreNormCrossBlock
 from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormBlock, PostNormPart
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 
 BLOCKS = {
@@ -40,7 +40,8 @@ class BertBlock(Part, PostNormBlock, metaclass=PublicName):
 
     @staticmethod
     def is_one(module: Any) -> bool:
-        return isinstance(module, PostNormBlock) and not getattr(module.attn.cfg, "causal", False)
+        attends = isinstance(module, PostNormPart) and hasattr(module, "attn")
+        return attends and not getattr(module.attn.cfg, "causal", False)
 
 
 class T5Block(Part, PreNormCrossBlock, metaclass=PublicName):

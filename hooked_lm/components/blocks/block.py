@@ -27,6 +27,7 @@ class Block(nn.Module, ABC):
     """A layer of a stack: the sublayers between the stream before and after it."""
 
     cfg: Any
+    mixing_norm = "ln1"  # the name of the norm in front of attention or the mixer, "" for none
 
     def __init__(self, cfg: Any, layer: int) -> None:
         super().__init__()
@@ -42,9 +43,9 @@ class Block(nn.Module, ABC):
     def wiring(self) -> Wiring:
         """Which sublayers read the stream, and what is added where."""
 
-    def move_to_end(self, name: str) -> None:
-        """Makes a part the last in the order."""
-        self._modules[name] = self._modules.pop(name)
+    def move_to_end(self, *names: str) -> None:
+        """Makes parts the last in the order."""
+        self._modules.update([(name, self._modules.pop(name)) for name in names])
 
     def scaled(self, out: Stream) -> Stream:
         """The output of a sublayer times `residual_scale`."""
@@ -70,15 +71,12 @@ class AttentionPart(AttentionInPart, Block):
     def make_attention(self) -> None:
         self.ln1 = build_norm(self.cfg.ln1)
         per_head, per_kv_head = ("batch", "pos", "head", "d_model"), ("batch", "pos", "kv_head", "d_model")
-        self.hook_attn_in = HookPoint(*per_head, on_demand=True)
-        self.hook_q_input = HookPoint(*per_head, on_demand=True)
+        self.hook_attn_in, self.hook_q_input = (HookPoint(*per_head, on_demand=True) for _ in range(2))
         attn = self.cfg.attn.build()
         attn.layer_id = self.layer
-        self.computes_kv = attn.computes_kv
-        if self.computes_kv:
-            self.hook_k_input = HookPoint(*per_kv_head, on_demand=True)
-            self.hook_v_input = HookPoint(*per_kv_head, on_demand=True)
-        self.attn = attn
+        if attn.computes_kv:
+            self.hook_k_input, self.hook_v_input = (HookPoint(*per_kv_head, on_demand=True) for _ in range(2))
+        self.attn, self.computes_kv = attn, attn.computes_kv
         add_norm(self, "ln1_post", self.cfg.ln1_post)
         self.hook_attn_out = HookPoint(*RESIDUAL)
 
@@ -112,7 +110,8 @@ class AttentionPart(AttentionInPart, Block):
 
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention, for the stream or copies of it; the norm has its sites only if `at_sites`."""
-        return self.ln1(copies) if at_sites else norm_unhooked(self.ln1, copies)
+        norm = norm_of(self, self.mixing_norm)
+        return norm(copies) if at_sites else norm_unhooked(norm, copies)
 
 
 class MLPPart(Block):
@@ -131,19 +130,23 @@ class MLPPart(Block):
     mlp_norm = "ln2"  # the name of the norm in front of the MLP
 
     def make_mlp(self) -> None:
+        self.make_before_mlp()
         self.hook_mlp_in = HookPoint(*RESIDUAL, on_demand=True)
         self.ln2 = build_norm(self.cfg.ln2)
         self.mlp = self.cfg.mlp.build()
         add_norm(self, "ln2_post", self.cfg.ln2_post)
         self.hook_mlp_out = HookPoint(*RESIDUAL)
 
+    def make_before_mlp(self) -> None:
+        """Adds parts in front of those of the MLP; most blocks have none."""
+
     def mlp_out(self, resid: Stream) -> Stream:
         """The output of the MLP to the stream."""
         return self.apply_mlp(self.ln2(hook_if_listening(self.hook_mlp_in, resid)))
 
-    def apply_mlp(self, normalized_resid: Stream) -> Stream:
-        """The output of the MLP to the stream, for the normalised stream."""
-        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(self.mlp(normalized_resid))))
+    def apply_mlp(self, normalized_resid: Stream, *beside: object) -> Stream:
+        """The output of the MLP to the stream, for the normalised stream and what some MLPs read beside it."""
+        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(self.mlp(normalized_resid, *beside))))
 
 
 class PreNormBlock(AttentionPart, MLPPart):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hooked_lm.components.attention.cross import CrossAttention
-from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
+from hooked_lm.components.blocks.block import AttentionPart, Stream
 from hooked_lm.components.blocks.wiring import (
     MID,
     NORMALIZED_MID,
@@ -118,6 +118,7 @@ class PostNormCrossBlock(CrossPart):
             return PostNormCrossBlock(self, layer)
 
     cfg: Config
+    mixing_norm = ""
 
     def make_parts(self) -> None:
         self.make_attention()
@@ -149,13 +150,8 @@ class PostNormCrossBlock(CrossPart):
         mlp = mlp_step(self, after_cross, "", "ln3_post")
         mid, mid_cross = InStream("ln1", MID, NORMALIZED_MID), InStream("ln2", MID_CROSS, after_cross)
         post = InStream("ln3", POST, NORMALIZED_POST)
-        return Wiring(
-            (attn, added(MID, attn), mid, cross, added(MID_CROSS, cross), mid_cross, mlp, added(POST, mlp), post)
-        )
-
-    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The input of attention: the stream, or copies of it, without a norm."""
-        return copies
+        before = (attn, added(MID, attn), mid, cross, added(MID_CROSS, cross), mid_cross)
+        return Wiring((*before, mlp, added(POST, mlp), post))
 
 
 CrossBlockConfig = PreNormCrossBlock.Config | PostNormCrossBlock.Config

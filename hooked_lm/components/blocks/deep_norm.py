@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from hooked_lm.components.blocks.block import Stream
+from hooked_lm.components.blocks.block import AttentionPart, Stream
 from hooked_lm.components.blocks.mixer import MixerPart
-from hooked_lm.components.blocks.post_norm import EQUAL, PostNormBlock, PostNormPart, Weights
+from hooked_lm.components.blocks.post_norm import EQUAL, PostNormPart, Weights
 from hooked_lm.components.blocks.wiring import Wiring, attn_step, mixer_step
 from hooked_lm.components.context import Context
 from hooked_lm.hooks import hook_if_listening
@@ -32,15 +32,19 @@ class DeepNormPart(PostNormPart):
         return self.hook_normalized_resid_post(self.ln2(resid))
 
 
-class DeepNormBlock(DeepNormPart, PostNormBlock):
+class DeepNormBlock(AttentionPart, DeepNormPart):
     """`x = ln1(a resid + b attn(resid))`, then `ln2(c x + d mlp(x))`, with (a, b) `mid_weights` and (c, d) `post_weights`."""
 
     @dataclass(frozen=True)
-    class Config(DeepNormPart.Config, PostNormBlock.Config):
+    class Config(DeepNormPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "DeepNormBlock":
             return DeepNormBlock(self, layer)
 
     cfg: Config
+
+    def make_parts(self) -> None:
+        self.make_attention()
+        self.make_post_norms()
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
@@ -63,10 +67,6 @@ class DeepNormMixerBlock(MixerPart, DeepNormPart):
     def make_parts(self) -> None:
         self.make_mixer()
         self.make_post_norms()
-
-    def mixer_norm(self, resid: Stream) -> Stream:
-        """The input of the mixer: the stream, without a norm."""
-        return resid
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)

@@ -2,6 +2,7 @@
 doubly stochastic mixing (mHC, Xie et al. 2025, arXiv:2512.24880) as in DeepSeek-V4 (DeepSeek-AI 2026). The connections, and
 the block between several streams that is made of them."""
 
+from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, root_mean_square, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm, Streams, StreamsBlock, Wide, separated
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
 Weights = Float[Tensor, "*batch stream"]  # of the streams of a token
 Mixing = Float[Tensor, "*batch from_stream stream"]
@@ -23,12 +24,13 @@ SomeStreams = Float[Tensor, "*batch stream d_model"]
 Merged = Float[Tensor, "*batch d_model"]
 
 
-class StreamGate(nn.Module):
-    """A weight for each stream: `magnitude * sigmoid(scale * (x W) / rms(x) + b) + eps`, where x are all streams side by side.
+class StreamLogits(nn.Module, ABC):
+    """Logits of each token, `scale * (x W) / rms(x) + b`, where x are all streams side by side.
 
     `W` is [stream, d_model, weight]. Computed in at least fp32, in which its weights stay.
     """
 
+    n_axes: int  # of streams that the logits have
     axes = {"W": "[stream d_model] weight"}
 
     @dataclass(frozen=True)
@@ -39,21 +41,11 @@ class StreamGate(nn.Module):
         eps: float = 1e-6
         magnitude: float = 1.0
 
-        def build(self) -> "StreamGate":
-            return StreamGate(self)
-
     def __init__(self, cfg: Config) -> None:
         super().__init__()
-        self.cfg, n = cfg, self.n_weights(cfg)
+        self.cfg, n = cfg, cfg.n_streams**self.n_axes
         self.W = nn.Parameter(torch.empty(cfg.n_streams, cfg.d_model, n))
         self.b, self.scale = nn.Parameter(torch.zeros(n)), nn.Parameter(torch.ones(1))
-
-    def n_weights(self, cfg: Config) -> int:
-        """The number of weights of a token."""
-        return cfg.n_streams
-
-    def forward(self, streams: SomeStreams) -> Tensor:
-        return self.logits(streams).sigmoid() * self.cfg.magnitude + self.cfg.eps
 
     def logits(self, streams: SomeStreams) -> Float[Tensor, "*batch weight"]:
         """`scale * (x W) / rms(x) + b`."""
@@ -61,7 +53,7 @@ class StreamGate(nn.Module):
         found = F.linear(x, upcast(self.W).flatten(0, 1).T) / root_mean_square(x, self.cfg.norm_eps)
         return found * upcast(self.scale) + upcast(self.b)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StreamGate":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StreamLogits":
         """As `nn.Module._apply`, but the weights stay in fp32 when a model is cast to a lower precision."""
         kept = {name: parameter.data for name, parameter in self._parameters.items() if parameter is not None}
         super()._apply(fn, recurse)
@@ -72,7 +64,21 @@ class StreamGate(nn.Module):
         return self
 
 
-class StreamMixer(StreamGate):
+class StreamGate(StreamLogits):
+    """A weight for each stream: `magnitude * sigmoid(logits) + eps`."""
+
+    @dataclass(frozen=True)
+    class Config(StreamLogits.Config):
+        def build(self) -> "StreamGate":
+            return StreamGate(self)
+
+    n_axes = 1
+
+    def forward(self, streams: SomeStreams) -> Tensor:
+        return self.logits(streams).sigmoid() * self.cfg.magnitude + self.cfg.eps
+
+
+class StreamMixer(StreamLogits):
     """A matrix for each token, whose rows and columns sum to about one: new stream k is the sum over j of `mix[j, k]` times
     stream j.
 
@@ -81,7 +87,7 @@ class StreamMixer(StreamGate):
     """
 
     @dataclass(frozen=True)
-    class Config(StreamGate.Config):
+    class Config(StreamLogits.Config):
         n_iterations: int = 20
 
         def build(self) -> "StreamMixer":
@@ -90,10 +96,7 @@ class StreamMixer(StreamGate):
             return StreamMixer(self)
 
     cfg: Config
-
-    def n_weights(self, cfg: StreamGate.Config) -> int:
-        """The number of weights of a token."""
-        return cfg.n_streams**2
+    n_axes = 2
 
     def forward(self, streams: SomeStreams) -> Mixing:
         n, eps = self.cfg.n_streams, self.cfg.eps
@@ -136,13 +139,7 @@ class HyperConnection(nn.Module):
             self.mix, self.hook_mix = cfg.mix.build(), HookPoint(*STREAMS[:2], "from_stream", "stream")
         self.hook_out = HookPoint(*RESIDUAL)
 
-    def forward(
-        self, streams: Float[Tensor, "batch pos stream d_model"]
-    ) -> tuple[
-        Float[Tensor, "batch pos d_model"],
-        Float[Tensor, "batch pos stream"],
-        Float[Tensor, "batch pos stream d_model"],
-    ]:
+    def forward(self, streams: Streams) -> tuple[Stream, Float[Tensor, "batch pos stream"], Streams]:
         """The stream that the sublayer reads, the weights of its output, and the streams to which it is added."""
         read, write = self.hook_read(self.read(streams)), self.hook_write(self.write(streams))
         kept = streams if self.cfg.mix is None else mixed(streams, self.hook_mix(self.mix(streams)))
@@ -214,7 +211,12 @@ class HyperBlock(StreamsBlock, AttentionPart, MLPPart):
 
     def mlp_out_of(self, x: Stream, context: Context | None) -> Stream:
         """The output of the MLP to the streams."""
-        return self.mlp_out(x)
+        beside = self.beside_mlp(context)
+        return self.apply_mlp(self.ln2(hook_if_listening(self.hook_mlp_in, x)), *beside)
+
+    def beside_mlp(self, context: Context | None) -> tuple[Tensor, ...]:
+        """What the MLP reads beside a stream; most read nothing."""
+        return ()
 
     def entering(self, resid: Wide | Stream) -> Streams:
         """The streams before the layer."""

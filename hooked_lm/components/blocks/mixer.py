@@ -55,7 +55,8 @@ class MixerPart(Block):
         return self._mixed(context, resid)
 
     def _mixed(self, context: Context, resid: Stream) -> Stream:
-        normalized = self.mixer_norm(hook_if_listening(self.hook_mixer_in, resid)).to(self.mixer_dtype(resid))
+        read = self.mixer_stream(hook_if_listening(self.hook_mixer_in, resid), context)
+        normalized = norm_of(self, self.mixing_norm)(read).to(self.mixer_dtype(resid))
         out = norm_of(self, "ln1_post")(context.scan(self.layer, self.mixer, normalized))
         return self.hook_mixer_out(self.scaled(out))
 
@@ -67,9 +68,9 @@ class MixerPart(Block):
         """Computes the state after some tokens."""
         self.mixer_out(self.hook_resid_pre(resid), context)
 
-    def mixer_norm(self, resid: Stream) -> Stream:
-        """The input of the mixer."""
-        return self.ln1(resid)
+    def mixer_stream(self, resid: Stream, context: Context) -> Stream:
+        """What the norm in front of the mixer reads, in most blocks the stream."""
+        return resid
 
     def mixer_dtype(self, resid: Stream) -> torch.dtype:
         """The dtype of the mixer's weights, or that of the stream for a module without weights."""

@@ -30,20 +30,25 @@ class ParallelBlock(AttentionPart, MLPPart):
         return self.hook_resid_post(resid + self.attn_out(resid, context) + self.mlp_out(resid))
 
     def wiring(self) -> Wiring:
-        attn, mlp = attn_step(self), mlp_step(self, PRE, self.mlp_norm)
+        attn, mlp = attn_step(self), mlp_step(self, PRE)
         return Wiring((attn, mlp, added(POST, attn, mlp)))
 
 
-class SharedNormBlock(ParallelBlock):
+class SharedNormBlock(AttentionPart, MLPPart):
     """`resid + attn(x) + mlp(x)` with `x = ln1(resid)`: a parallel block with one norm for both."""
 
     @dataclass(frozen=True)
-    class Config(ParallelBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "SharedNormBlock":
             return SharedNormBlock(self, layer)
 
     cfg: Config
     mlp_norm = "ln1"
+
+    def make_parts(self) -> None:
+        self.make_attention()
+        self.make_mlp()
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
@@ -53,4 +58,6 @@ class SharedNormBlock(ParallelBlock):
             shared = self.attn_norm(self.hook_mlp_in(resid.clone()), norm_shows_copies(self, context))
         return self.hook_resid_post(resid + attn_out + self.apply_mlp(shared))
 
-    wiring = ParallelBlock.wiring
+    def wiring(self) -> Wiring:
+        attn, mlp = attn_step(self), mlp_step(self, PRE, "ln1")
+        return Wiring((attn, mlp, added(POST, attn, mlp)))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.block import Block, PreNormBlock, Stream
+from hooked_lm.components.blocks.block import AttentionPart, Block, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Sublayer, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of
@@ -104,6 +104,14 @@ class PerLayerGate(nn.Module):
         return F.linear(self.hook_post(gate * per_layer_input), self.W_out.T)
 
 
+def layer_input(block: Block, context: Context | None, use: str) -> Tensor:
+    """What a layer reads beside the stream; ValueError, with its use in words, if the context has none."""
+    found = None if context is None else context.per_layer_input(block.layer)
+    if found is None:
+        raise ValueError(f"layer {block.layer} {use}: pass tokens=... with the residual stream")
+    return found
+
+
 class PerLayerPart(Block):
     """The part of a block that adds the gated per-layer embedding.
 
@@ -121,24 +129,20 @@ class PerLayerPart(Block):
 
     def per_layer_out(self, resid: Stream, context: Context | None) -> Stream:
         """The gated per-layer embedding; ValueError if the context has none."""
-        per_layer_input = None if context is None else context.per_layer_input(self.layer)
-        if per_layer_input is None:
-            raise ValueError(
-                f"layer {self.layer} adds its own embedding of the tokens: pass tokens=... with the residual stream"
-            )
+        per_layer_input = layer_input(self, context, "adds its own embedding of the tokens")
         resid = hook_if_listening(self.hook_per_layer_resid, resid)
         out = self.per_layer(resid, self.hook_per_layer_in(per_layer_input))
         return self.hook_per_layer_out(norm_of(self, "per_layer_post")(out))
 
 
-class PerLayerBlock(PerLayerPart, PreNormBlock):
+class PerLayerBlock(PerLayerPart, AttentionPart, MLPPart):
     """A pre-norm block, then `(resid + norm(gate(resid, e))) * scale` with the per-layer embedding e.
 
     `hook_resid_post` is the stream after the scaling, the outputs of the sublayers are before it.
     """
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         """`per_layer` is the gate; None: no per-layer embedding."""
 
         per_layer: PerLayerGate.Config | None = None
@@ -150,11 +154,13 @@ class PerLayerBlock(PerLayerPart, PreNormBlock):
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
         self.scale = nn.Buffer(torch.ones(1))
         if self.cfg.per_layer is not None:
             self.make_per_layer(self.cfg.per_layer, self.cfg.per_layer_post)
-        self.move_to_end("hook_resid_post")
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
@@ -169,12 +175,6 @@ class PerLayerBlock(PerLayerPart, PreNormBlock):
         steps = (attn, added(MID, attn), mlp)
         if self.cfg.per_layer is None:
             return Wiring((*steps, replace(added(POST, mlp), times="scale")))
-        own = Sublayer(
-            "per_layer",
-            after,
-            "hook_per_layer_out",
-            post="per_layer_post",
-            at=("hook_per_layer_resid",),
-            beside=("hook_per_layer_in",),
-        )
+        at, beside = ("hook_per_layer_resid",), ("hook_per_layer_in",)
+        own = Sublayer("per_layer", after, "hook_per_layer_out", post="per_layer_post", at=at, beside=beside)
         return Wiring((*steps, added(after, mlp), own, replace(added(POST, own), times="scale")))

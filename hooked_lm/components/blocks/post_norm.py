@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from hooked_lm.components.blocks.block import AttentionPart, Copies, MLPPart, PreNormBlock, Stream
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import (
     MID,
     NORMALIZED_MID,
@@ -26,6 +26,8 @@ EQUAL: Weights = (1.0, 1.0)
 
 class PostNormPart(MLPPart):
     """The half of a block with an MLP, and the norms in the stream after the mixing of tokens and after the MLP."""
+
+    mixing_norm = ""
 
     def make_post_norms(self) -> None:
         """Adds the parts after those that mix the tokens."""
@@ -73,23 +75,25 @@ class PostNormBlock(AttentionPart, PostNormPart):
     def wiring(self) -> Wiring:
         return self.wired(attn_step(self, norm=""))
 
-    def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
-        """The input of attention: the stream, or copies of it, without a norm."""
-        return copies
 
-
-class NormedResidualBlock(PreNormBlock):
+class NormedResidualBlock(AttentionPart, MLPPart):
     """`x = ln1(resid); x + attn(x)`, then `y = ln2(x); y + mlp(y)`: sublayers add to the normalised stream.
 
     `apply_residual_connection_post_layernorm` of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053) and BLOOM.
     """
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "NormedResidualBlock":
             return NormedResidualBlock(self, layer)
 
     cfg: Config
+
+    def make_parts(self) -> None:
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)

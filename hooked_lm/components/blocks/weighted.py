@@ -5,19 +5,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
+from hooked_lm.components.norms.norm import RESIDUAL
+from hooked_lm.hooks import HookPoint
 
 
-class WeightedResidualBlock(PreNormBlock):
+class WeightedResidualBlock(AttentionPart, MLPPart):
     """`w_attn * resid + attn(ln1(resid))`, then `w_mlp * resid + mlp(ln2(resid))`, with weights [d_model].
 
     With `stream_bias` the weights multiply `resid + b_attn` and `resid + b_mlp`.
     """
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         stream_bias: bool = False
 
         def build(self, layer: int) -> "WeightedResidualBlock":
@@ -28,7 +30,10 @@ class WeightedResidualBlock(PreNormBlock):
     w_mlp: Tensor
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
+        self.hook_resid_post = HookPoint(*RESIDUAL)
         d_model = self.cfg.attn.d_model
         for part in ("attn", "mlp"):
             self.register_parameter(f"w_{part}", nn.Parameter(torch.ones(d_model)))

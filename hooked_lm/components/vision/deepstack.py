@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Sum, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL
@@ -59,20 +59,22 @@ class Deepstack(ImageRule):
         )
 
 
-class DeepstackBlock(PreNormBlock):
+class DeepstackBlock(AttentionPart, MLPPart):
     """A pre-norm block, then `resid + deepstack`: the features at positions of images, 0 at all others."""
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "DeepstackBlock":
             return DeepstackBlock(self, layer)
 
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
         self.hook_deepstack = HookPoint(*RESIDUAL)
-        self.move_to_end("hook_resid_post")
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)

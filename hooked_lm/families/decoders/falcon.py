@@ -71,7 +71,7 @@ def block_kind(hf: HFConfig) -> type[PreNormBlock] | type[ParallelBlock] | type[
 
 def rows(tree: DecoderConfig) -> list[Row]:
     source, target = "transformer.h.{l}.", "blocks.{l}."
-    two = isinstance(tree.blocks[0], ParallelBlock.Config) and not isinstance(tree.blocks[0], SharedNormBlock.Config)
+    two = isinstance(tree.blocks[0], ParallelBlock.Config)
     return [
         Row("transformer.word_embeddings.weight", "embed.W_E"),
         *classic.norm(source + ("ln_attn" if two else "input_layernorm"), target + "ln1"),

@@ -1,7 +1,7 @@
 """DeBERTa v2 and v3 (He et al. 2020, arXiv:2006.03654; 2021, arXiv:2111.09543): attention to content and to relative position."""
 
 from hooked_lm.components.attention.disentangled import RelativeEmbed
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.families._shared import bert_like, classic, deberta_like
 from hooked_lm.families._shared.bert_like import RENAMED
 from hooked_lm.families._shared.deberta_like import IGNORED, NO_EFFECT, PREFIX
@@ -27,7 +27,7 @@ def relative(hf: HFConfig) -> RelativeEmbed.Config | None:
     return table
 
 
-def blocks(hf: HFConfig) -> tuple[PostNormBlock.Config, ...]:
+def blocks(hf: HFConfig) -> tuple[PostNormPart.Config, ...]:
     """The layers; the first may have a convolution."""
     d_head = hf.get("attention_head_size", hf.hidden_size // hf.num_attention_heads)
     attn = deberta_like.attention(hf, d_head, shared=bool(hf.get("share_att_key", False)))

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from hooked_lm.components.blocks.parallel import ParallelBlock
+from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.run_settings import FUSED
 from hooked_lm.models.config import defaults, read
@@ -130,8 +130,8 @@ class HookedTransformerConfig(FlatConfig):
     attn_only: bool = of_tree("whether layers have no MLP", "blocks.*", default=False, kinds=(DECODER,), reads_all=True,
                               read=lambda blocks: not any(hasattr(block, "mlp") for block in blocks))
     parallel_attn_mlp: bool = of_tree("whether attention and MLP of a layer have the same input", "blocks.*", default=False,
-                                      read=lambda block: isinstance(block, ParallelBlock.Config), unless=("attn_only",),
-                                      kinds=(DECODER,))
+                                      read=lambda block: isinstance(block, ParallelBlock.Config | SharedNormBlock.Config),
+                                      unless=("attn_only",), kinds=(DECODER,))
     gated_mlp: bool = of_tree("whether MLPs multiply two projections; with `num_experts` always", "blocks.*.mlp", default=False,
                               read=read.is_gated, unless=("attn_only",))
     scale_attn_by_inverse_layer_idx: bool = of_tree("whether scores of layer n are also divided by n + 1", "blocks",

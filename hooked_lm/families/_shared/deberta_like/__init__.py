@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hooked_lm.components.attention.disentangled import DisentangledAttention, RelativeEmbed
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.embeddings.embed import Embed
 from hooked_lm.components.embeddings.encoder_embed import EncoderEmbed, TokenTypeEmbed
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
@@ -39,7 +39,7 @@ LAYOUTS = (OLD_HEADS, NEW_HEADS)
 
 
 def encoder(
-    hf: HFConfig, blocks: tuple[PostNormBlock.Config, ...], rel_embed: RelativeEmbed.Config | None
+    hf: HFConfig, blocks: tuple[PostNormPart.Config, ...], rel_embed: RelativeEmbed.Config | None
 ) -> EncoderConfig:
     """The config tree with these layers and this table of relative positions."""
     d_model, n_ctx = hf.hidden_size, hf.max_position_embeddings

@@ -4,20 +4,18 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from hooked_lm.components.activations import Activation, activation
-from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.blocks.wiring import NORMALIZED_POST, POST, InStream, Sum, Wiring
+from hooked_lm.components.blocks.block import AttentionPart, Stream
+from hooked_lm.components.blocks.post_norm import PostNormPart
+from hooked_lm.components.blocks.wiring import NORMALIZED_POST, POST, InStream, Sum, Wiring, attn_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-Stream = Float[Tensor, "batch pos d_model"]
 
-
-class ConvPostNormBlock(PostNormBlock):
+class ConvPostNormBlock(AttentionPart, PostNormPart):
     """`ln3(block(resid) + act(conv(resid)))`: a post-norm block plus a convolution of its input over positions.
 
     `W_conv` is [offset, d_model, d_model] (with groups, [offset, d_model / groups, d_model]). `hook_resid_conv` is the sum
@@ -27,7 +25,7 @@ class ConvPostNormBlock(PostNormBlock):
     axes = {"W_conv": "[offset d_in] d_out; it is a convolution"}
 
     @dataclass(frozen=True)
-    class Config(PostNormBlock.Config):
+    class Config(PostNormPart.Config, AttentionPart.Config):
         ln3: NormConfig = field(kw_only=True)
         n_offsets: int = 3  # the width of the convolution, in positions
         n_groups: int = 1
@@ -39,7 +37,8 @@ class ConvPostNormBlock(PostNormBlock):
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.make_post_norms()
         cfg, d_model = self.cfg, self.cfg.ln3.d_model
         self.W_conv = nn.Parameter(torch.empty(d_model, d_model // cfg.n_groups, cfg.n_offsets).permute(2, 1, 0))
         self.b_conv = nn.Parameter(torch.zeros(d_model))
@@ -60,7 +59,7 @@ class ConvPostNormBlock(PostNormBlock):
         return self.hook_normalized_resid_post(self.ln3(resid))
 
     def wiring(self) -> Wiring:
-        steps = super().wiring().steps[:-1]  # but for the norm at the end
+        steps = self.wired(attn_step(self, norm="")).steps[:-1]  # but for the norm at the end
         summed = Sum("hook_resid_conv", "after_ln2", ("hook_conv_out",))
         ends = InStream("ln2", POST, "after_ln2"), summed, InStream("ln3", summed.gives, NORMALIZED_POST)
         return Wiring((*steps, *ends), "hook_conv_out is a convolution of the stream that enters the block")

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.hyper import HyperBlock
+from hooked_lm.components.blocks.per_layer import layer_input
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import AbstractMoE, Indices, MoE, Stream, Weights
 from hooked_lm.components.experts.router import GroupedSigmoidRouter
 from hooked_lm.components.mlp import hooked_input
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.hooks import HookPoint, hook_if_listening
+from hooked_lm.hooks import HookPoint
 
 
 class HashMoE(AbstractMoE):
@@ -80,16 +81,9 @@ class HashHyperBlock(HyperBlock):
     cfg: Config
     mlp: HashMoE
 
-    def make_mlp(self) -> None:
+    def make_before_mlp(self) -> None:
         self.hook_per_layer_in = HookPoint("batch", "pos", "1")
-        super().make_mlp()
 
-    def mlp_out_of(self, x: Stream, context: Context | None) -> Stream:
-        """The output of the experts to the streams; ValueError if the context has no token ids."""
-        ids = None if context is None else context.per_layer_input(self.layer)
-        if ids is None:
-            raise ValueError(
-                f"layer {self.layer} chooses experts by token ids: pass tokens=... with the residual stream"
-            )
-        ids = self.hook_per_layer_in(ids)
-        return self.hook_mlp_out(self.mlp(self.ln2(hook_if_listening(self.hook_mlp_in, x)), ids))
+    def beside_mlp(self, context: Context | None) -> tuple[Tensor, ...]:
+        """The token ids; ValueError if the context has none."""
+        return (self.hook_per_layer_in(layer_input(self, context, "chooses experts by token ids")),)

@@ -74,9 +74,9 @@ class HybridBlock(AttentionPart, MixerPart, MLPPart):
         """The output of attention to the stream, for this output of its module."""
         return self.hook_attn_out(times(out, self.cfg.attn_scale))
 
-    def apply_mlp(self, normalized_resid: Stream) -> Stream:
+    def apply_mlp(self, normalized_resid: Stream, *beside: object) -> Stream:
         """The output of the MLP to the stream, for the normalised stream."""
-        return self.hook_mlp_out(times(self.mlp(normalized_resid), self.cfg.mlp_scale))
+        return self.hook_mlp_out(times(self.mlp(normalized_resid, *beside), self.cfg.mlp_scale))
 
 
 def times(out: Stream, scale: float) -> Stream:

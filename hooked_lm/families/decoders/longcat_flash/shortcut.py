@@ -3,7 +3,7 @@ arXiv:2404.05019), as in LongCat-Flash (Meituan 2025, arXiv:2509.01322)."""
 
 from dataclasses import dataclass, field, replace
 
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, Stream
 from hooked_lm.components.blocks.wiring import MID, POST, Sublayer, Sum, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import MoE
@@ -13,11 +13,11 @@ from hooked_lm.hooks import HookPoint, hook_if_listening
 NAME = "shortcut"
 
 
-class ShortcutStart(PreNormBlock):
+class ShortcutStart(AttentionPart, MLPPart):
     """A pre-norm block, and experts `shortcut(ln2(resid))` whose output the next block adds."""
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         shortcut: MoE.Config = field(kw_only=True)
 
         def build(self, layer: int) -> "ShortcutStart":
@@ -26,10 +26,12 @@ class ShortcutStart(PreNormBlock):
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
         self.shortcut = self.cfg.shortcut.build()
-        for name in ("mlp", "hook_mlp_out", "hook_resid_post"):
-            self.move_to_end(name)
+        self.move_to_end("mlp", "hook_mlp_out")
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         context = context or Context(resid.shape[1], resid.device)
@@ -45,24 +47,26 @@ class ShortcutStart(PreNormBlock):
         return Wiring((attn, added(MID, attn), shortcut, mlp, added(POST, mlp)))
 
 
-class ShortcutEnd(PreNormBlock):
+class ShortcutEnd(AttentionPart, MLPPart):
     """A pre-norm block that adds the output of the experts of the block before, at `hook_shortcut_out`.
 
     `hook_mlp_out` is the sum of it and the output of the block's own MLP.
     """
 
     @dataclass(frozen=True)
-    class Config(PreNormBlock.Config):
+    class Config(MLPPart.Config, AttentionPart.Config):
         def build(self, layer: int) -> "ShortcutEnd":
             return ShortcutEnd(self, layer)
 
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.hook_resid_mid = HookPoint(*RESIDUAL)
+        self.make_mlp()
         self.hook_shortcut_out = HookPoint(*RESIDUAL)
-        for name in ("hook_mlp_out", "hook_resid_post"):
-            self.move_to_end(name)
+        self.move_to_end("hook_mlp_out")
+        self.hook_resid_post = HookPoint(*RESIDUAL)
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from hooked_lm.components.blocks.block import Stream
 from hooked_lm.components.blocks.mixer import MixerPart
+from hooked_lm.components.blocks.per_layer import layer_input
 from hooked_lm.components.blocks.wiring import POST, PRE, Sum, Wiring, added, mixer_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import GatedMLP
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, build_norm
 from hooked_lm.families.decoders.zamba.wide import WideAttention
-from hooked_lm.hooks import HookPoint, hook_if_listening
+from hooked_lm.hooks import HookPoint
 
 WIDE = ("batch", "pos", "d_wide")
 
@@ -80,6 +81,7 @@ class SharedBlock(MixerPart):
             return SharedBlock(self, layer)
 
     cfg: Config
+    mixing_norm = "ln3"
     shared_parts = ("ln1", "attn", "ln2", "mlp")
 
     def make_parts(self) -> None:
@@ -113,15 +115,10 @@ class SharedBlock(MixerPart):
         own = "hook_shared_out is W_shared times the transformer of the stream and the embedding of the tokens"
         return Wiring(steps, f"{own}; hook_mixer_in is a copy of the stream for both")
 
-    def _mixed(self, context: Context, resid: Stream) -> Stream:
-        embedding = context.per_layer_input(self.layer)
-        if embedding is None:
-            raise ValueError(
-                f"layer {self.layer} reads the embedding of the tokens: pass tokens=... with the residual stream"
-            )
-        resid = hook_if_listening(self.hook_mixer_in, resid)
-        x = self.ln3(resid + self.shared_out(resid, self.hook_per_layer_in(embedding), context))
-        return self.hook_mixer_out(context.scan(self.layer, self.mixer, x.to(self.mixer_dtype(x))))
+    def mixer_stream(self, resid: Stream, context: Context) -> Stream:
+        """The stream plus the output of the shared transformer."""
+        embedding = self.hook_per_layer_in(layer_input(self, context, "reads the embedding of the tokens"))
+        return resid + self.shared_out(resid, embedding, context)
 
     def shared_out(self, resid: Stream, embedding: Stream, context: Context) -> Stream:
         """What the shared transformer adds to the input of the mixer."""

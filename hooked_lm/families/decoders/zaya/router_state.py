@@ -14,7 +14,7 @@ from hooked_lm.components.blocks.wiring import Wiring
 from hooked_lm.components.context import Context
 from hooked_lm.components.experts.moe import AbstractMoE, MoE, Stream
 from hooked_lm.components.mlp import hooked_input
-from hooked_lm.components.norms.norm import RMSNorm, norm_of, upcast
+from hooked_lm.components.norms.norm import RMSNorm, upcast
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
 STATE = ("batch", "pos", "d_router")
@@ -150,8 +150,7 @@ class RouterStateBlock(WeightedResidualBlock):
     def routed_out(self, resid: Stream, context: Context) -> Stream:
         """The output of the experts to the stream."""
         normalized = self.ln2(hook_if_listening(self.hook_mlp_in, resid)).to(self.w_mlp.dtype)
-        out = self.mlp(normalized, context, self.layer)
-        return self.hook_mlp_out(self.scaled(norm_of(self, "ln2_post")(out)))
+        return self.apply_mlp(normalized, context, self.layer)
 
     def attn_norm(self, copies: Copies, at_sites: bool = True) -> Copies:
         """The input of attention, for the stream or copies of it, in the dtype of its weights."""

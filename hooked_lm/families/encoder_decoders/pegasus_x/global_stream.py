@@ -1,14 +1,14 @@
 """A block with a second stream, of global tokens (PEGASUS-X; Phang et al. 2022, arXiv:2208.04347)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.blocks.block import PreNormBlock, Stream
-from hooked_lm.components.blocks.wiring import Wiring
+from hooked_lm.components.blocks.block import AttentionPart, MLPPart, PreNormBlock, Stream
+from hooked_lm.components.blocks.wiring import MID, POST, Wiring, added, attn_step, mlp_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.norm import NormConfig, build_norm, norm_unhooked
@@ -21,7 +21,7 @@ KEPT = "stream of global tokens"  # in the context of a run
 GlobalStream = Float[Tensor, "batch global_token d_model"]
 
 
-class GlobalStreamBlock(PreNormBlock):
+class GlobalStreamBlock(AttentionPart, MLPPart):
     """A pre-norm block which also updates the stream g of global tokens: `g + attn(ln1_global(g))`, then `g + mlp(ln2(g))`.
 
     Weights are those of the text's tokens, but for the norm before attention, `ln1_global`. The first block holds what g starts
@@ -41,7 +41,7 @@ class GlobalStreamBlock(PreNormBlock):
             if not isinstance(self.mlp, MLP.Config) or self.mlp.mid_norm or self.ln1_post or self.ln2_post:
                 raise ValueError("a block with global tokens has a plain MLP, and no norms after its sublayers")
 
-        def build(self, layer: int) -> "GlobalStreamBlock":
+        def build(self, layer: int) -> "GlobalStreamBlock":  # type: ignore[override]
             return GlobalStreamBlock(self, layer)
 
     cfg: Config
@@ -76,7 +76,9 @@ class GlobalStreamBlock(PreNormBlock):
         return resid
 
     def wiring(self) -> Wiring:
-        return replace(super().wiring(), by_hand="attention and the MLP also update the stream of global tokens")
+        attn, mlp = attn_step(self), mlp_step(self)
+        steps = attn, added(MID, attn), mlp, added(POST, mlp)
+        return Wiring(steps, "attention and the MLP also update the stream of global tokens")
 
     def entering(self, resid: Stream, context: Context) -> GlobalStream:
         """The stream of global tokens before the block."""

@@ -124,7 +124,7 @@ class MergedBlock(PreNormBlock):
         def build(self, layer: int) -> "MergedBlock":
             return MergedBlock(self, layer)
 
-    def make_attention(self) -> None:
-        super().make_attention()
+    def make_before_mlp(self) -> None:
         assert isinstance(self.attn, MergedAttention), "a MergedBlock is built from a MergedAttention.Config"
         self.cross_attn = self.attn.source_half
+        self.move_to_end("hook_resid_mid")

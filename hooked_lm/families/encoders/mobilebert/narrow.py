@@ -8,16 +8,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from hooked_lm.components.attention.head_inputs import INPUT_POINTS
-from hooked_lm.components.blocks.block import Copies
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.block import AttentionPart, Copies, Stream
+from hooked_lm.components.blocks.post_norm import PostNormPart
 from hooked_lm.components.blocks.wiring import (
-    MID,
     NORMALIZED_MID,
     NORMALIZED_POST,
     POST,
     PRE,
     InStream,
-    Step,
     Sublayer,
     Sum,
     Wiring,
@@ -31,7 +29,6 @@ from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, norm_unhooked
 from hooked_lm.components.norms.scales import NoNorm
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-Stream = Float[Tensor, "batch pos d_model"]
 Narrow = Float[Tensor, "batch pos d_narrow"]
 NARROW = ("batch", "pos", "d_narrow")
 
@@ -51,11 +48,11 @@ class PostNormMLP(nn.Module):
         return self.hook_normalized_resid_post(self.ln(x))
 
 
-class SeveralMLPsBlock(PostNormBlock):
+class SeveralMLPsBlock(AttentionPart, PostNormPart):
     """A post-norm block with further MLPs, `ffn.0`, `ffn.1`, ..., between attention and `mlp`."""
 
     @dataclass(frozen=True)
-    class Config(PostNormBlock.Config):
+    class Config(PostNormPart.Config, AttentionPart.Config):
         n_ffn: int = 0
         ffn_norm: NormConfig = field(kw_only=True)
 
@@ -70,9 +67,12 @@ class SeveralMLPsBlock(PostNormBlock):
 
     cfg: Config
 
-    def make_mlp(self) -> None:
+    def make_parts(self) -> None:
+        self.make_attention()
+        self.make_post_norms()
+
+    def make_before_mlp(self) -> None:
         self.ffn = nn.ModuleList(PostNormMLP(self.cfg.mlp, self.cfg.ffn_norm) for _ in range(self.cfg.n_ffn))  # type: ignore[arg-type]
-        super().make_mlp()
 
     def forward(self, resid: Stream, context: Context | None = None) -> Stream:
         resid = self.hook_resid_pre(resid)
@@ -81,8 +81,7 @@ class SeveralMLPsBlock(PostNormBlock):
         return self.hook_normalized_resid_post(self.ln2(self.hook_resid_post(resid)))
 
     def wiring(self) -> Wiring:
-        attn, stream = attn_step(self, norm=""), NORMALIZED_MID
-        steps: list[Step] = [attn, added(MID, attn), InStream("ln1", MID, stream)]
+        steps, stream = list(self.wired(attn_step(self, norm="")).steps[:3]), NORMALIZED_MID  # up to the first MLP
         for i in range(len(self.ffn)):
             part = f"ffn.{i}"
             ffn = Sublayer(f"{part}.mlp", stream, f"{part}.hook_mlp_out")
@@ -180,8 +179,7 @@ class NarrowBlock(SeveralMLPsBlock):
         if self.cfg.qk_bottleneck is not None:
             kind = UnreadBottleneck if self.cfg.attends_narrow else Bottleneck
             self.qk_bottleneck = kind(self.cfg.qk_bottleneck)
-            self.move_to_end("attn")
-            self.move_to_end("hook_attn_out")
+            self.move_to_end("attn", "hook_attn_out")
         self.make_post_norms()
         self.hook_narrow_post = self.hook_resid_post
         del self.hook_resid_post, self.hook_normalized_resid_post

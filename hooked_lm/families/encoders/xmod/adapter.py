@@ -3,31 +3,18 @@
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
-from hooked_lm.components.blocks.post_norm import PostNormBlock
-from hooked_lm.components.blocks.wiring import (
-    MID,
-    NORMALIZED_MID,
-    NORMALIZED_POST,
-    POST,
-    InStream,
-    Sublayer,
-    Wiring,
-    added,
-    attn_step,
-    mlp_step,
-)
+from hooked_lm.components.blocks.block import AttentionPart, Stream
+from hooked_lm.components.blocks.post_norm import PostNormPart
+from hooked_lm.components.blocks.wiring import NORMALIZED_MID, POST, InStream, Sublayer, Sum, Wiring, added, attn_step
 from hooked_lm.components.context import Context
 from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.hooks import HookPoint, hook_if_listening
 
-Stream = Float[Tensor, "batch pos d_model"]
 
-
-class AdapterPostNormBlock(PostNormBlock):
+class AdapterPostNormBlock(AttentionPart, PostNormPart):
     """A post-norm block whose stream passes a small MLP after the large one: `ln2(s + adapter(n))` for the sum s.
 
     `hook_resid_mlp` is s, `hook_adapter_in` its normalised value n, and `hook_resid_post` the sum with the adapter's output. The
@@ -35,7 +22,7 @@ class AdapterPostNormBlock(PostNormBlock):
     """
 
     @dataclass(frozen=True)
-    class Config(PostNormBlock.Config):
+    class Config(PostNormPart.Config, AttentionPart.Config):
         """n is s after the norm `adapter_ln`, after `ln2` if `reuses_ln2`, else s. With `adds_normalized` the adapter's output is
         added to n instead of s."""
 
@@ -52,14 +39,14 @@ class AdapterPostNormBlock(PostNormBlock):
     cfg: Config
 
     def make_parts(self) -> None:
-        super().make_parts()
+        self.make_attention()
+        self.make_post_norms()
         self.hook_resid_mlp = HookPoint(*RESIDUAL)
         add_norm(self, "adapter_ln", self.cfg.adapter_ln)
         self.hook_adapter_in = HookPoint(*RESIDUAL)
         self.adapter = self.cfg.adapter.build()
         self.hook_adapter_out = HookPoint(*RESIDUAL)
-        for name in ("hook_resid_post", "ln2", "hook_normalized_resid_post"):
-            self.move_to_end(name)
+        self.move_to_end("hook_resid_post", "ln2", "hook_normalized_resid_post")
         if self.cfg.other_languages:
             of_language = {language: Weights(self.cfg.adapter) for language in self.cfg.other_languages}
             self.other_adapters = nn.ModuleDict(of_language)
@@ -75,13 +62,12 @@ class AdapterPostNormBlock(PostNormBlock):
         return self.hook_normalized_resid_post(self.ln2(resid))
 
     def wiring(self) -> Wiring:
-        attn, mlp = attn_step(self, norm=""), mlp_step(self, NORMALIZED_MID, "")
+        *before, _, end = self.wired(attn_step(self, norm="")).steps  # but for the sum of which `ln2` is the norm
         after, read = "hook_resid_mlp", "hook_adapter_in"
         norm = InStream("ln2" if self.cfg.reuses_ln2 else "adapter_ln", after, read)
         adapter = Sublayer("adapter", read, "hook_adapter_out")
         last = added(POST, adapter, stream=read if self.cfg.adds_normalized else after)
-        before = (attn, added(MID, attn), InStream("ln1", MID, NORMALIZED_MID), mlp, added(after, mlp))
-        return Wiring((*before, norm, adapter, last, InStream("ln2", POST, NORMALIZED_POST)))
+        return Wiring((*before, Sum(after, NORMALIZED_MID, ("hook_mlp_out",)), norm, adapter, last, end))
 
     def adapter_norm(self, resid: Stream) -> Stream:
         """The input of the adapter."""
