@@ -101,7 +101,7 @@ class LayerProbes(Tabular, Scores):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each layer: the measure with its interval (`low`, `high`), `control`, `selectivity`, and of classes `majority`.
+        """A row for each layer: the measure with its interval (`low`, `high`), `control`, `selectivity`, of classes `majority`.
 
         With `per_prompt`, a row for the probe and for the control of each layer and prompt (or group).
         """

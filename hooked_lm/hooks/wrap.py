@@ -25,6 +25,17 @@ class WrappedModule(HookedRootModule):
         self.training = module.training
         self.setup()
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if hasattr(self.__dict__.get("_modules", {}).get("module"), name):
+                raise AttributeError(f"{error}; the wrapped module has it: .module.{name}") from None
+            raise AttributeError(
+                f"{error}: a wrapped module has hooks and caches, but no layers, tokens or logits, as sweeps, attribution and "
+                "lenses need; these take a model of this library (from_pretrained)"
+            ) from None
+
     def setup(self) -> None:
         """Finds the submodules. Call it again after replacing one; the hooks of the others are kept."""
         before = self.all_points()

@@ -118,11 +118,11 @@ def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_kernel_runs_while_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = toy("standard")
-    assert model.blocks[0].attn.mixing() == model.blocks[0].attn.mix_fused
+    assert model.blocks[0].attn.kernel() == model.blocks[0].attn.mix_fused
     monkeypatch.setattr(F, "softmax", half)
-    assert model.blocks[0].attn.mixing() == model.blocks[0].attn.mix_in_steps
+    assert model.blocks[0].attn.kernel() == model.blocks[0].attn.mix_in_steps
     monkeypatch.undo()
-    assert model.blocks[0].attn.mixing() == model.blocks[0].attn.mix_fused
+    assert model.blocks[0].attn.kernel() == model.blocks[0].attn.mix_fused
 
 
 COMPILE = """

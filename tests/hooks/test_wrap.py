@@ -101,6 +101,21 @@ def test_a_wrapped_module_trains_or_not_as_it_did() -> None:
     assert not wrap(nn.ReLU().eval()).training
 
 
+def test_what_a_wrapped_module_lacks() -> None:
+    """Sweeps and lenses ask for layers: the error says what they need, and where an attribute of the module is."""
+    wrapped = wrap(torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'stack_of': a wrapped module has hooks .* these take a model"
+    ):
+        _ = wrapped.stack_of
+    wrapped.module.register_buffer("of_module", torch.ones(1))
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'of_module'; the wrapped module has it: \.module\.of_module"
+    ):
+        _ = wrapped.of_module
+    assert not hasattr(wrapped, "tokenizer")
+
+
 def test_unwrap_gives_the_module_back() -> None:
     module = cnn()
     net = wrap(module)

@@ -113,7 +113,7 @@ class AbstractAttention(AttentionTLAttributes):
     ) -> Float[Tensor, "batch pos head d_mixed"]:
         """The mixed values of each head, times their gate if there is one, at their site."""
         k, v, context = self.attended(q, k, v, context)
-        z = context.attend_rows(layer, self.mixing(), q, k, v)
+        z = context.attend_rows(layer, self.kernel(), q, k, v)
         return self.hook_z(z if gate is None else z * gate)
 
     def attended(self, q: PerHead, k: Keys, v: Values, context: Context) -> tuple[KeyRows, Values, Context]:
@@ -124,7 +124,7 @@ class AbstractAttention(AttentionTLAttributes):
         """What the scores of some rows of a run are computed from."""
         return q, k, context
 
-    def mixing(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
+    def kernel(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
         """How values are mixed in this run: by the fused kernel, or in steps if something listens or the kernel cannot."""
         sites = self.hook_attn_scores, self.hook_pattern, *self.more_sites()
         fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(*sites)

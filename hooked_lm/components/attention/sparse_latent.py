@@ -67,7 +67,7 @@ class SparseLatentAttention(AbstractLatentAttention):
         (v,) = unpacked(values, (cfg.n_heads, cfg.d_value))
         chosen = self.indexer.mask(index_q, weights, index_k, context, self.causal, self.window)
         whole.keep_rows("chosen keys", layer, chosen)
-        return packed(self.mixing()(q, k, v, among(chosen, context, q)))
+        return packed(self.kernel()(q, k, v, among(chosen, context, q)))
 
 
 class SharedIndexAttention(AbstractLatentAttention):
@@ -111,7 +111,7 @@ class SharedIndexAttention(AbstractLatentAttention):
         if is_listening(self.hook_index_mask):
             every = context.full_mask(self.causal, self.window)[:, 0].expand(len(q), -1, -1)
             chosen = self.hook_index_mask((every if chosen is None else chosen).clone())
-        return self.mixing()(q, k, v, among(chosen, context, q))
+        return self.kernel()(q, k, v, among(chosen, context, q))
 
 
 def packed(*parts: Tensor) -> Packed:

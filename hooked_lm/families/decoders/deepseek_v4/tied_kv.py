@@ -142,4 +142,4 @@ class TiedKVAttention(AbstractTiedKVAttention):
     def attend(self, q: PerHead, k: Keys, v: Values, inputs: LatentInputs, context: Context, layer: int) -> Z:
         """The mixed values, for the queries, keys and values of the new tokens."""
         k, v = context.update_kv(layer, k, v)
-        return context.attend_rows(layer, self.mixing(), q, k, v)
+        return context.attend_rows(layer, self.kernel(), q, k, v)

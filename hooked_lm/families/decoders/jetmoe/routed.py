@@ -112,7 +112,7 @@ class RoutedAttention(Attention):
         others = (cfg.qk_norm, cfg.v_norm, cfg.z_norm, cfg.clip)
         unusual = self.ungrouped or cfg.is_kv_source or cfg.values_from_keys
         unusual = unusual or any(other is not None for other in others) or self.settings.attn_result
-        return unusual or query_input.ndim == 4 or self.mixing() != self.mix_fused or is_listening(*sites)
+        return unusual or query_input.ndim == 4 or self.kernel() != self.mix_fused or is_listening(*sites)
 
     def by_expert(self, chosen: Indices) -> list[tuple[Choices, Choices]]:
         """The tokens of each expert, and the numbers of their choices among those of all tokens."""
