@@ -1,7 +1,6 @@
 """Context: what all layers of one forward pass share, computed once: positions, masks and rotary angles."""
 
 from collections.abc import Callable, Hashable
-from copy import copy
 from typing import TypeVar
 
 import torch
@@ -11,16 +10,15 @@ from torch import Tensor
 from hooked_lm.components.embeddings.axis_rotary import AxisRotary
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.masks import Mask, Masks, Scores
 
 T = TypeVar("T")
 Tokens = Float[Tensor, "batch pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
-Mask = Bool[Tensor, "batch 1 query_pos key_pos"]
-Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_value"]]
 
 
-class Context:
+class Context(Masks):
     """Positions and masks of one run over `n_pos` new tokens that follow `n_past` cached ones.
 
     `real` marks real tokens among past and new ones, [batch, key_pos]; None: there is no padding. Positions count
@@ -135,46 +133,3 @@ class Context:
     def needs_mask(self) -> bool:
         """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
         return False
-
-    def full_mask(self, causal: bool, window: int | None) -> Mask:
-        """Which keys a query may attend to. It may always attend to itself, so that padding has no empty rows."""
-        return self.once((causal, window), lambda: self._full_mask(causal, window))
-
-    def _full_mask(self, causal: bool, window: int | None) -> Mask:
-        if (known := self.known_mask(causal, window)) is not None:
-            return known
-        query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
-        key = torch.arange(self.n_key, device=self.device)
-        allowed = key <= query if causal else torch.ones_like(key <= query)
-        if window is not None:
-            distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
-            allowed = allowed & ((distance if causal else distance.abs()) < window)
-        if self.real is not None:
-            allowed = allowed & self.real[:, None, None, :] | (key == query)
-        return self.changed_mask(allowed, window)
-
-    def known_mask(self, causal: bool, window: int | None) -> Mask | None:
-        """The mask of a run whose mask does not follow from its positions."""
-        return None
-
-    def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
-        """The mask of padding, window and order, changed by what else decides which keys a query may attend to."""
-        return allowed
-
-    def additive_mask(
-        self, causal: bool, window: int | None, dtype: torch.dtype
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        """Numbers to add to the scores: `added_mask` or 0 where a query may attend to a key, minus infinity elsewhere."""
-
-        def make() -> Tensor:
-            forbidden = ~self.full_mask(causal, window)
-            return torch.zeros(forbidden.shape, dtype=dtype, device=self.device).masked_fill_(forbidden, float("-inf"))
-
-        mask = self.once((causal, window, dtype), make)
-        return mask if self.added_mask is None else mask + self.added_mask.to(mask)
-
-    def adding(self, numbers: Scores) -> "Context":
-        """The same context, with numbers to add to the scores."""
-        found = copy(self)
-        found.added_mask = numbers if self.added_mask is None else self.added_mask + numbers
-        return found

@@ -5,8 +5,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.context import Scores
 from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
+from hooked_lm.components.masks import Scores
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 
 

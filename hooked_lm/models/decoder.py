@@ -1,7 +1,7 @@
 """A decoder-only language model: tokens in, logits out, with a hook point at every step."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,13 +20,6 @@ from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
-
-
-class Output(NamedTuple):
-    """The result of `return_type="both"`."""
-
-    logits: Float[Tensor, "batch pos d_vocab"]
-    loss: Float[Tensor, "*batch_pos"]
 
 
 class Decoder(DecoderMethods):
@@ -160,24 +153,6 @@ class Decoder(DecoderMethods):
         """Whether padding is inferred from token ids: on the right, and without a cache, it affects no real token."""
         return self.tokenizer is not None and (cache is not None or (padding_side or self.padding_side) == "left")
 
-    def _resumed(
-        self,
-        input: Any,
-        tokens: Int[Tensor, "batch pos"] | VisionInputs | None,
-        pos_embed: Tensor | None,
-        mask: Tensor | None,
-        cache: KeyValueCache | None,
-    ) -> tuple[Stream, Int[Tensor, "batch pos"] | None, Context]:
-        """A given residual stream, checked, its token ids if they are known, and the context of the run."""
-        checks.check_stream(input, self.cfg.d_model, self.cfg.d_model * checks.n_streams(self))
-        context = self._context(input, mask, cache)
-        context.pos_embed = pos_embed
-        if self.tree.per_layer is not None and isinstance(tokens, Tensor):
-            context.per_layer = self.per_layer(tokens, self.embed(tokens))
-        if pos_embed is None and self.tree.shortformer:
-            self._with_positions(input, None, context)
-        return input, tokens, context  # type: ignore[return-value]  # a model that reads images gives their ids
-
     def _context(self, new: Tensor, mask: Tensor | None, cache: KeyValueCache | None, n_past: int = 0) -> Context:
         """Positions and masks of a run over new tokens, or their stream."""
         n_past = n_past if cache is None else cache.length
@@ -198,13 +173,3 @@ class Decoder(DecoderMethods):
         """The logits after the soft cap of `cfg`, which is read at each call; they themselves if it has none."""
         cap = self.cfg.output_logits_soft_cap
         return soft_capped(logits, cap if cap > 0 else None)
-
-    def _loss(
-        self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str | None, per_token: bool
-    ) -> Any:
-        """The loss, alone or beside the logits, as `return_type` says."""
-        if return_type is None:
-            return None
-        tokens = checks.check_loss(logits, tokens)
-        loss = self.loss_fn(logits, tokens, context.new_real(), per_token=per_token)
-        return loss if return_type == "loss" else Output(logits, loss)

@@ -1,33 +1,42 @@
 """The methods of a decoder other than its forward pass: caching runs, parts of a run, generation."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel, is_outside_blocks
-from hooked_lm.models.checks import check_stream
+from hooked_lm.models.checks import check_loss, check_stream, n_streams
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.stack import apply_config_flags, checked_ids
+from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
+from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.models.weights.fold import FoldMethods
 from hooked_lm.models.weights.state import sync_config
 from hooked_lm.models.weights.views import WeightViews
 
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
+
+
+class Output(NamedTuple):
+    """The result of `return_type="both"`."""
+
+    logits: Float[Tensor, "batch pos d_vocab"]
+    loss: Float[Tensor, "*batch_pos"]
 
 
 class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
@@ -204,3 +213,33 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         """Checks the identities between this model's sites, on random tokens by default; see `verification.verify`."""
         tokens = drawn_tokens(self.cfg) if tokens is None else tokens
         return verify(self, (tokens,), lambda at, logits: decoder_identities(self, at, logits, tokens.to(self.device)))
+
+    # ---- what its forward pass rarely does ---------------------------------------------------------------------------
+
+    def _resumed(
+        self,
+        input: Any,
+        tokens: Int[Tensor, "batch pos"] | VisionInputs | None,
+        pos_embed: Tensor | None,
+        mask: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> tuple[Stream, Int[Tensor, "batch pos"] | None, Context]:
+        """A given residual stream, checked, its token ids if they are known, and the context of the run."""
+        check_stream(input, self.cfg.d_model, self.cfg.d_model * n_streams(self))
+        context = self._context(input, mask, cache)
+        context.pos_embed = pos_embed
+        if self.tree.per_layer is not None and isinstance(tokens, Tensor):
+            context.per_layer = self.per_layer(tokens, self.embed(tokens))
+        if pos_embed is None and self.tree.shortformer:
+            self._with_positions(input, None, context)
+        return input, tokens, context  # type: ignore[return-value]  # a model that reads images gives their ids
+
+    def _loss(
+        self, logits: Tensor, tokens: Tensor | None, context: Context, return_type: str | None, per_token: bool
+    ) -> Any:
+        """The loss, alone or beside the logits, as `return_type` says."""
+        if return_type is None:
+            return None
+        tokens = check_loss(logits, tokens)
+        loss = self.loss_fn(logits, tokens, context.new_real(), per_token=per_token)
+        return loss if return_type == "loss" else Output(logits, loss)

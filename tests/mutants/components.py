@@ -39,13 +39,15 @@ COMPONENTS = mutants({
         ("an edit of the pattern is ignored", "families/test_decoders.py::gpt2",
          "sites = self.hook_attn_scores, self.hook_pattern, *", "sites = self.hook_attn_scores, *"),
     ],
-    "components/context.py": [
+    "components/masks.py": [
         ("a query does not attend to itself", "families/test_decoders.py::gemma2",
          "allowed = key <= query if causal", "allowed = key < query if causal"),
         ("a window is one position too wide", "components/test_context.py::a_mask_says_which_keys_a_query_attends_to",
          "distance.abs()) < window)", "distance.abs()) <= window)"),
         ("the padding of keys is ignored", "models/test_decoder.py::padded_rows_are_what_they_are_alone",
          "allowed = allowed & self.real[:, None, None, :] | (key == query)", "allowed = allowed | (key == query)"),
+    ],
+    "components/context.py": [
         ("positions count padding", "models/test_decoder.py::a_padded_prompt_goes_on_with_a_cache",
          "return (self.real.long().cumsum(1) - 1).clamp(min=0)",
          "return torch.arange(self.n_key, device=self.device).expand_as(self.real)"),

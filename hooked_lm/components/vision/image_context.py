@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from hooked_lm.components.context import Context, Mask
+from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
+from hooked_lm.components.masks import Mask
 from hooked_lm.components.vision.patches import first_ones
 
 

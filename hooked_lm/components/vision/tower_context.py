@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.components.context import Context, Mask
+from hooked_lm.components.context import Context
+from hooked_lm.components.masks import Mask
 from hooked_lm.components.vision.patches import Patches
 
 

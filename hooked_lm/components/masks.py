@@ -1,0 +1,74 @@
+"""Masks: which keys a query may attend to, where this does not go without saying."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from copy import copy
+from typing import TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+T = TypeVar("T")
+Own = TypeVar("Own", bound="Masks")
+Mask = Bool[Tensor, "batch 1 query_pos key_pos"]
+Scores = Float[Tensor, "#batch #head #query_pos #key_pos"]
+
+
+class Masks(ABC):
+    """The masks of a context, each computed once. A plain forward pass, where queries attend to all earlier keys, needs none."""
+
+    device: torch.device
+    n_past: int
+    n_key: int
+    real: Bool[Tensor, "batch key_pos"] | None
+    positions: Int[Tensor, "batch pos"]
+    key_positions: Int[Tensor, "batch key_pos"]
+    added_mask: Scores | None
+
+    @abstractmethod
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, computed once per pass for each key."""
+
+    def full_mask(self, causal: bool, window: int | None) -> Mask:
+        """Which keys a query may attend to. It may always attend to itself, so that padding has no empty rows."""
+        return self.once((causal, window), lambda: self._full_mask(causal, window))
+
+    def _full_mask(self, causal: bool, window: int | None) -> Mask:
+        if (known := self.known_mask(causal, window)) is not None:
+            return known
+        query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
+        key = torch.arange(self.n_key, device=self.device)
+        allowed = key <= query if causal else torch.ones_like(key <= query)
+        if window is not None:
+            distance = self.positions[:, None, :, None] - self.key_positions[:, None, None, :]
+            allowed = allowed & ((distance if causal else distance.abs()) < window)
+        if self.real is not None:
+            allowed = allowed & self.real[:, None, None, :] | (key == query)
+        return self.changed_mask(allowed, window)
+
+    def known_mask(self, causal: bool, window: int | None) -> Mask | None:
+        """The mask of a run whose mask does not follow from its positions."""
+        return None
+
+    def changed_mask(self, allowed: Bool[Tensor, "#batch 1 query_pos key_pos"], window: int | None) -> Mask:
+        """The mask of padding, window and order, changed by what else decides which keys a query may attend to."""
+        return allowed
+
+    def additive_mask(
+        self, causal: bool, window: int | None, dtype: torch.dtype
+    ) -> Float[Tensor, "batch head query_pos key_pos"]:
+        """Numbers to add to the scores: `added_mask` or 0 where a query may attend to a key, minus infinity elsewhere."""
+
+        def make() -> Tensor:
+            forbidden = ~self.full_mask(causal, window)
+            return torch.zeros(forbidden.shape, dtype=dtype, device=self.device).masked_fill_(forbidden, float("-inf"))
+
+        mask = self.once((causal, window, dtype), make)
+        return mask if self.added_mask is None else mask + self.added_mask.to(mask)
+
+    def adding(self: Own, numbers: Scores) -> Own:
+        """The same context, with numbers to add to the scores."""
+        found = copy(self)
+        found.added_mask = numbers if self.added_mask is None else self.added_mask + numbers
+        return found
