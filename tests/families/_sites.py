@@ -22,13 +22,14 @@ from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.attention.sparse_latent import SharedIndexAttention, SparseLatentAttention
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.cross import PostNormCrossBlock, PreNormCrossBlock
-from hooked_lm.components.blocks.deep_norm import DeepNormMixerBlock
+from hooked_lm.components.blocks.deep_norm import DeepNormBlock, DeepNormMixerBlock
 from hooked_lm.components.blocks.hyper import HyperBlock, HyperConnection
 from hooked_lm.components.blocks.mixer import MixerBlock, MixerMLPBlock
 from hooked_lm.components.blocks.one_sublayer import AttentionOnlyBlock, MLPOnlyBlock
 from hooked_lm.components.blocks.parallel import ParallelBlock, SharedNormBlock
 from hooked_lm.components.blocks.per_layer import PerLayerBlock, PerLayerEmbed, PerLayerGate
-from hooked_lm.components.blocks.post_norm import PostNormBlock
+from hooked_lm.components.blocks.post_norm import NormedResidualBlock, PostNormBlock
+from hooked_lm.components.blocks.weighted import WeightedResidualBlock
 from hooked_lm.components.embeddings.transformed_unembed import TransformedUnembed
 from hooked_lm.components.experts.moe import ClampedGatedMLP, MoE
 from hooked_lm.components.mlp import MLP, GatedMLP
@@ -462,7 +463,9 @@ def _(cfg: SharedNormBlock.Config) -> Sites:
     return sites_of.dispatch(ParallelBlock.Config)(cfg)
 
 
-@sites_of.register
+@sites_of.register(PreNormBlock.Config)
+@sites_of.register(NormedResidualBlock.Config)
+@sites_of.register(WeightedResidualBlock.Config)
 def _(cfg: PreNormBlock.Config) -> Sites:
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | {"hook_resid_mid": STREAM}
 
@@ -527,7 +530,8 @@ def _(cfg: RepeatedIds.Config) -> Sites:
     return {"hook_out": "batch pos layer 1"}
 
 
-@sites_of.register
+@sites_of.register(PostNormBlock.Config)
+@sites_of.register(DeepNormBlock.Config)
 def _(cfg: PostNormBlock.Config) -> Sites:
     in_stream = ("hook_resid_mid", "hook_normalized_resid_mid", "hook_normalized_resid_post")
     return sites_of.dispatch(ParallelBlock.Config)(cfg) | dict.fromkeys(in_stream, STREAM)
