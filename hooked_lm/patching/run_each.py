@@ -45,7 +45,7 @@ def run_each(
             `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
-        clean: prompts for the baseline `clean` of the result, which `.normalized()` needs. They run without cells.
+        clean: prompts for the baseline `clean` of the result, which `.restored()` needs. They run without cells.
         base: hooks of every run, including the run without a cell.
         decoder_input, groups, max_memory, progress, resume_file: as in `sweep`.
 

@@ -84,7 +84,7 @@ def causal_trace(
         max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), (site), layer and position that the arguments add. `corrupted` are the
-    runs with noise, `clean` those without, so `.normalized()` is the recovered fraction. Its prompts are the
+    runs with noise, `clean` those without, so `.restored()` is the recovered fraction. Its prompts are the
     `n_samples * batch` runs, with index `sample * batch + prompt`. NaN for windows in which no layer has the site.
     Raises before the sweep: ValueError for a subject that is empty or not in the prompt, for noise that is not a positive number,
     and for n_samples or window below 1; IndexError for positions and layers out of range; KeyError for a site that no layer has.
@@ -98,7 +98,7 @@ def causal_trace(
     ... )
     >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
     (('4  France', '5  is'), True)
-    >>> result.normalized().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
+    >>> result.restored().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")
