@@ -310,7 +310,9 @@ def loss(
     if positions is not None:
         counts = counts & _predicting(positions, ids.shape)
     if empty := (~counts.any(1)).nonzero()[:, 0].tolist():
-        raise ValueError(f"nothing to predict in prompts {empty}: no two real tokens in a row{shown and f' at{shown[1:]}'}")
+        raise ValueError(
+            f"nothing to predict in prompts {empty}: no two real tokens in a row{shown and f' at{shown[1:]}'}"
+        )
 
     def compute(read: Float[Tensor, "batch next d_vocab"]) -> Float[Tensor, " batch"]:
         counted = counts.to(read.device)

@@ -229,7 +229,9 @@ def test_bad_positions_of_a_loss():
             loss(TEXT, positions=positions)
     mask = torch.ones(BATCH, POS, dtype=torch.long)
     mask[1, :2] = 0
-    with pytest.raises(ValueError, match=r"nothing to predict in prompts \[1\]: no two real tokens in a row at positions=0"):
+    with pytest.raises(
+        ValueError, match=r"nothing to predict in prompts \[1\]: no two real tokens in a row at positions=0"
+    ):
         loss(TEXT, mask, positions=0)
     with pytest.raises(TypeError, match="texts need a tokenizer: pass model="):
         loss("some text")
