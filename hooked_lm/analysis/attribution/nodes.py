@@ -30,7 +30,7 @@ from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.plan import FEATURES, SweepPlan
+from hooked_lm.engine.plan import FEATURES, SweepPlan, by_component
 from hooked_lm.engine.prompts import (
     OTHER_RUN,
     AxisSelection,
@@ -93,7 +93,8 @@ def attribute(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
-    sites: str | Sequence[str] = "resid_pre",
+    sites: str | Sequence[str] | None = None,
+    by: str | None = None,
     layers: AxisSelection = "each",
     positions: AxisSelection = "each",
     heads: HeadSelection = None,
@@ -112,7 +113,7 @@ def attribute(
     """Estimates the result of `patching.sweep` for all cells at once, and checks the estimates by exact patching.
 
     Args:
-        corrupted, clean, sites, layers, positions, heads, neurons, replace_with, direction, decoder_input: as for
+        corrupted, clean, sites, by, layers, positions, heads, neurons, replace_with, direction, decoder_input: as for
             `patching.sweep`; the grid is the same.
         metric: as for `patching.sweep`, but differentiable; or several by name.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
@@ -143,9 +144,7 @@ def attribute(
     >>> list(found.axes), bool(found.agreement["spearman"].item() > 0.6)
     (['layer', 'head'], True)
     """
-    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
-    if not names:
-        raise ValueError("sites is empty: there is nothing to attribute to")
+    names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     job = AttributionJob(
         model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input
     )
