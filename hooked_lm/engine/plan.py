@@ -50,7 +50,13 @@ def by_component(
 
     Raises ValueError for no sites, and for another `by`.
     """
-    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else sites and [sites]
+    names = (
+        list(sites)
+        if isinstance(sites, Sequence) and not isinstance(sites, str)
+        else None
+        if sites is None
+        else [sites]
+    )
     if names == []:
         raise ValueError("sites is empty: name at least one")
     if by is None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.extras import lazy_import
@@ -345,8 +346,9 @@ def sweep_steering(
     model: HookedRootModule,
     vectors: SteeringVectors,
     prompts: Prompts,
-    metric: Metrics,
+    metric: Metrics | None = None,
     *,
+    answers: RightAndWrong | None = None,
     coefficients: Sequence[float | int],
     layers: Layers = "each",
     positions: str = "all",
@@ -360,7 +362,7 @@ def sweep_steering(
     Args:
         prompts: texts or ids [batch, pos]. Texts may differ in length: those of one length run together, without padding.
             The metric must then index positions from the end, and work for any number of prompts.
-        metric: from logits [batch, pos, d_vocab] to a number for each prompt; or several by name.
+        metric, answers: as for `patching.sweep`; answers are those of all prompts.
         positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each.
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
@@ -371,16 +373,15 @@ def sweep_steering(
     ValueError for coefficients that are empty, repeated or not finite, and for other positions.
 
     >>> from hooked_lm import HookedTransformer
-    >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
-    >>> she = metrics.logit_difference(model.to_single_token(" she"), model.to_single_token(" he"))
-    >>> result = sweep_steering(model, vectors, "Lucy was ill, so", she, coefficients=[-2, 0, 2], progress=False)
+    >>> vectors, answers = steering_vectors(model, women, men, layers=[1, 2]), (" she", " he")
+    >>> result = sweep_steering(model, vectors, "Lucy was ill, so", answers=answers, coefficients=[-2, 0, 2], progress=False)
     >>> bool(result.select(layer=1, coefficient=-2).mean < result.select(layer=1, coefficient=2).mean)
     True
     """
     contrast.check_model(model)
+    metric = needed_metric(model, metric, answers)
     if not isinstance(vectors, SteeringVectors):
         raise TypeError(
             f"vectors must be SteeringVectors, as steering_vectors(...) returns them; got a {type(vectors).__name__}"
@@ -399,8 +400,8 @@ def sweep_steering(
     def swept(rows: list[int]) -> SweepResult:
         whole = given if isinstance(given, VisionInputs) else None  # its prompts have one length
         tokens: Rows = torch.cat([ids[row] for row in rows]) if whole is None else whole
-        places = list(product(range(len(sites)), range(len(coefficients))))
-        hooks = [vectors.hooks(coefficients[j], list(sites)[i], positions, unit) for i, j in places]
+        places = [*product(range(len(sites)), range(len(coefficients)))]
+        hooks = [vectors.hooks(coefficients[j], [*sites][i], positions, unit) for i, j in places]
         cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
         study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
         return study.carry_out(model, tokens, metric, None, max_memory, progress)

@@ -16,6 +16,7 @@ from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import TracedAccess
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.plan import SweepPlan
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -41,7 +42,8 @@ def causal_trace(
     prompts: Prompts,
     subject: Subject,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     noise: float = 3.0,
     noise_site: Site | None = None,
     n_samples: int = 10,
@@ -69,6 +71,7 @@ def causal_trace(
         metric: maps the logits [batch, pos, d_vocab] of one sample of all prompts to one number per prompt [batch], or to one
             for all prompts, which is averaged over samples; or a mapping of names to such functions. See
             `hooked_lm.analysis.metrics`.
+        answers: in place of a metric, as in `sweep`.
         noise: the standard deviation of the noise, as a multiple of the standard deviation of the embeddings of subject tokens.
         noise_site: the site that gets noise instead of the embeddings, such as "vision.hook_patch_embed" or "projector.hook_out",
             where the positions, and the indices of an image, are those of its patches.
@@ -102,6 +105,7 @@ def causal_trace(
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")
+    metric = needed_metric(model, metric, answers)
     for name, number in (("noise", noise), ("n_samples", n_samples)):
         if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be a positive number, got {number}")
