@@ -51,7 +51,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
         ("patching.md", 22),
         ("attribution.md", 7),
         ("reading.md", 13),
-        ("interventions.md", 10),
+        ("interventions.md", 11),
         ("pictures.md", 10),
         ("vision.md", 8),
         ("scale.md", 2),
