@@ -3,6 +3,9 @@
 Python snippets share a namespace. One shows what it prints. Then it shows, as a notebook does, the value of its last statement if
 that is an expression, or the figure that it assigns to the name `figure`.
 
+What a page states about a snippet stands below it as comments, `<!-- fact: "she" in text -->`, which readers do not see. An
+expression that is not true is an error.
+
 A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
 that ends with `; echo $?`.
 """
@@ -20,7 +23,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
-BLOCK = re.compile(r"^```(python|console)[^\n]*\n(.*?)^```[^\n]*\n", flags=re.M | re.S)
+BLOCK = re.compile(r"^```(python|console)[^\n]*\n(.*?)^```[^\n]*\n((?:<!-- fact: [^\n]* -->\n)*)", flags=re.M | re.S)
 WIDTH, SHOW_CODE = 100, "; echo $?"
 
 
@@ -44,6 +47,18 @@ class Shown:
 def snippets(text: str) -> list[tuple[str, str]]:
     """The language and the code of each block of a page that runs."""
     return [(block.group(1), block.group(2)) for block in BLOCK.finditer(text)]
+
+
+def facts(text: str) -> list[list[str]]:
+    """What is stated about each of these blocks, as expressions."""
+    return [re.findall("<!-- fact: (.*) -->", block.group(3)) for block in BLOCK.finditer(text)]
+
+
+def check(stated: list[str], name: str, namespace: dict[str, Any]) -> None:
+    """Raises SnippetError for a fact that does not hold."""
+    for fact in stated:
+        if not eval(fact, namespace):
+            raise SnippetError(f"{name}: it is not true that {fact}")
 
 
 def commands(code: str) -> list[str]:
@@ -131,7 +146,8 @@ def run_page(text: str, name: str) -> list[Shown]:
     shown = []
     wide = ("display.width", 120, "display.max_columns", 12)
     with empty_folder(), pandas.option_context(*wide):
-        for number, (language, code) in enumerate(snippets(text), 1):
+        for number, ((language, code), stated) in enumerate(zip(snippets(text), facts(text), strict=True), 1):
             called = f"{name}, snippet {number}"
             shown.append(run(code, called, namespace) if language == "python" else run_commands(code, called))
+            check(stated, called, namespace)
     return shown

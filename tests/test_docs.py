@@ -106,6 +106,14 @@ def test_a_snippet_shows_what_it_prints_and_its_value():
         snippets.run_page("```python\nx = 1\n```\n\n```python\nx / 0\n```\n", "a page")
 
 
+def test_a_snippet_is_held_to_what_the_page_states():
+    page = "```python\nx = 1\n```\n<!-- fact: x == 1 -->\n<!-- fact: x < {} -->\n\nText.\n\n```python\nx = 2\n```\n"
+    assert snippets.facts(page) == [["x == 1", "x < {}"], []]
+    assert len(snippets.run_page(page.format(2), "a page")) == 2
+    with pytest.raises(snippets.SnippetError, match="a page, snippet 1: it is not true that x < 1"):
+        snippets.run_page(page.format(1), "a page")
+
+
 def test_a_console_snippet_shows_what_its_commands_print():
     page = "```console\n$ hooked-lm sites demo \\\n    --match 'nothing*'; echo $?\n$ hooked-lm --version\n```\n"
     [shown] = snippets.run_page(page, "a page")

@@ -1,6 +1,7 @@
 """The snippets of the README and of the pages that have some run, one after the other, as a reader would type them."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 from tests.close import assert_close
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "docs"))
+
+import snippets as of_pages  # noqa: E402
 
 
 def snippets(text: str) -> list[str]:
@@ -46,8 +50,8 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
         ("porting-tables.md", 2),
         ("patching.md", 22),
         ("attribution.md", 7),
-        ("reading.md", 12),
-        ("interventions.md", 9),
+        ("reading.md", 13),
+        ("interventions.md", 11),
         ("pictures.md", 10),
         ("vision.md", 8),
         ("scale.md", 2),
@@ -58,11 +62,15 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
 )
 def test_every_snippet_of_a_page_runs(page: str, n_snippets: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # some write files
-    found = snippets((ROOT / "docs" / page).read_text())
-    assert len(found) == n_snippets
-    namespace: dict[str, object] = {}
-    for number, code in enumerate(found, 1):
+    text = (ROOT / "docs" / page).read_text()
+    assert len(snippets(text)) == n_snippets
+    namespace: dict[str, Any] = {}
+    blocks = zip(of_pages.snippets(text), of_pages.facts(text), strict=True)
+    found = [(code, facts) for (language, code), facts in blocks if language == "python"]
+    assert sum(len(facts) for _, facts in found) == text.count("<!-- fact: "), "facts stand right below their snippet"
+    for number, (code, facts) in enumerate(found, 1):
         exec(compile(code, f"{page}, snippet {number}", "exec"), namespace)
+        of_pages.check(facts, f"{page}, snippet {number}", namespace)
 
 
 @pytest.mark.slow

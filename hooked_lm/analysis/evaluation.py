@@ -2,6 +2,7 @@
 
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.metrics import Metric
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.prompts import Prompts, rows_of
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
@@ -11,7 +12,13 @@ from hooked_lm.results.scores import METRIC, provenance
 
 
 def evaluate(
-    model: HookedRootModule, prompts: Prompts, metric: Metrics, *, groups: Groups = None, max_memory: int | str = "auto"
+    model: HookedRootModule,
+    prompts: Prompts,
+    metric: Metrics | None = None,
+    *,
+    answers: RightAndWrong | None = None,
+    groups: Groups = None,
+    max_memory: int | str = "auto",
 ) -> MetricScores:
     """A metric of the logits for each prompt; `.mean` is the mean, `.interval()` its 95% confidence interval.
 
@@ -21,6 +28,7 @@ def evaluate(
         prompts: texts or ids [batch, pos], of one length; `VisionInputs` for a model that reads images.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all; or a mapping of names to such
             functions, which adds an axis "metric". See `hooked_lm.analysis.metrics`.
+        answers: in place of a metric, as in `patching.sweep`.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: as in `patching.sweep`.
 
@@ -34,7 +42,7 @@ def evaluate(
     >>> evaluate(model, ["The capital of France is", "The capital of Italy is"], answers).mean
     tensor(1.)
     """
-    metrics = named(metric)
+    metrics = named(needed_metric(model, metric, answers))
     names = [name for name in metrics if name]
     scores = Experiment(model, rows_of(model, prompts), list(metrics.values()), max_memory=max_memory).scores
     shares = [isinstance(one, Metric) and one.name == "accuracy" for one in metrics.values()]

@@ -89,7 +89,8 @@ def train_probe(
     control reaches as well says nothing of the model. Labels are exchanged between tokens, and shared out at random among the
     prompts of a token: where the token says nothing of the label, or is not known, these are shuffled labels, which show what
     the number of prompts and the width allow by chance. Warns if the token alone predicts the label of held-out prompts: then
-    prompts with the same token belong in one of the `groups`, and so do prompts that share something else.
+    prompts with the same token belong in one of the `groups`, and so do prompts that share something else. Warns if the probe of
+    no layer is better than its control.
 
     Args:
         source: a model, which runs `prompts`; a cache of a run without padding; or vectors [prompt, width] by layer.
@@ -155,11 +156,31 @@ def train_probe(
     axes: dict[str, Sequence[Label]] = {"of": [PROBE, CONTROL], "layer": list(data)}
     shape, by_unit = list(next(iter(data.values())).shape[1:]), _by_group(folds_of, groups).int().tolist()
     common = (values, axes, torch.stack(weights), torch.stack(biases), shape, by_unit)
+    made: Probes | RegressionProbes
     if isinstance(task, Classification):
         counts = [list(task.labels).count(label) for label in task.classes]
-        return Probes(*common, list(task.classes), counts, about=about)
-    spread = task.targets.mean().item(), task.targets.std(correction=0).item()
-    return RegressionProbes(*common, n_labels, *spread, about=about)
+        made = Probes(*common, list(task.classes), counts, about=about)
+    else:
+        spread = task.targets.mean().item(), task.targets.std(correction=0).item()
+        made = RegressionProbes(*common, n_labels, *spread, about=about)
+    _warn_if_no_better(made)
+    return made
+
+
+def _warn_if_no_better(made: Probes | RegressionProbes) -> None:
+    """Warns if the interval of no layer, all of them at once, is above the control's mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of skewed values
+        low, _ = made.interval(simultaneous=True)
+    measured, control = made.mean
+    if bool((low[0] <= control).all()):
+        best = int(measured.argmax())
+        warnings.warn(
+            f"no layer's probe is better than its control: the best, of layer {made.axes['layer'][best]}, has {made.MEASURE} "
+            f"{measured[best]:.2f}, the control {control[best]:.2f}. Its direction means nothing: give more prompts, or read "
+            "another position or site",
+            stacklevel=3,
+        )
 
 
 def _check_numbers(n_folds: int, n_shuffles: int, regularisation: float) -> None:

@@ -195,9 +195,9 @@ def run(model: HookedTransformer, pairs: Sequence[PromptPair]) -> Result:
         tokens=_strings(model, clean[0]),
         corrupted_tokens=_strings(model, corrupted[0]),
         differences=patching.SweepResult(baselines, {"run": ["clean", "corrupted"]}, heads.corrupted, heads.clean),
-        sites=sites.effects().normalized(),
-        heads=heads.effects().normalized(),
-        heads_by_position=by_position.effects().normalized(),
+        sites=sites.restored(),
+        heads=heads.restored(),
+        heads_by_position=by_position.restored(),
         patterns=torch.stack([cache["pattern", layer].mean(0) for layer in range(model.cfg.n_layers)]),
         work=_work([sites, heads, by_position], _forward_cost(model, corrupted)),
     )

@@ -279,21 +279,60 @@ def kl_divergence(reference: Float[Tensor, "..."], positions: Positions = -1) ->
     return _metric("kl_divergence", (reference,), positions, None, None, compute, fits=fits)
 
 
-def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Metric:
-    """The cross entropy of the next token in nats, averaged over all positions of a prompt that have a next token.
+def loss(
+    tokens: Int[Tensor, "..."] | str | Sequence[str],
+    attention_mask: Tensor | None = None,
+    positions: Positions | None = None,
+    *,
+    model: TextMethods | None = None,
+) -> Metric:
+    """The cross entropy of the next token in nats, averaged over the positions of a prompt.
 
     Args:
-        tokens: the prompts [batch, pos].
-        attention_mask: [batch, pos], 1 for real tokens; only predictions of a real token from a real token count.
+        tokens: the prompts: ids [batch, pos], or texts with `model=`, whose padding does not count.
+        attention_mask: [batch, pos], 1 for real tokens; only predictions of a real token from a real token count. Of ids.
+        positions: those whose next tokens are predicted, as for the other metrics; None: all that have a next token. On text
+            whose first part is random, as in tests of induction, average over the part that can be predicted.
 
-    Raises ValueError for tokens or masks of other shapes, and for a prompt without a token to predict.
+    Raises ValueError for tokens or masks of other shapes, for a prompt without a token to predict, and for the last position,
+    which has no next token; IndexError for positions out of range.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> tokens = model.to_tokens("The capital of France is Paris")
-    >>> bool(loss(tokens)(model(tokens)) > 0)
+    >>> prompt = "The capital of France is Paris"
+    >>> whole, answer = loss(prompt, model=model)(model(prompt)), loss(prompt, positions=-2, model=model)(model(prompt))
+    >>> bool(answer < 0.5 < whole)
     True
     """
+    ids, real = _ids_and_mask(tokens, attention_mask, model)
+    counts: Bool[Tensor, "batch next"] = real[:, 1:] & real[:, :-1]
+    shown = "" if positions is None else f", positions={_shown(positions)}"
+    if positions is not None:
+        counts = counts & _predicting(positions, ids.shape)
+    if empty := (~counts.any(1)).nonzero()[:, 0].tolist():
+        raise ValueError(
+            f"nothing to predict in prompts {empty}: no two real tokens in a row{shown and f' at{shown[1:]}'}"
+        )
+
+    def compute(read: Float[Tensor, "batch next d_vocab"]) -> Float[Tensor, " batch"]:
+        counted = counts.to(read.device)
+        losses = -read.log_softmax(-1).gather(-1, ids[:, 1:, None].to(read.device))[..., 0]
+        return losses.masked_fill(~counted, 0).sum(1) / counted.sum(1)
+
+    fits = Fits(ids.shape[0], ids.shape[1], None, int(ids.max()))
+    return Metric("loss", f"tokens {_shown(ids)}{shown}", Where(slice(None, -1)), fits, compute)
+
+
+def _ids_and_mask(
+    tokens: Any, attention_mask: Tensor | None, model: TextMethods | None
+) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
+    """The ids that a loss is of, on the CPU, and which of them are real."""
+    if not isinstance(tokens, Tensor):
+        if model is None:
+            raise TypeError("loss: texts need a tokenizer: pass model=..., or ids [batch, pos] (see model.to_tokens)")
+        if attention_mask is not None:
+            raise ValueError("loss: texts have their own mask; give attention_mask with ids, from model.to_tokens")
+        tokens, attention_mask = model.tokens.encode(tokens)
     shape = list(tokens.shape)
     if len(shape) != 2 or shape[1] < 2:
         raise ValueError(f"loss needs tokens [batch, pos] with two positions at least, got {shape}")
@@ -301,17 +340,22 @@ def loss(tokens: Int[Tensor, "..."], attention_mask: Tensor | None = None) -> Me
     real = torch.ones(shape, dtype=torch.bool) if attention_mask is None else attention_mask.cpu().bool()
     if list(real.shape) != shape:
         raise ValueError(f"the attention mask is {list(real.shape)}, the tokens are {shape}")
-    counts: Bool[Tensor, "batch next"] = real[:, 1:] & real[:, :-1]
-    if empty := (~counts.any(1)).nonzero()[:, 0].tolist():
-        raise ValueError(f"nothing to predict in prompts {empty}: no two real tokens in a row")
+    return ids, real
 
-    def compute(read: Float[Tensor, "batch next d_vocab"]) -> Float[Tensor, " batch"]:
-        counted = counts.to(read.device)
-        losses = -read.log_softmax(-1).gather(-1, ids[:, 1:, None].to(read.device))[..., 0]
-        return losses.masked_fill(~counted, 0).sum(1) / counted.sum(1)
 
-    fits = Fits(shape[0], shape[1], None, int(ids.max()))
-    return Metric("loss", f"tokens {_shown(tokens)}", Where(slice(None, -1)), fits, compute)
+def _predicting(positions: Positions, shape: Sequence[int]) -> Bool[Tensor, "batch_or_1 next"]:
+    """Which positions but the last are chosen, of prompts of this shape [batch, pos]."""
+    where, of_pos = _positions(positions)
+    if of_pos not in (None, shape[0]):
+        raise ValueError(f"loss is given {shape[0]} prompts, and positions for {of_pos}")
+    rows = torch.tensor([[where]]) if isinstance(where, int) else where
+    Where(rows).check(shape[1], f"loss(positions={_shown(positions)})")
+    chosen = torch.zeros(len(rows), shape[1], dtype=torch.bool).scatter(1, rows % shape[1], True)
+    if bool(chosen[:, -1].any()):
+        raise ValueError(
+            f"loss: position {shape[1] - 1} is the last and has no next token; the last prediction is at position -2"
+        )
+    return chosen[:, :-1]
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -21,9 +21,13 @@ from hooked_lm.results import stored
 
 FORMAT = "hooked_lm.Pairs"
 MOST_LETTERS = 60  # of a prompt in a line
-NO_METRIC = "metric is missing: give metric=..., or Pairs with answers and wrong_answers"
+NO_METRIC = (
+    'metric is missing: give metric=..., or the right and the wrong next token, as answers=(" Mary", " John"), or Pairs with '
+    "answers and wrong_answers"
+)
 Own = TypeVar("Own", bound="Pairs")
 M = TypeVar("M")
+RightAndWrong = tuple[Answers, Answers]  # each as for `metrics.logit_difference`
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,8 +100,7 @@ class Pairs(NotebookRepr):
                 f"the logit difference needs answers and wrong answers: give Pairs their {missing}, or give a metric=, such as "
                 "metrics.log_probability(answers, model=model)"
             )
-        of_text = model if isinstance(model, TextMethods) else None  # ids need none
-        return metrics.logit_difference(self.answers, self.wrong_answers, positions, model=of_text)
+        return _difference(model, self.answers, self.wrong_answers, positions)
 
     def __repr__(self) -> str:
         n, names = len(self), {"clean": "clean", "corrupted": "corrupted", "answers": "answer", "wrong_answers": "not"}
@@ -177,21 +180,62 @@ def prompts_of(corrupted: Prompts | Pairs, clean: Prompts | None) -> tuple[Promp
     return (corrupted.corrupted, corrupted.clean) if isinstance(corrupted, Pairs) else (corrupted, clean)
 
 
+def metric_of(
+    model: HookedRootModule | TextMethods, metric: M | None, answers: RightAndWrong | None
+) -> M | metrics.Metric | None:
+    """The metric, or the logit difference of answers that are given in place of one; raises TypeError for both."""
+    if answers is None:
+        return metric
+    if metric is not None:
+        raise TypeError("metric and answers are both given: answers are short for metric=metrics.logit_difference(...)")
+    if not isinstance(answers, tuple) or len(answers) != 2:
+        raise TypeError(
+            'answers must be a tuple of the right and the wrong ones, such as (" Mary", " John"), or of two lists with one for '
+            f"each prompt; got {short_repr(answers)}"
+        )
+    return _difference(model, *answers)
+
+
+def needed_metric(
+    model: HookedRootModule | TextMethods, metric: Metrics | None, answers: RightAndWrong | None
+) -> Metrics:
+    """As `metric_of`; raises TypeError also without both."""
+    found: Metrics | None = metric_of(model, metric, answers)
+    if found is None:
+        raise TypeError(NO_METRIC)
+    return found
+
+
+def _difference(
+    model: HookedRootModule | TextMethods, right: Answers, wrong: Answers, positions: metrics.Positions = -1
+) -> metrics.Metric:
+    of_text = model if isinstance(model, TextMethods) else None  # ids need none
+    return metrics.logit_difference(right, wrong, positions, model=of_text)
+
+
 def unpaired(
-    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: M | None
+    model: HookedRootModule,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None,
+    metric: M | None,
+    answers: RightAndWrong | None = None,
 ) -> tuple[Prompts, Prompts | None, M | metrics.Metric | None]:
-    """The prompts and the metric: the one that is given, or else that of Pairs with answers. Raises as `prompts_of`."""
-    both, pairs = prompts_of(corrupted, clean), corrupted
-    if metric is None and isinstance(pairs, Pairs) and pairs.answers is not None:
+    """The prompts and the metric: what is given, or else that of Pairs with answers. Raises as `prompts_of` and `metric_of`."""
+    both, pairs, found = prompts_of(corrupted, clean), corrupted, metric_of(model, metric, answers)
+    if found is None and isinstance(pairs, Pairs) and pairs.answers is not None:
         return *both, pairs.metric(model)
-    return *both, metric
+    return *both, found
 
 
 def prompts_and_metric(
-    model: HookedRootModule, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metrics | None
+    model: HookedRootModule,
+    corrupted: Prompts | Pairs,
+    clean: Prompts | None,
+    metric: Metrics | None,
+    answers: RightAndWrong | None = None,
 ) -> tuple[Prompts, Prompts | None, Metrics]:
     """As `unpaired`, for a function that needs a metric; raises TypeError without one."""
-    corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+    corrupted, clean, metric = unpaired(model, corrupted, clean, metric, answers)
     if metric is None:
         raise TypeError(NO_METRIC)
     return corrupted, clean, metric

@@ -28,8 +28,51 @@ from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import Label
 
 FEATURES = {"head": ("head", "kv_head", "ssm_head"), "neuron": ("d_mlp", "d_inner")}
+PRESETS: dict[str, tuple[tuple[str, ...], AxisSelection, HeadSelection, AxisSelection]] = {
+    "layer": (("attn_out", "mixer_out", "mlp_out"), None, None, None),  # sites, positions, heads, neurons
+    "position": (("resid_pre",), "each", None, None),
+    "head": (("z",), None, "each", None),
+    "neuron": (("post",), None, None, "each"),
+}
 T = TypeVar("T")
 Choice = list[int] | None  # indices of an axis of the grid; None: no axis, all together
+
+
+def by_component(
+    model: HookedRootModule,
+    by: str | None,
+    sites: str | Sequence[str] | None,
+    positions: AxisSelection,
+    heads: HeadSelection,
+    neurons: AxisSelection,
+) -> tuple[list[str], AxisSelection, HeadSelection, AxisSelection]:
+    """The short names of sites and the choices of axes: those given, and for `by` those of PRESETS where a default is given.
+
+    Raises ValueError for no sites, and for another `by`.
+    """
+    names = (
+        list(sites)
+        if isinstance(sites, Sequence) and not isinstance(sites, str)
+        else None
+        if sites is None
+        else [sites]
+    )
+    if names == []:
+        raise ValueError("sites is empty: name at least one")
+    if by is None:
+        return ["resid_pre"] if names is None else names, positions, heads, neurons
+    if by not in PRESETS:
+        raise ValueError(f"by must be {', '.join(map(repr, PRESETS))} or None, got {by!r}")
+    preset, of_positions, of_heads, of_neurons = PRESETS[by]
+    layers = range(model.stack_of(preset[0])[1])
+    present = [name for name in preset if any(site_of_layer(model, name, layer) for layer in layers)]
+    is_default = isinstance(positions, str) and positions == "each"
+    return (
+        names or present or [preset[0]],
+        of_positions if is_default else positions,
+        of_heads if heads is None else heads,
+        of_neurons if neurons is None else neurons,
+    )
 
 
 class SweepPlan:

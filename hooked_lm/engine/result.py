@@ -19,6 +19,7 @@ DIRECTIONS = {"corrupted": "denoising: ", "clean": "noising: "}
 SCALE, WHAT, METRIC_NAME = "scale", "what", "metric"  # in `about`: how values are scaled, what was changed, the metric
 CHANGE, RESTORED = "change", "restored"  # the scales of `effects` and of `normalized`
 CHANGE_RESTORED = f"{CHANGE} {RESTORED}"  # that of both, in any order
+PAIRED_RESTORED = f"paired {RESTORED}"  # that of `restored` where the clean run is changed
 
 
 def metric_name(metric: object) -> str:
@@ -115,6 +116,9 @@ class SweepResult(Scores):
         if CHANGE in self._scale:
             size = float((runs[-1] - runs[0]).abs().max()) if is_scaled else 1.0
             return Bounds(-size, size, is_difference=True)
+        if self._scale == PAIRED_RESTORED:
+            size = float((runs[-1] - runs[0]).abs().max())
+            return Bounds(1 - size, 1 + size, is_difference=True)
         return Bounds(float(runs.min()), float(runs.max())) if is_scaled else SHARE
 
     @property
@@ -155,7 +159,7 @@ class SweepResult(Scores):
         return replace(self, **cells, corrupted=self.corrupted - start, clean=clean, fingerprint="", about=about)
 
     def normalized(self: Own) -> Own:
-        """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1.
+        """The values rescaled so that the mean of the corrupted run is 0 and that of the clean run is 1; see also `restored`.
 
         Warns if these means may be equal: if they differ by less than two standard errors over prompts.
 
@@ -188,10 +192,33 @@ class SweepResult(Scores):
             return ((values.double() - start) / span).float()
 
         cells = self._of_cells(lambda values: scaled(values, of_cells=True))
-        about = {**self.about, SCALE: CHANGE_RESTORED if is_change else RESTORED}
+        scale = CHANGE_RESTORED if is_change else self._scale or RESTORED
         return replace(
-            self, **cells, corrupted=scaled(self.corrupted), clean=scaled(self.clean), fingerprint="", about=about
+            self,
+            **cells,
+            corrupted=scaled(self.corrupted),
+            clean=scaled(self.clean),
+            fingerprint="",
+            about={**self.about, SCALE: scale},
         )
+
+    def restored(self: Own) -> Own:
+        """How much of the clean answer each cell has: 0 as in the corrupted run, 1 as in the clean run, in both directions.
+
+        The effect on each prompt as a share of the mean difference of the two runs, from 0 for `direction="denoise"` and from
+        1 for "noise". So intervals are those of paired differences: they leave out how prompts differ from each other. The
+        means are those of `normalized()`, as are warnings and errors.
+
+        >>> result = SweepResult(torch.tensor([[3.0, 5.0]]), {"layer": [0]}, torch.tensor([0.0, 2.0]), torch.tensor([6.0, 8.0]))
+        >>> result.restored().values
+        tensor([[0.5000, 0.5000]])
+        """
+        change = self.effects().normalized()
+        if self.base == "corrupted" or change.clean is None:
+            return change
+        cells = change._of_cells(lambda values: values + 1)
+        about = {**self.about, SCALE: PAIRED_RESTORED}
+        return replace(change, **cells, corrupted=change.corrupted + 1, clean=change.clean + 1, about=about)
 
     def warn_if_close(self) -> None:
         """Warns if the difference of the baselines may be 0: within two standard errors."""
@@ -245,6 +272,7 @@ class SweepResult(Scores):
         return {
             CHANGE: (f"change of {metric}",) * 2,
             RESTORED: (share, f"share of {metric} {share}"),
+            PAIRED_RESTORED: (share, f"share of {metric} {share}"),
             CHANGE_RESTORED: (change, f"{'change of the ' * (change != share)}share of {metric} {share}"),
         }.get(self._scale, (metric, metric))
 

@@ -140,8 +140,11 @@ def named(metric: Metrics) -> dict[str, Metric]:
     metrics = dict(metric) if isinstance(metric, Mapping) else {"": metric}
     for name, given in metrics.items():
         if not callable(given) or not isinstance(name, str):
+            hint = ""
+            if isinstance(given, str):
+                hint = f': metric=metrics.{given}(...) of hooked_lm.analysis, or answers=(" Mary", " John") in place of metric'
             raise TypeError(
-                f"metric must be a function of the logits, or several by name; got {given!r}{f' as {name!r}' * bool(name)}"
+                f"metric must be a function of the logits, or several by name; got {given!r}{f' as {name!r}' * bool(name)}{hint}"
             )
     if not metrics:
         raise ValueError("metric is empty: name at least one")

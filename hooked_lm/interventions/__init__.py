@@ -25,7 +25,9 @@ from hooked_lm.interventions.patch import (
     ResampleAblate,
 )
 from hooked_lm.interventions.statistics import Statistics, Summary
-from hooked_lm.interventions.steering import SteeringVectors, steering_vectors, sweep_steering
+from hooked_lm.interventions.steered_texts import SteeredTexts, steered_texts
+from hooked_lm.interventions.steering import SteeringVectors, steering_vectors
+from hooked_lm.interventions.steering_sweep import sweep_steering
 from hooked_lm.interventions.store import Run, Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.renamed import former_names
@@ -63,6 +65,7 @@ __all__ = [
     "ScaleGradient",
     "SetValue",
     "Statistics",
+    "SteeredTexts",
     "SteeringVectors",
     "Store",
     "Summary",
@@ -70,6 +73,7 @@ __all__ = [
     "ZeroAblate",
     "dictionaries",
     "rank_heads",
+    "steered_texts",
     "steering_vectors",
     "sweep_steering",
 ]

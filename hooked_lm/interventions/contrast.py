@@ -287,6 +287,10 @@ class Sides:
         train = self.split.train
         return direction @ ((self.positive[train].mean(0) + self.negative[train].mean(0)) / 2)
 
+    def norm(self) -> float:
+        """The mean norm of the values of the training pairs."""
+        return torch.cat([self.positive[self.split.train], self.negative[self.split.train]]).norm(dim=-1).mean().item()
+
     def separation(self, directions: Float[Tensor, "n width"]) -> Float[Tensor, "metric held"]:
         """How well projections separate each held-out pair: accuracy, AUC and d', averaged over directions.
 

@@ -1,30 +1,25 @@
-"""Steering vectors: directions that separate two sets of prompts, their quality, and sweeps of steered forward passes."""
+"""Steering vectors: directions that separate two sets of prompts, their quality, and the hooks that add them."""
 
-import math
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.engine.result import SweepResult, total_cost
-from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
-from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import METRICS, SHARES, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.part import Positions
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.results import Label, stored
-from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
@@ -36,6 +31,7 @@ else:
     pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.SteeringVectors"
+LARGE_DOSE = 1.0
 Layers = str | int | Sequence[int]  # "each", a layer or several
 IN_WORDS = {
     "mean": "mean difference of the sides",
@@ -61,6 +57,8 @@ class SteeringVectors(Tabular):
             accuracy and auc are Wilson's, which have a width even if all pairs are separated.
         site: the short name of the site.
         method: the method that computed them.
+        norms: layer -> the mean norm of the values that the directions were computed from, the unit of a dose. Empty in files of
+            earlier versions.
 
     Raises ValueError if the arguments have different layers.
 
@@ -78,6 +76,7 @@ class SteeringVectors(Tabular):
     separation: Scores
     site: str
     method: str
+    norms: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kept = {layer: found.detach().to("cpu", torch.float32) for layer, found in self.directions.items()}
@@ -117,12 +116,15 @@ class SteeringVectors(Tabular):
         return [layer for layer in self.layers if found[layer] == max(found.values())]
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """A row for each layer: the separation by its direction and by random ones, and the norm of the direction."""
+        """A row for each layer: the separation by its direction and by random ones, the norm of the direction, and the dose of a
+        coefficient of 1."""
         table: dict[str, Any] = {"layer": self.layers}
         for of, prefix in ((self.method, ""), ("random", "random_")):
             for metric in METRICS:
                 table[prefix + metric] = self.separation.select(metric=metric, of=of).mean.tolist()
-        return pd.DataFrame({**table, "norm": [found.norm().item() for found in self.directions.values()]})
+        table["norm"] = [found.norm().item() for found in self.directions.values()]
+        table |= {"dose": [self.dose(layer) for layer in self.layers]} if self.norms else {}
+        return pd.DataFrame(table)
 
     def plot(self, metric: str = "accuracy", title: str = "") -> "go.Figure":
         """Lines over layers: the separation by the direction of each layer, and by random directions."""
@@ -135,48 +137,88 @@ class SteeringVectors(Tabular):
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 
+    def dose(self, layer: int, coefficient: float | int = 1.0, unit: bool = False) -> float:
+        """The length of what a coefficient adds, in norms of the values that it is added to; raises ValueError as `hooks`."""
+        [layer] = self.chosen_layers(layer)
+        if layer not in self.norms:
+            raise ValueError(
+                "these vectors do not know the norms at their site, which doses are relative to: compute them again"
+            )
+        return coefficient * (1.0 if unit else self.directions[layer].norm().item()) / self.norms[layer]
+
     def hooks(
         self,
-        coefficient: float | int = 1.0,
+        coefficient: float | int | None = None,
         layers: Layers | None = None,
         positions: Positions = "all",
         unit: bool = False,
+        *,
+        dose: float | int | None = None,
     ) -> Hooks[AddDirection]:
         """Hook objects for `model.hooks(...)`, one for each layer, that add `coefficient` times the direction.
 
         Args:
-            coefficient: 1 moves by the distance between the two sides; negative ones move in the opposite direction.
+            coefficient: 1, the default, moves by the distance between the two sides; negative ones move in the opposite
+                direction.
             layers: a layer, several, or "each"; None: the best one.
             positions: "all"; "prompt", the prompt of `generate`; "last_prompt", its last token; "generated", the tokens after
                 it; or numbers, negative ones from the end of the prompt. Outside `generate` all tokens are prompt, including
                 padding: use texts of one length, or pad them on the left.
             unit: whether the direction is first scaled to length 1.
+            dose: in place of a coefficient, the length of what is added relative to the norm of the values there, the same for
+                every model and site. At the end of a prompt doses of 0.2 to 0.8 usually steer; see `steered_texts`.
 
-        Raises ValueError for a layer without a direction, and for an unknown name of positions.
+        Warns of a dose above 1, which usually breaks text. Raises ValueError for a layer without a direction, an unknown name of
+        positions, and a dose beside a coefficient or a unit.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
         >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
-        >>> with model.hooks(vectors.hooks(-2.0, layers=1)):
+        >>> with model.hooks(vectors.hooks(dose=-0.6, layers=2)):
         ...     model.generate("Lucy went home because", 1, do_sample=False, verbose=False)
         'Lucy went home because he'
         """
-        chosen = [self.best_layer()] if layers is None else self._chosen(layers)
-        options: dict[str, Any] = {"coefficient": float(coefficient), "positions": positions}
+        if dose is not None and (coefficient is not None or unit):
+            raise ValueError("a dose is the length of what is added: leave out coefficient and unit")
+        chosen = [self.best_layer()] if layers is None else self.chosen_layers(layers)
+        by = {layer: 1.0 if coefficient is None else float(coefficient) for layer in chosen}
+        if dose is not None:
+            by = {layer: dose / self.dose(layer) for layer in chosen}
+        if self.norms:
+            self._warn_if_large({layer: self.dose(layer, by[layer], unit) for layer in chosen})
+        return self.adding(by, positions, unit)
+
+    def adding(
+        self, coefficients: Mapping[int, float], positions: Positions = "all", unit: bool = False
+    ) -> Hooks[AddDirection]:
+        """As `hooks`, for a coefficient of each layer, without a warning."""
         return Hooks(
-            [AddDirection(self.site, layer, vector=self.direction(layer, unit), **options) for layer in chosen]
+            [
+                AddDirection(self.site, layer, vector=self.direction(layer, unit), coefficient=by, positions=positions)
+                for layer, by in coefficients.items()
+            ]
         )
+
+    def _warn_if_large(self, doses: Mapping[int, float]) -> None:
+        layer = max(doses, key=lambda layer: abs(doses[layer]))
+        if abs(doses[layer]) > LARGE_DOSE:
+            warnings.warn(
+                f"steering at layer {layer} adds {abs(doses[layer]):.1f} times the norm of the values there, at which text "
+                "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do",
+                stacklevel=3,
+            )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:
         """The direction of a layer, with `unit` scaled to length 1; ValueError if it is zero."""
-        [layer] = self._chosen(layer)
+        [layer] = self.chosen_layers(layer)
         found = self.directions[layer]
         if unit and not found.norm() > 0:
             raise ValueError(f"the direction of layer {layer} is zero: both sides are the same there")
         return F.normalize(found, dim=0) if unit else found
 
-    def _chosen(self, layers: Layers) -> list[int]:
+    def chosen_layers(self, layers: Layers) -> list[int]:
+        """The layers that are meant by "each", a layer or several; raises ValueError for one without a direction."""
         if isinstance(layers, str) and layers != "each":
             raise ValueError(f"layers must be 'each', a layer or some, got {layers!r}")
         some = self.layers if isinstance(layers, str) else [layers] if isinstance(layers, int) else list(layers)
@@ -206,8 +248,8 @@ class SteeringVectors(Tabular):
         """
         contrast.check_model(model)
         texts = contrast.listed(prompts, "prompts")
-        sites = contrast.sites_of(model, self.site, self._chosen(layers), STREAM)
-        self._check_width(model, sites)
+        sites = contrast.sites_of(model, self.site, self.chosen_layers(layers), STREAM)
+        self.check_width(model, sites)
         parts = contrast.read(model, texts, list(sites.values()), self._along(sites), batch_size)
         values = torch.stack([torch.cat(_flush(parts[site])) for site in sites.values()]).transpose(1, 2)
         n_pos = values.shape[1]
@@ -218,7 +260,8 @@ class SteeringVectors(Tabular):
         about = provenance(model, site=self.site, method=self.method, unit="distance between the sides")
         return Scores(values, {"layer": list(sites), "position": positions}, about=about)
 
-    def _check_width(self, model: HookedRootModule, sites: Mapping[int, str]) -> None:
+    def check_width(self, model: HookedRootModule, sites: Mapping[int, str]) -> None:
+        """Raises ValueError for a model of another width."""
         for layer, site in sites.items():
             if (width := len(self.directions[layer])) != model.cfg.d_model:
                 raise ValueError(f"the direction of layer {layer} is {width} wide, '{site}' {model.cfg.d_model}")
@@ -241,6 +284,7 @@ class SteeringVectors(Tabular):
         tensors = {f"directions.{layer}": direction for layer, direction in self.directions.items()}
         found = {"axes": list(self.separation.axes.items()), "about": self.separation.about}
         header = {"site": self.site, "method": self.method, "midpoints": list(self.midpoints.items()), **found}
+        header["norms"] = list(self.norms.items())
         stored.write(path, FORMAT, {**tensors, "separation": self.separation.values}, header)
 
     @classmethod
@@ -251,7 +295,7 @@ class SteeringVectors(Tabular):
         midpoints = dict(header["midpoints"])
         separation = MetricScores(tensors["separation"], dict(header["axes"]), SHARES, about=header["about"])
         directions = {layer: tensors[f"directions.{layer}"] for layer in midpoints}
-        return cls(directions, midpoints, separation, header["site"], header["method"])
+        return cls(directions, midpoints, separation, header["site"], header["method"], dict(header.get("norms", ())))
 
     def __repr__(self) -> str:
         best = self.best_layer()
@@ -329,120 +373,11 @@ def steering_vectors(
         for layer, of in found.items()
     }
     measured = MetricScores(torch.stack(separation, 1), axes, SHARES, about=about)
-    return SteeringVectors(directions, midpoints, measured, site, method)
+    norms = {layer: of.norm() for layer, of in found.items()}
+    return SteeringVectors(directions, midpoints, measured, site, method, norms)
 
 
 def _flush(parts: list[Tensor]) -> list[Tensor]:
     """Batches [batch, pos] of different length, padded on the left with NaN to the same length."""
     n_pos = max(part.shape[1] for part in parts)
     return [F.pad(part, (n_pos - part.shape[1], 0), value=torch.nan) for part in parts]
-
-
-# ---- sweeps ----------------------------------------------------------------------------------------------------------
-
-
-def sweep_steering(
-    model: HookedRootModule,
-    vectors: SteeringVectors,
-    prompts: Prompts,
-    metric: Metrics,
-    *,
-    coefficients: Sequence[float | int],
-    layers: Layers = "each",
-    positions: str = "all",
-    unit: bool = False,
-    groups: Groups = None,
-    max_memory: int | str = "auto",
-    progress: bool | None = None,
-) -> SweepResult:
-    """The metric under steering, over layers and coefficients; each cell equals a forward pass under `vectors.hooks(...)`.
-
-    Args:
-        prompts: texts or ids [batch, pos]. Texts may differ in length: those of one length run together, without padding.
-            The metric must then index positions from the end, and work for any number of prompts.
-        metric: from logits [batch, pos, d_vocab] to a number for each prompt; or several by name.
-        positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each.
-        coefficients, layers, unit: as for `SteeringVectors.hooks`.
-        groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
-        max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
-
-    Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are ints or strings such as "0.5".
-    `.corrupted` is the run without steering, so `.effects()` is the effect of steering. Raises before any forward pass:
-    ValueError for coefficients that are empty, repeated or not finite, and for other positions.
-
-    >>> from hooked_lm import HookedTransformer
-    >>> from hooked_lm.analysis import metrics
-    >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
-    >>> she = metrics.logit_difference(model.to_single_token(" she"), model.to_single_token(" he"))
-    >>> result = sweep_steering(model, vectors, "Lucy was ill, so", she, coefficients=[-2, 0, 2], progress=False)
-    >>> bool(result.select(layer=1, coefficient=-2).mean < result.select(layer=1, coefficient=2).mean)
-    True
-    """
-    contrast.check_model(model)
-    if not isinstance(vectors, SteeringVectors):
-        raise TypeError(
-            f"vectors must be SteeringVectors, as steering_vectors(...) returns them; got a {type(vectors).__name__}"
-        )
-    if positions not in ("all", "prompt", "last_prompt"):
-        raise ValueError(
-            f"a sweep generates nothing: positions must be 'all', 'prompt' or 'last_prompt', got {positions!r}"
-        )
-    labels = _labels(coefficients)
-    sites = contrast.sites_of(model, vectors.site, vectors._chosen(layers), STREAM)
-    vectors._check_width(model, sites)
-    given = contrast.listed(prompts, "prompts")
-    ids = _ids(model, given)
-    of_prompts = checked_groups(groups, len(ids))
-
-    def swept(rows: list[int]) -> SweepResult:
-        whole = given if isinstance(given, VisionInputs) else None  # its prompts have one length
-        tokens: Rows = torch.cat([ids[row] for row in rows]) if whole is None else whole
-        places = list(product(range(len(sites)), range(len(coefficients))))
-        hooks = [vectors.hooks(coefficients[j], list(sites)[i], positions, unit) for i, j in places]
-        cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
-        study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
-        return study.carry_out(model, tokens, metric, None, max_memory, progress)
-
-    shapes = [tokens.shape for tokens in ids]
-    alike = [[row for row, shape in enumerate(shapes) if shape == one] for one in dict.fromkeys(shapes)]
-    settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
-    found = _joined([swept(rows) for rows in alike], alike)
-    return replace(found, about={**found.about, **provenance(model, **settings)}, groups=of_prompts)
-
-
-def _labels(coefficients: Sequence[float | int]) -> list[Label]:
-    """Coefficients as labels; ValueError if they are empty, repeated or not finite."""
-    if len(coefficients) == 0 or not all(map(math.isfinite, coefficients)):
-        raise ValueError(f"coefficients are finite numbers, at least one, got {list(coefficients)}")
-    if len(set(coefficients)) < len(coefficients):
-        raise ValueError(f"a coefficient is given twice in {list(coefficients)}")
-    return [int(number) if number == int(number) else repr(float(number)) for number in coefficients]
-
-
-def _ids(model: HookedRootModule, prompts: contrast.Listed) -> list[Int[Tensor, "1 pos"]]:
-    """The ids of each prompt separately; ValueError for pairs of texts, since sweeps do not support token types."""
-    if isinstance(prompts, VisionInputs):
-        return list(prompts.tokens.split(1))
-    found = [contrast.tokenized(model, prompts[row : row + 1])[0:2] for row in range(len(prompts))]
-    if any((types := options.get("token_type_ids")) is not None and bool(types.any()) for _, options in found):
-        raise ValueError(
-            "a sweep reads single texts, and pairs of texts are given: run model.hooks(vectors.hooks(...)) instead"
-        )
-    return [ids_of(tokens) for (tokens,), _ in found]
-
-
-def _joined(results: Sequence[SweepResult], groups: Sequence[Sequence[int]]) -> SweepResult:
-    """The results of groups of prompts as one, in the order of the prompts."""
-    if len(groups) == 1:
-        return results[0]
-    if any(result.n_prompts != len(rows) for result, rows in zip(results, groups, strict=True)):
-        raise ValueError(
-            "the prompts differ in length, so they run in groups: the metric must give a number for each prompt"
-        )
-    order = torch.tensor([row for rows in groups for row in rows]).argsort()
-    values, baseline = (
-        torch.cat([getattr(result, name) for result in results], -1)[..., order] for name in ("values", "corrupted")
-    )
-    return replace(results[0], values=values, corrupted=baseline, cost=total_cost(results), fingerprint="")

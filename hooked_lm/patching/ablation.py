@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Change
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.plan import SweepPlan
 from hooked_lm.engine.prompts import (
     AxisSelection,
@@ -54,7 +55,8 @@ def ablate(
     prompts: Prompts,
     components: str = "heads",
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     replace_with: str = "zero",
     source_prompts: Dataset | None = None,
     layers: AxisSelection = "each",
@@ -80,6 +82,7 @@ def ablate(
             "layers" (all outputs that a layer adds to the residual stream).
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
+        answers: in place of a metric, as in `sweep`.
         replace_with: "zero"; "mean", the mean over all source prompts and positions; "resample", the values of one other
             prompt at the same positions, the same prompt in all cells.
         source_prompts: for "mean" texts or ids of any length, BOS included; for "resample" texts or ids, of which one that is
@@ -107,6 +110,7 @@ def ablate(
     (['layer'], True)
     """
     refuse_two_stacks(model, "ablate")
+    metric = needed_metric(model, metric, answers)
     _check_options(components, replace_with, source_prompts, heads, neurons)
     tokens = rows_of(model, prompts)
     rows = None if source_prompts is None else _rows(model, source_prompts)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import refuse_two_stacks
@@ -32,7 +33,8 @@ def attention_knockout(
     prompts: Prompts,
     edges: Edges,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     window: int = 1,
     layers: AxisSelection = "each",
     heads: AxisSelection = None,
@@ -53,6 +55,7 @@ def attention_knockout(
             Each is an int, several ints or a slice; negative positions count from the end.
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
+        answers: in place of a metric, as in `sweep`.
         window: in how many layers an edge is masked, centred on each layer; an even window has one more layer before the
             centre than after it, and windows are truncated at the ends of the model.
         layers: "each" adds an axis, a list an axis of these layers, None masks all layers together.
@@ -76,6 +79,7 @@ def attention_knockout(
     (('subject', 'the rest'), True)
     """
     refuse_two_stacks(model, "attention_knockout")
+    metric = needed_metric(model, metric, answers)
     tokens = rows_of(model, prompts)
     grid = _Grid(model, tokens, edges, layers, heads, window)
     study = Study(grid.axes, dict(grid.cells()), title="knocking out attention")

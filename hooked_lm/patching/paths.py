@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs, pair_of, prompts_and_metric
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import refuse_two_stacks
@@ -41,6 +41,7 @@ def path_patch(
     senders: str | Sequence[Sender] = "heads",
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     freeze: str = "attention",
     groups: Groups = None,
     max_memory: int | str = "auto",
@@ -61,7 +62,7 @@ def path_patch(
             whose logits are measured. Tuples mean the same: (3, 0, "q"), (3, 0), (3, "mlp").
         senders: "heads" (all heads), "mlps", or a list of heads and MLPs such as ["L1H7", "m0"].
         freeze: "attention" recomputes MLPs, "all" freezes them too.
-        metric, groups, max_memory, progress, resume_file: as for `sweep`.
+        metric, answers, groups, max_memory, progress, resume_file: as for `sweep`.
 
     Returns a SweepResult with the axes layer and head, layer, or sender; a sender without a path to a receiver has the value of
     the corrupted run. Raises ValueError for an empty list, an unknown word, and a receiver without such an input; IndexError
@@ -76,7 +77,7 @@ def path_patch(
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     if receivers is None:
         raise TypeError("receivers is missing: give a list such as ['L3H0<q>', 'm3'], or 'logits'")
     paths = Paths(model, corrupted, clean, freeze, max_memory)
@@ -98,6 +99,7 @@ def head_to_head(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     freeze: str = "all",
     inputs: Sequence[str] = INPUTS,
     groups: Groups = None,
@@ -122,7 +124,7 @@ def head_to_head(
     """
     if not inputs or not set(inputs) <= set(INPUTS):
         raise ValueError(f"inputs must be some of {', '.join(INPUTS)}, got {list(inputs)}")
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     paths = Paths(model, corrupted, clean, freeze, max_memory)
     n_layers, n_heads = _size(model)
     grid = {"from_layer": list(range(n_layers))}

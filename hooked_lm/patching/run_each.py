@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import Target
@@ -23,6 +23,7 @@ def run_each(
     cells: Sequence[GivenHooks] | Mapping[str, GivenHooks],
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     clean: Prompts | None = None,
     base: GivenHooks = (),
     decoder_input: Target = None,
@@ -45,7 +46,8 @@ def run_each(
             `Edit`s. The names are the labels of the result; a list gives names such as "ZeroAblate z L5H3".
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`.
-        clean: prompts for the baseline `clean` of the result, which `.normalized()` needs. They run without cells.
+        answers: in place of a metric, as in `sweep`.
+        clean: prompts for the baseline `clean` of the result, which `.restored()` needs. They run without cells.
         base: hooks of every run, including the run without a cell.
         decoder_input, groups, max_memory, progress, resume_file: as in `sweep`.
 
@@ -66,7 +68,7 @@ def run_each(
     >>> bool((result.effects().mean != 0).all())
     True
     """
-    prompts, clean, metric = prompts_and_metric(model, prompts, clean, metric)
+    prompts, clean, metric = prompts_and_metric(model, prompts, clean, metric, answers)
     model, tokens, other = both_runs(model, prompts, clean, "denoise", decoder_input, "prompts", reads_pairs=True)
     given = list(cells.values()) if isinstance(cells, Mapping) else list(cells)
     labels = list(cells) if isinstance(cells, Mapping) else labels_of(model, given)

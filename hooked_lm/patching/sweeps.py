@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.plan import SweepPlan
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
+from hooked_lm.engine.plan import SweepPlan, by_component
 from hooked_lm.engine.prompts import AxisSelection, HeadSelection, Prompts, Source, Values, replacement
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.stacks import Target
@@ -23,7 +23,9 @@ def sweep(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
-    sites: str | Sequence[str] = "resid_pre",
+    answers: RightAndWrong | None = None,
+    sites: str | Sequence[str] | None = None,
+    by: str | None = None,
     layers: AxisSelection = "each",
     positions: AxisSelection = "each",
     heads: HeadSelection = None,
@@ -48,7 +50,12 @@ def sweep(
         metric: maps logits [batch, pos, d_vocab] to one number per prompt [batch] or one for all prompts; or a mapping of names
             to such functions. See `hooked_lm.analysis.metrics`. Of a dual encoder, it maps the similarities [image, text] to
             one number per image or one for all.
-        sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis.
+        answers: in place of a metric, the right and the wrong next token, (" Mary", " John"), or a list of each with one for each
+            prompt: their logit difference at the last position.
+        sites: short names ("resid_pre", "z", "mlp_out", "pattern", ...); several add an axis. None: "resid_pre".
+        by: a grid by name: "head" is `sites="z", positions=None, heads="each"`; "neuron" the same with "post" and `neurons`;
+            "position" each position of "resid_pre"; "layer" the output of attention (or the mixer) and of the MLP, all
+            positions together. What else is given, such as `positions=[-1]` or `sites="q"`, is used instead.
         layers, positions, heads, neurons: "each" adds an axis, a list an axis of these indices, None patches all together. The
             position of scores and patterns is that of the query. Heads may be labels, ["L1H7", "L2H0"], which have one axis.
         replace_with: what replaces the values of the run that changes: those of the other run (None; or by its name, "clean"
@@ -78,11 +85,9 @@ def sweep(
     (['layer', 'head'], True)
     """
     new = replacement(replace_with, direction)
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     model, first, other = both_runs(model, corrupted, clean, direction, decoder_input, reads_pairs=True)
-    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
-    if not names:
-        raise ValueError("sites is empty: name at least one")
+    names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     plan = SweepPlan(model, first, names, layers, positions, heads, neurons)
     values = Source(model, new, other, first, plan.sites, plan.shapes)
     changes = "corrupted" if direction == "denoise" else "clean"

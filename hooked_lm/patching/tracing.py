@@ -16,6 +16,7 @@ from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import TracedAccess
+from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.plan import SweepPlan
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -41,7 +42,8 @@ def causal_trace(
     prompts: Prompts,
     subject: Subject,
     *,
-    metric: Metrics,
+    metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     noise: float = 3.0,
     noise_site: Site | None = None,
     n_samples: int = 10,
@@ -69,6 +71,7 @@ def causal_trace(
         metric: maps the logits [batch, pos, d_vocab] of one sample of all prompts to one number per prompt [batch], or to one
             for all prompts, which is averaged over samples; or a mapping of names to such functions. See
             `hooked_lm.analysis.metrics`.
+        answers: in place of a metric, as in `sweep`.
         noise: the standard deviation of the noise, as a multiple of the standard deviation of the embeddings of subject tokens.
         noise_site: the site that gets noise instead of the embeddings, such as "vision.hook_patch_embed" or "projector.hook_out",
             where the positions, and the indices of an image, are those of its patches.
@@ -84,7 +87,7 @@ def causal_trace(
         max_memory, progress, resume_file: as in `sweep`.
 
     Returns a SweepResult with those of the axes (metric), (site), layer and position that the arguments add. `corrupted` are the
-    runs with noise, `clean` those without, so `.normalized()` is the recovered fraction. Its prompts are the
+    runs with noise, `clean` those without, so `.restored()` is the recovered fraction. Its prompts are the
     `n_samples * batch` runs, with index `sample * batch + prompt`. NaN for windows in which no layer has the site.
     Raises before the sweep: ValueError for a subject that is empty or not in the prompt, for noise that is not a positive number,
     and for n_samples or window below 1; IndexError for positions and layers out of range; KeyError for a site that no layer has.
@@ -98,10 +101,11 @@ def causal_trace(
     ... )
     >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
     (('4  France', '5  is'), True)
-    >>> result.normalized().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
+    >>> result.restored().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")
+    metric = needed_metric(model, metric, answers)
     for name, number in (("noise", noise), ("n_samples", n_samples)):
         if not 0 < number < float("inf"):
             raise ValueError(f"{name} must be a positive number, got {number}")

@@ -22,13 +22,18 @@ HALVINGS = 60  # of an interval that contains the end: as many as a double has d
 class Bounds(NamedTuple):
     """The least and the largest value that is possible; infinite if unknown.
 
-    `is_difference`: values are `least`, 0 or `most`, differences of two numbers that are each one of two. Otherwise they are
-    numbers from `least` to `most`, whose mean is a share between both.
+    `is_difference`: values are `least`, their middle or `most`, differences of two numbers that are each one of two, plus the
+    middle. Otherwise they are numbers from `least` to `most`, whose mean is a share between both.
     """
 
     least: float = -math.inf
     most: float = math.inf
     is_difference: bool = False
+
+    @property
+    def middle(self) -> float:
+        """Of differences, the value of no difference."""
+        return (self.least + self.most) / 2
 
     @property
     def are_finite(self) -> bool:
@@ -87,7 +92,8 @@ class Bounds(NamedTuple):
     def _shares(self, values: Float[Tensor, "cell prompt"]) -> list[Float[Tensor, "cell prompt"]]:
         """The values from 0 to 1; of differences, which are `most` and which are `least`."""
         if self.is_difference:
-            return [(values / self.most).clamp(min=0), (values / self.least).clamp(min=0)]
+            differences = (values - self.middle) / (self.most - self.middle)
+            return [differences.clamp(min=0), (-differences).clamp(min=0)]
         return [(values.double() - self.least) / (self.most - self.least)]
 
     def _ends(
@@ -96,7 +102,7 @@ class Bounds(NamedTuple):
         """The intervals for these means of shares over `n` prompts."""
         if self.is_difference:
             low, high = (hoeffding_difference if at_once else newcombe)(means[0], means[1], n, level)
-            return low * self.most, high * self.most
+            return self.middle + low * (self.most - self.middle), self.middle + high * (self.most - self.middle)
         low, high = (hoeffding_ends if at_once else wilson_ends)(means[0], n, level)
         return self.least + (self.most - self.least) * low, self.least + (self.most - self.least) * high
 

@@ -15,7 +15,8 @@ from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.steering import SteeringVectors, sweep_steering
+from hooked_lm.interventions.steering import SteeringVectors
+from hooked_lm.interventions.steering_sweep import sweep_steering
 from hooked_lm.renamed import in_present_names
 from hooked_lm.results import Scores
 

@@ -194,6 +194,51 @@ def test_loss_without_padding(side: str):
     assert_close(found[[0, 2]], loss(TEXT)(logits())[[0, 2]])
 
 
+def test_loss_at_positions():
+    log_p = logits().log_softmax(-1)
+    each = torch.stack([-log_p[b, torch.arange(POS - 1), TEXT[b, 1:]] for b in range(BATCH)])
+    for positions in (0, -2, [1, -2], torch.tensor([0, 1, 2])):
+        at = positions[:, None] if isinstance(positions, torch.Tensor) else torch.tensor(positions).view(1, -1)
+        expected = each.gather(1, (at % POS).expand(BATCH, -1)).mean(1)
+        assert_close(loss(TEXT, positions=positions)(logits()), expected)
+    mask = torch.ones(BATCH, POS, dtype=torch.long)
+    mask[1, :2] = 0
+    assert_close(loss(TEXT, mask, positions=[1, 2])(logits())[1], each[1, 2])
+
+
+def test_loss_of_texts():
+    """Of different lengths: the padding of neither side counts."""
+    model = HookedTransformer.from_pretrained("demo")
+    texts = ["The capital of France is Paris", "When Mary and John left the room, John"]
+    alone = torch.stack([loss(model.to_tokens(text))(model(text))[0] for text in texts])
+    for side in ("left", "right"):
+        model.tokenizer.padding_side = side
+        found = loss(texts, model=model)(model(texts))
+        assert_close(found, alone, scale=1.0)
+    assert_close(loss(texts[0], model=model)(model(texts[0])), alone[:1])
+
+
+def test_bad_positions_of_a_loss():
+    for positions, error, words in [
+        (-1, ValueError, f"position {POS - 1} is the last and has no next token"),
+        ([0, POS - 1], ValueError, "the last prediction is at position -2"),
+        (POS, IndexError, f"position {POS} of loss\\(positions={POS}\\) is out of range: there are {POS}"),
+        (torch.tensor([0, 0]), ValueError, f"loss is given {BATCH} prompts, and positions for 2"),
+    ]:
+        with pytest.raises(error, match=words):
+            loss(TEXT, positions=positions)
+    mask = torch.ones(BATCH, POS, dtype=torch.long)
+    mask[1, :2] = 0
+    with pytest.raises(
+        ValueError, match=r"nothing to predict in prompts \[1\]: no two real tokens in a row at positions=0"
+    ):
+        loss(TEXT, mask, positions=0)
+    with pytest.raises(TypeError, match="texts need a tokenizer: pass model="):
+        loss("some text")
+    with pytest.raises(ValueError, match="texts have their own mask"):
+        loss("some text", mask, model=HookedTransformer.from_pretrained("demo"))
+
+
 def test_loss_is_that_of_the_model():
     model = HookedTransformer.from_pretrained("demo")
     tokens = model.to_tokens(["The capital of France is Paris", "The capital of Italy is Rome"])

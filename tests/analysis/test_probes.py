@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,21 @@ def planted(strength: float = 6.0, seed: int = 0) -> tuple[dict[int, Tensor], li
     signs = torch.tensor([1.0 if label == "yes" else -1.0 for label in labels])
     noise = torch.randn(2, N, WIDTH, generator=generator)
     return {0: noise[0], 1: noise[1] + strength / 2 * signs[:, None] * direction}, labels, direction
+
+
+def test_a_probe_at_chance_says_so() -> None:
+    """Of random labels, and not of labels that the vectors have."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = {0: torch.randn(60, 8, generator=generator), 1: torch.randn(60, 8, generator=generator)}
+    for random in (torch.rand(60, generator=generator) > 0.5, torch.randn(60, generator=generator)):
+        with pytest.warns(
+            UserWarning, match=r"no layer's probe is better than its control: the best, of layer \d, has"
+        ):
+            train_probe(vectors, random.tolist())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_probe(vectors, (vectors[1][:, 0] > 0).tolist())
+        train_probe(vectors, vectors[1][:, 0].tolist())
 
 
 def test_a_planted_direction_is_found_and_noise_is_not() -> None:

@@ -5,6 +5,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.engine.pairs import pair_of
 from hooked_lm.engine.study import SwapWarning
+from hooked_lm.interventions import steering_vectors, sweep_steering
 from hooked_lm.results import Scores
 from hooked_lm.studies import study_pairs
 from tests.unchecked import unchecked
@@ -40,6 +42,7 @@ RIGHT, WRONG = [pair.answer for pair in TASK], [pair.wrong_answer for pair in TA
 PAIRS = Pairs(CLEAN, CORRUPTED, RIGHT, WRONG)
 IDS = Pairs(*torch.randint(11, (2, 3, 5), generator=torch.Generator().manual_seed(1)), [1, 2, 3], [4, 5, 6])
 HEADS: dict[str, Any] = {"sites": "z", "positions": None, "heads": "each", "layers": [1]}
+ANSWERS = ([1, 2, 3], [4, 5, 6])
 EDGES = [("L0H1", "logits"), ("m0", "L1H1<k>")]
 
 
@@ -110,6 +113,7 @@ def test_pairs_are_both_prompts_with_the_logit_difference(toy: HookedTransformer
     metric = metrics.logit_difference([1, 2, 3], [4, 5, 6])
     expected = function(toy, IDS.corrupted, IDS.clean, metric=metric, progress=False, **options)
     assert_equal(function(toy, IDS, progress=False, **options), expected)
+    assert_equal(function(toy, IDS.corrupted, IDS.clean, answers=ANSWERS, progress=False, **options), expected)
     by_name = {"clean": IDS.clean, "corrupted": IDS.corrupted, "metric": metric}
     assert_equal(function(toy, **by_name, progress=False, **options), expected)
 
@@ -121,6 +125,7 @@ def test_pairs_on_which_a_circuit_is_measured(toy: HookedTransformer, name: str)
     metric, both = metrics.logit_difference([1, 2, 3], [4, 5, 6]), (IDS.corrupted, IDS.clean)
     expected = function(toy, circuit(toy), *both, metric=metric, **options)
     assert_equal(function(toy, circuit(toy), IDS, **options), expected)
+    assert_equal(function(toy, circuit(toy), *both, answers=ANSWERS, **options), expected)
     by_name = {"clean": IDS.clean, "corrupted": IDS.corrupted, "metric": metric}
     assert_equal(function(toy, circuit(toy), **by_name, **options), expected)
     of_divergence = function(toy, circuit(toy), *both, **options)
@@ -137,12 +142,46 @@ def test_pairs_of_hooks_of_alignments_and_of_a_runner(toy: HookedTransformer) ->
         warnings.simplefilter("ignore", SwapWarning)
         expected = patching.run_each(toy, both[0], cells, clean=both[1], metric=metric)
         assert_equal(patching.run_each(toy, IDS, cells), expected)
+        assert_equal(patching.run_each(toy, both[0], cells, clean=both[1], answers=ANSWERS), expected)
     assert torch.equal(circuits.Runner(toy, IDS).full, circuits.Runner(toy, *both, metric).full)
+    assert torch.equal(circuits.Runner(toy, *both, answers=ANSWERS).full, circuits.Runner(toy, *both, metric).full)
     where: dict[str, Any] = {"size": 4, "steps": 1, "progress": False}
     trained = train_alignment(toy, *both, [1, 2, 3], site=("resid_pre", 1), positions=-1, **where)
     assert_equal(train_alignment(toy, IDS, site=("resid_pre", 1), positions=-1, **where).accuracy, trained.accuracy)
     where |= {"layers": [1], "positions": [4]}
     assert_equal(sweep_alignments(toy, IDS, **where), sweep_alignments(toy, *both, [1, 2, 3], **where))
+
+
+def test_answers_in_place_of_a_metric(model: HookedTransformer) -> None:
+    """Of functions without pairs; texts are looked up."""
+    prompts, answers = "When Mary and John left, John", (" Mary", " John")
+    vectors = steering_vectors(model, ["Mary was ill, so"] * 2, ["Tom was ill, so"] * 2, layers=[1])
+    functions: dict[Any, tuple[Any, ...]] = {
+        patching.ablate: (prompts, "layers"),
+        patching.causal_trace: (prompts, " Mary"),
+        patching.attention_knockout: (prompts, {"edge": (2, -1)}),
+        hooked_lm.analysis.evaluate: (prompts,),
+        partial(sweep_steering, coefficients=[1]): (vectors, prompts),
+    }
+    for function, given in functions.items():
+        expected = function(model, *given, metric=metrics.logit_difference(*answers, model=model))
+        assert_equal(function(model, *given, answers=answers), expected)
+        with pytest.raises(TypeError, match="metric is missing: give metric="):
+            function(model, *given)
+    swept = patching.sweep(model, PAIRS, answers=(WRONG, RIGHT), by="layer")
+    assert torch.equal(swept.values, -patching.sweep(model, PAIRS, by="layer").values), "given, not those of the pairs"
+
+
+def test_each_function_of_a_metric_takes_answers() -> None:
+    found = 0
+    for module in (patching, hooked_lm.analysis, circuits, hooked_lm.interventions):
+        for name in module.__all__:
+            item = getattr(module, name)
+            names = inspect.signature(item).parameters if inspect.isfunction(item) else {}
+            if "metric" in names and not name.startswith("get_act_patch"):  # the interface of TransformerLens
+                found += 1
+                assert "answers" in names, f"{module.__name__}.{name}"
+    assert found > 15
 
 
 def test_a_study_of_pairs(model: HookedTransformer, tmp_path: Path) -> None:
@@ -201,8 +240,8 @@ def test_a_metric_that_is_given_is_used(model: HookedTransformer) -> None:
         ((PAIRS,), {"clean": CLEAN}, TypeError, "is given beside Pairs"),
         ((PAIRS,), {"corrupted": CORRUPTED}, TypeError, "multiple values for argument 'corrupted'"),
         ((CORRUPTED, PAIRS), {}, TypeError, "Pairs have both prompts: give them in place of corrupted and clean"),
-        ((Pairs(CLEAN, CORRUPTED),), {}, TypeError, r"metric is missing: give metric=\.\.\., or Pairs with answers"),
-        ((CORRUPTED, CLEAN), {}, TypeError, r"metric is missing: give metric=\.\.\., or Pairs with answers"),
+        ((Pairs(CLEAN, CORRUPTED),), {}, TypeError, r"metric is missing: give metric=\.\.\., .* or Pairs with answers"),
+        ((CORRUPTED, CLEAN), {}, TypeError, r"metric is missing: give metric=\.\.\., .* or Pairs with answers"),
         ((Pairs(CLEAN, CORRUPTED, RIGHT),), {}, ValueError, "give Pairs their wrong_answers, or give a metric="),
     ],
 )

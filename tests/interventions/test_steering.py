@@ -1,5 +1,7 @@
 """Steering: directions that are planted are found, steered runs are what a hand-written hook makes of them."""
 
+import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from hooked_lm.analysis import metrics
 from hooked_lm.demo import corpus
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.contrast import METHODS, METRICS, Sides, Split, rank_heads
-from hooked_lm.interventions.steering import SteeringVectors, steering_vectors, sweep_steering
+from hooked_lm.interventions.steered_texts import repeated_share, steered_texts
+from hooked_lm.interventions.steering import SteeringVectors, steering_vectors
+from hooked_lm.interventions.steering_sweep import sweep_steering
 from hooked_lm.results.bootstrap import bootstrap, wilson
 from hooked_lm.results.scores import Scores
 from tests.close import assert_apart, assert_close, assert_near
@@ -38,6 +42,7 @@ def women_and_men(n: int = 24) -> tuple[list[str], list[str]]:
     return tuple([f"{name} {ends[i % 3]}" for i, name in enumerate(names[:n])] for names in NAMES)  # type: ignore[return-value]
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:steering at layer .* adds")  # the tests of sums; see test_doses
 NAMES = (corpus.FEMALE_NAMES, corpus.MALE_NAMES)
 
 
@@ -481,6 +486,82 @@ def test_files_are_bit_for_bit(tmp_path: Path) -> None:
     vectors().separation.save(tmp_path / "s.safetensors")
     with pytest.raises(ValueError, match=r"holds type MetricScores, not SteeringVectors"):
         SteeringVectors.load(tmp_path / "s.safetensors")
+
+
+# ---- doses -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dose_is_a_share_of_the_norm_there() -> None:
+    """Of the values that the directions were computed from, at their positions; for each layer and site."""
+    women, men = women_and_men()
+    for site in ("resid_post", "mlp_out"):
+        found = steering_vectors(demo(), women, men, site=site, held_out=0.25, seed=0)
+        split = Split.drawn(len(women), 0.25, torch.Generator().manual_seed(0))
+        train = [side[i] for side in (women, men) for i in split.train]
+        for layer in found.layers:
+            norms = [demo().run_with_cache(text)[1][site, layer][0, -1].norm().item() for text in train]
+            assert found.norms[layer] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
+            [hook] = found.hooks(dose=-0.7, layers=layer)
+            added = hook.coefficient * found.direction(layer)
+            assert added.norm().item() == pytest.approx(0.7 * found.norms[layer], rel=1e-5)
+            assert added @ found.direction(layer) < 0
+            assert found.dose(layer, hook.coefficient) == pytest.approx(-0.7)
+        [hook] = found.hooks(3.0, layers=1, unit=True)
+        assert found.dose(1, 3.0, unit=True) == pytest.approx(3 / found.norms[1])
+    assert found.to_dataframe()["dose"].tolist() == [found.dose(layer) for layer in found.layers]
+
+
+def test_doses_that_mean_nothing(tmp_path: Path) -> None:
+    for wrong in ({"coefficient": 1.0}, {"unit": True}):
+        with pytest.raises(ValueError, match="a dose is the length of what is added: leave out coefficient and unit"):
+            vectors().hooks(dose=0.5, **wrong)
+    earlier = replace(vectors(), norms={})
+    with pytest.raises(ValueError, match="these vectors do not know the norms"):
+        earlier.hooks(dose=0.5)
+    assert "dose" not in earlier.to_dataframe()
+    vectors().save(tmp_path / "v.safetensors")
+    assert SteeringVectors.load(tmp_path / "v.safetensors").norms == vectors().norms
+
+
+def test_a_dose_that_breaks_text_warns() -> None:
+    layer = vectors().best_layer()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vectors().hooks(dose=0.9)
+        vectors().hooks(dose=-0.9, layers="each")
+        vectors().hooks()
+    for large in ({"dose": 1.2}, {"coefficient": 1.2 / vectors().dose(layer)}, {"dose": -1.2, "layers": "each"}):
+        with pytest.warns(UserWarning, match=r"adds 1\.2 times the norm .* hooks\(dose=0\.5\) adds half"):
+            vectors().hooks(**large)
+
+
+OF_MEN = ["Tom left early because", "Paul went home because", "James was tired, so"]
+
+
+def test_texts_at_doses_are_those_of_generate() -> None:
+    found = steered_texts(demo(), vectors(), OF_MEN, doses=[0.3, 0.5], max_new_tokens=8)
+    for dose, texts, shares in zip(found.doses, found.texts, found.repeated, strict=True):
+        for start, text, share in zip(OF_MEN, texts, shares.tolist(), strict=True):
+            with demo().hooks(vectors().hooks(dose=dose)):
+                assert demo().generate(start, 8, do_sample=False, verbose=False) == start + text
+            ids = demo().to_tokens(text, prepend_bos=False)[0].tolist()
+            assert share == repeated_share(ids) == 0.0
+    assert found.doses[0] == 0.0
+    assert found.repeating == []
+    assert all(" he " in text for text in found.texts[0])
+    assert all(" she " in text for text in found.texts[2]), "it steers"
+    assert list(found.to_dataframe().columns) == ["dose", "prompt", "text", "repeated"]
+
+
+def test_text_that_repeats_itself_is_noticed() -> None:
+    with pytest.warns(
+        UserWarning, match=r"text repeats itself at the doses 3 \(.*, without steering .*: use smaller ones"
+    ):
+        found = steered_texts(demo(), vectors(), OF_MEN, doses=[0.5, 3], max_new_tokens=16)
+    assert found.repeating == [3.0]
+    assert repr(found) == "SteeredTexts(3 prompts at the doses 0, 0.5, 3; repeated text at 3)"
+    with pytest.raises(ValueError, match="give at least one prompt and one dose, got 0 and 1"):
+        steered_texts(demo(), vectors(), [], doses=[1])
 
 
 def test_of_layers_that_separate_equally_well_the_middle_one_steers() -> None:

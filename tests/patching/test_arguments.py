@@ -18,6 +18,8 @@ from hooked_lm.analysis import Attribution, attribute, attribute_edges, patch_ed
 from hooked_lm.patching import Edit
 from tests.close import assert_close
 from tests.engine.naive import naive
+from tests.families import CASES
+from tests.families._models import hooked
 from tests.models.toys import ids, toy
 
 MODEL, CORRUPTED, CLEAN = toy(n_layers=2), ids(2, 4), ids(2, 4, seed=1)
@@ -35,6 +37,12 @@ WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a number as sites": ({"sites": 3}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
     "a number among sites": ({"sites": ["z", 3]}, TypeError, "sites must be short names such as 'resid_pre', got 3"),
     "a word as metric": ({"metric": "loss"}, TypeError, "metric must be a function of the logits.* got 'loss'"),
+    "a word as metric, mended": ({"metric": "loss"}, TypeError, r"metric=metrics.loss\(...\) of hooked_lm.analysis, or answers="),
+    "one answer": ({"metric": None, "answers": 3}, TypeError, "answers must be a tuple of the right and the wrong .* got 3"),
+    "a list of answers": ({"metric": None, "answers": [3, 4]}, TypeError, "answers must be a tuple"),
+    "a tuple of one": ({"metric": None, "answers": (3,)}, TypeError, "answers must be a tuple"),
+    "a metric and answers": ({"answers": (3, 4)}, TypeError, "metric and answers are both given"),
+    "neither": ({"metric": None}, TypeError, r'or the right and the wrong next token, as answers=\(" Mary", " John"\)'),
     "a list of metrics": ({"metric": [metric]}, TypeError, "metric must be a function of the logits"),
     "no metric": ({"metric": {}}, ValueError, "metric is empty"),
     "a word among metrics": ({"metric": {"it": "loss"}}, TypeError, "got 'loss' as 'it'"),
@@ -135,6 +143,39 @@ def test_heads_are_chosen_by_their_labels() -> None:
 def test_labels_that_name_no_head(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         patching.sweep(MODEL, CORRUPTED, CLEAN, metric=metric, sites="z", **options)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "layer": {"sites": ["attn_out", "mlp_out"], "positions": None},
+    "position": {"sites": "resid_pre"},
+    "head": {"sites": "z", "positions": None, "heads": "each"},
+    "neuron": {"sites": "post", "positions": None, "neurons": "each"},
+}
+
+
+@pytest.mark.parametrize("by", PRESETS)
+def test_a_grid_by_name(by: str) -> None:
+    for run in (patching.sweep, attribute):
+        common: dict[str, Any] = {"metric": metric, "progress": False}
+        named, expected = (run(MODEL, CORRUPTED, CLEAN, **common, **one) for one in ({"by": by}, PRESETS[by]))
+        assert named.axes == expected.axes
+        assert torch.equal(named.values, expected.values)
+    some = patching.sweep(
+        MODEL, CORRUPTED, CLEAN, **common, by="head", sites="q", positions=[-1], layers=[1], heads=[0]
+    )
+    assert [len(labels) for labels in some.axes.values()] == [1, 1, 1]
+    with pytest.raises(ValueError, match="by must be 'layer', 'position', 'head', 'neuron' or None, got 'heads'"):
+        patching.sweep(MODEL, CORRUPTED, CLEAN, **common, by="heads")
+
+
+def test_a_grid_by_layer_has_the_sublayers_that_there_are() -> None:
+    mixers = hooked(next(case for case in CASES if case.family == "mamba"))
+    prompts = torch.randint(mixers.cfg.d_vocab, (2, 1, 6), generator=torch.Generator().manual_seed(0))
+    found = patching.sweep(mixers, *prompts, metric=lambda logits: logits[:, -1, 3], by="layer", progress=False)
+    explicit = patching.sweep(
+        mixers, *prompts, metric=lambda logits: logits[:, -1, 3], sites="mixer_out", positions=None, progress=False
+    )
+    assert torch.equal(found.values, explicit.values)
 
 
 def test_a_run_is_not_replaced_by_itself() -> None:

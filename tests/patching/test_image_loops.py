@@ -14,7 +14,8 @@ from hooked_lm import HookedVisionLanguage, VisionInputs, patching
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments
 from hooked_lm.analysis.reading.patchscopes import patchscope
-from hooked_lm.interventions.steering import steering_vectors, sweep_steering
+from hooked_lm.interventions.steering import steering_vectors
+from hooked_lm.interventions.steering_sweep import sweep_steering
 from tests.close import assert_apart, assert_close, is_close
 from tests.core import thinned
 from tests.families._vision import hooked_vlm, written

@@ -105,6 +105,9 @@ def test_a_scale_scales_the_interval() -> None:
     effects = found.effects()
     assert_close(both(effects.normalized()), both(effects) / span)
     assert_close(both(found.normalized().effects()), both(effects) / span)
+    assert_close(both(found.restored()), both(effects) / span)
+    noising = SweepResult(found.values, found.axes, found.corrupted, found.clean, base="clean")
+    assert_close(both(noising.restored()), 1 + both(noising.effects()) / span)
     falling = SweepResult(
         found.values, found.axes, found.clean, found.corrupted
     )  # the clean run is the one that is wrong

@@ -79,6 +79,25 @@ def test_sweeps(make: Callable[[int, str], SweepResult], seed: int, base: str, p
         assert_same(step(step(found)), step(found), ("twice",))
 
 
+@settings(max_examples=3, deadline=None)
+@given(seed=SEEDS, base=st.sampled_from(["clean", "corrupted"]), part=st.sampled_from(sorted(PARTS)))
+@pytest.mark.parametrize("make", [swept, estimated])
+def test_what_is_restored(make: Callable[[int, str], SweepResult], seed: int, base: str, part: str) -> None:
+    """The means of `normalized`, and the paired differences of `effects().normalized()`, from 0 or from 1."""
+    found = make(seed, base)
+    restored = found.restored()
+    assert_close(restored.mean, found.normalized().mean, scale=1.0)
+    start = 0.0 if base == "corrupted" else 1.0
+    assert_close(restored.values, found.effects().normalized().values + start, scale=1.0)
+    assert restored.clean is not None
+    assert_close(restored.corrupted.mean(-1), torch.zeros(2), scale=1.0)
+    assert_close(restored.clean.mean(-1), torch.ones(2), scale=1.0)
+    for same in (restored.restored(), restored.normalized(), found.normalized().restored(), found.effects().restored()):
+        assert_same(same, restored, ("again",))
+    assert_same(restored.effects(), found.effects().normalized(), ("effects",))
+    assert_same(PARTS[part](restored), PARTS[part](found).restored(), ("part",))
+
+
 @pytest.mark.parametrize("base", ["clean", "corrupted"])
 def test_a_cell_without_effect_is_0_in_any_order(base: str) -> None:
     """The control: a normalisation that forgets that its values are changes shows 1."""

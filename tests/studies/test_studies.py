@@ -16,7 +16,7 @@ from hooked_lm.analysis import Attribution, attribute, metrics
 from hooked_lm.cli import app
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.interventions import steering_vectors
-from hooked_lm.interventions.steering import sweep_steering
+from hooked_lm.interventions.steering_sweep import sweep_steering
 from hooked_lm.patching import SweepResult
 from hooked_lm.results import Scores
 from hooked_lm.shards import with_threads

@@ -12,7 +12,7 @@ from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, replacement_word, values_of
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Metrics, Study, SweepInterrupted
@@ -35,6 +35,7 @@ def patch_edges(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     edges: Edges | None = None,
     replace_with: str | None = None,
     direction: str = "denoise",
@@ -52,6 +53,7 @@ def patch_edges(
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
             images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to a number for each prompt, or one for all; or several by name.
+        answers: in place of a metric, as in `patching.sweep`.
         edges: names of writers and readers, e.g. [("L0H1", "L2H7<v>"), ("m3", "logits")]; None: all. See `Graph`.
         replace_with: what replaces the output of the writer: that of the other run (None; or by its name, "clean" or
             "corrupted"), "mean" (its mean over prompts), or "zero".
@@ -75,7 +77,7 @@ def patch_edges(
     """
     model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
     graph = Graph.of(model)
     check_unhooked(model, graph)

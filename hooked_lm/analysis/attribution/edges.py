@@ -30,7 +30,7 @@ from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import reads_of
-from hooked_lm.engine.pairs import Pairs, prompts_and_metric
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
@@ -55,6 +55,7 @@ def attribute_edges(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     method: str = "eap",
     steps: int = 5,
     replace_with: str | None = None,
@@ -84,6 +85,7 @@ def attribute_edges(
         corrupted, clean: texts or ids [batch, pos], as many prompts and tokens each; `VisionInputs` for a model that reads
             images. Or `Pairs` in place of both.
         metric: from logits [batch, pos, d_vocab] to one number for each prompt, or to one for all; differentiable.
+        answers: in place of a metric, as in `patching.sweep`.
         steps: the number of runs that integrated gradients average: the midpoints of as many equal intervals.
         replace_with: what replaces the outputs of writers: those of the other run (None; or by its name, "clean" or
             "corrupted"), "mean" (their mean over prompts), or "zero".
@@ -114,7 +116,7 @@ def attribute_edges(
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a positive number, got {steps!r}")
-    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+    corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     if not callable(metric):
         raise TypeError(f"metric must be one function of the logits, got a {type(metric).__name__}")
     check_valid(check)

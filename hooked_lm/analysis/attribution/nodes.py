@@ -29,8 +29,8 @@ from hooked_lm.engine.cells_before_blocks import has_one_image_each
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
-from hooked_lm.engine.pairs import Pairs, both_runs, prompts_and_metric
-from hooked_lm.engine.plan import FEATURES, SweepPlan
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
+from hooked_lm.engine.plan import FEATURES, SweepPlan, by_component
 from hooked_lm.engine.prompts import (
     OTHER_RUN,
     AxisSelection,
@@ -93,7 +93,9 @@ def attribute(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
-    sites: str | Sequence[str] = "resid_pre",
+    answers: RightAndWrong | None = None,
+    sites: str | Sequence[str] | None = None,
+    by: str | None = None,
     layers: AxisSelection = "each",
     positions: AxisSelection = "each",
     heads: HeadSelection = None,
@@ -112,9 +114,9 @@ def attribute(
     """Estimates the result of `patching.sweep` for all cells at once, and checks the estimates by exact patching.
 
     Args:
-        corrupted, clean, sites, layers, positions, heads, neurons, replace_with, direction, decoder_input: as for
+        corrupted, clean, sites, by, layers, positions, heads, neurons, replace_with, direction, decoder_input: as for
             `patching.sweep`; the grid is the same.
-        metric: as for `patching.sweep`, but differentiable; or several by name.
+        metric, answers: as for `patching.sweep`, but the metric is differentiable.
         method: "gradient" is gradient times difference, in one forward and one backward pass (attribution patching: Nanda
             2023; Syed et al. 2023, arXiv:2310.10348). "ig-inputs" takes the mean gradient over runs whose embeddings (of words
             and images; of patches at sites of a vision tower) are between those of both runs (Sundararajan et al. 2017,
@@ -143,11 +145,9 @@ def attribute(
     >>> list(found.axes), bool(found.agreement["spearman"].item() > 0.6)
     (['layer', 'head'], True)
     """
-    names = list(sites) if isinstance(sites, Sequence) and not isinstance(sites, str) else [sites]
-    if not names:
-        raise ValueError("sites is empty: there is nothing to attribute to")
+    names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     job = AttributionJob(
-        model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input
+        model, corrupted, clean, metric, answers, replace_with, direction, method, steps, max_memory, decoder_input
     )
     plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress, groups)
@@ -162,6 +162,7 @@ def attribute_nodes(
     clean: Prompts | None = None,
     *,
     metric: Metrics | None = None,
+    answers: RightAndWrong | None = None,
     sites: Sequence[str] = NODES,
     replace_with: Values | None = None,
     direction: str = "denoise",
@@ -190,7 +191,7 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     job = AttributionJob(
-        model, corrupted, clean, metric, replace_with, direction, method, steps, max_memory, decoder_input
+        model, corrupted, clean, metric, answers, replace_with, direction, method, steps, max_memory, decoder_input
     )
     if has_two_stacks(job.model) and tuple(sites) == NODES:
         sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
@@ -218,6 +219,7 @@ class AttributionJob:
         corrupted: Prompts | Pairs,
         clean: Prompts | None,
         metric: Metrics | None,
+        answers: RightAndWrong | None,
         replace_with: Values | None,
         direction: str,
         method: str,
@@ -234,7 +236,7 @@ class AttributionJob:
             raise ValueError(f"steps must be a whole number from 1 on, got {steps!r}")
         device = next(model.parameters()).device
         source = replacement(replace_with, direction)
-        corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric)
+        corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
         model, first, other = both_runs(model, corrupted, clean, direction, decoder_input)
         self.tokens, self.other = first.to(device), None if other is None else other.to(device)
         self.model, self.metric, self.source = model, metric, source

@@ -17,7 +17,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import feeds
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
@@ -37,6 +37,7 @@ def acdc(
     *,
     threshold: float,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
@@ -62,7 +63,7 @@ def acdc(
     """
     if not threshold > 0:
         raise ValueError(f"the threshold must be positive, got {threshold}")
-    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory, answers)
     runner.warn_if_close(runner.empty())
     search = Search(runner, threshold)
     with progress_bar("acdc", runner.n_edges, progress, unit="edges") as bar:

@@ -22,7 +22,7 @@ from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.hooks.keywords import check_keywords
@@ -56,6 +56,7 @@ def discover(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     method: str | SweepResult = "eap-ig-inputs",
     n_edges: int | None = None,
     threshold: float | None = None,
@@ -76,6 +77,7 @@ def discover(
             outside the circuit carry their values from the corrupted prompts. Or `Pairs` in place of both.
         metric: maps logits to one number per prompt, or one for all; None: that of Pairs with answers, or else KL(model ||
             circuit) at the last position.
+        answers: in place of a metric, the right and the wrong next tokens, as for `patching.sweep`.
         method: the search method.
             "eap", "eap-ig-inputs", "eap-ig-activations": the edges with the largest estimated effects (`attribute_edges`) on the
             clean run, that is with `direction="noise"`;
@@ -121,7 +123,7 @@ def discover(
                 f"these effects were measured with replace_with={measured!r}, not {replace_with!r}: leave it out"
             )
         return _of_result(model, method, held_out, seed, limits)
-    pairs = MeasuredPairs.of(model, corrupted, clean, metric)
+    pairs = MeasuredPairs.of(model, corrupted, clean, metric, answers)
     if pairs.metric is None and method == "eap":
         raise ValueError(
             "KL(model || circuit) is at its least in the full model, where 'eap' would take its gradient: give a metric, or "

@@ -9,7 +9,7 @@ from hooked_lm.analysis.circuits.circuit import EFFECTS, Circuit
 from hooked_lm.analysis.circuits.discover import scores_of
 from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
@@ -24,6 +24,7 @@ def exact_effects(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     replace_with: str = "corrupted",
     max_memory: int | str = "auto",
     progress: bool | None = None,
@@ -35,7 +36,7 @@ def exact_effects(
     tell these edges apart in `plot` and `to_dataframe`. Edges outside of the circuit have the score NaN.
 
     Args:
-        metric, replace_with, max_memory, progress: as for `discover`.
+        metric, answers, replace_with, max_memory, progress: as for `discover`.
 
     Raises ValueError for an empty circuit, a circuit of another model and an unknown `replace_with`.
 
@@ -54,7 +55,7 @@ def exact_effects(
     circuit.check(graph)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is no edge to measure")
-    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory, answers)
     found = patch_edges(
         model,
         corrupted,

@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import lazy_import
@@ -271,6 +271,7 @@ def evaluate(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     sizes: Sequence[int | float] | None = None,
     replace_with: str = "corrupted",
     n_random: int = 5,
@@ -294,7 +295,7 @@ def evaluate(
             0 for none. Five take 2.5 times as long as the circuits themselves. Warns if no circuit of a size is found, whose
             values are then NaN.
         seed: seed of the random circuits.
-        metric, replace_with, max_memory: as for `Runner`.
+        metric, answers, replace_with, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than a second.
 
     Returns an Evaluation. Warns if the metrics of the full model and the empty circuit differ by less than two standard errors
@@ -313,7 +314,7 @@ def evaluate(
     [0.0, 1.0]
     """
     named = _circuits(Graph.of(model), circuits, sizes)
-    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging(named.values(), max_memory)
+    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric, answers).judging(named.values(), max_memory)
     runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, replace_with, max_memory)
     edges = torch.stack([circuit.edges for circuit in named.values()])
     n_edges = [circuit.n_edges for circuit in named.values()]

@@ -20,7 +20,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.metric_rows import MetricOfRows
-from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, unpaired
 from hooked_lm.engine.prompts import Prompts, chosen, some_rows
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.models.decoder import Decoder
@@ -141,10 +141,15 @@ class MeasuredPairs:
 
     @classmethod
     def of(
-        cls, model: Decoder, corrupted: Prompts | Pairs, clean: Prompts | None, metric: Metric | None
+        cls,
+        model: Decoder,
+        corrupted: Prompts | Pairs,
+        clean: Prompts | None,
+        metric: Metric | None,
+        answers: RightAndWrong | None = None,
     ) -> "MeasuredPairs":
         """The arguments of a function of pairs; raises as `pair_of`."""
-        corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+        corrupted, clean, metric = unpaired(model, corrupted, clean, metric, answers)
         return cls(model, *pair_of(model, corrupted, clean), metric)
 
     def some(self, rows: Sequence[int]) -> "MeasuredPairs":

@@ -16,7 +16,7 @@ from hooked_lm.analysis.circuits.prune import check_size
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
@@ -56,6 +56,7 @@ def train_masks(
     *,
     n_edges: int,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     steps: int = 300,
     learning_rate: float = 0.1,
     replace_with: str = "corrupted",
@@ -87,7 +88,7 @@ def train_masks(
     if steps < 1:
         raise ValueError(f"there must be one step at least, got {steps}")
     check_grad_mode("training masks")
-    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory, answers)
     runner.warn_if_close(runner.empty())
     with progress_bar("masks", steps, progress) as bar:
         training = Training(runner, n_edges, steps, learning_rate, seed)

@@ -10,7 +10,7 @@ from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
@@ -26,6 +26,7 @@ def minimality(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     of: str = "edges",
     replace_with: str = "corrupted",
     max_memory: int | str = "auto",
@@ -49,7 +50,7 @@ def minimality(
     if of not in ("edges", "nodes"):
         raise ValueError(f"of must be 'edges' or 'nodes', got {of!r}")
     circuit.check(Graph.of(model))
-    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric).judging([circuit], max_memory)
+    pairs, judged_on = MeasuredPairs.of(model, corrupted, clean, metric, answers).judging([circuit], max_memory)
     runner = Runner(model, pairs.corrupted, pairs.clean, pairs.metric, replace_with, max_memory)
     if not circuit.n_edges:
         raise ValueError("the circuit is empty: there is nothing to leave out")

@@ -11,7 +11,7 @@ from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.held_out import MeasuredPairs, RearrangedMetric
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import NO_METRIC, Pairs
+from hooked_lm.engine.pairs import NO_METRIC, Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.models.decoder import Decoder
@@ -25,6 +25,7 @@ def null_circuits(
     clean: Prompts | None = None,
     *,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     n: int = 5,
     seed: int = 0,
     **search: Any,
@@ -38,6 +39,7 @@ def null_circuits(
     Args:
         metric: has a number for each prompt, and another answer for some of them. Its answers are exchanged by having each
             prompt read by the numbers of another one, in a random cycle of all.
+        answers: in place of a metric, as for `discover`.
         n: the number of circuits; each costs a search.
         seed: seed of the exchanges; and of the search, as in `discover`.
         search: the other arguments of `discover`: `method`, `n_edges` or `threshold`, `replace_with`, `held_out`, ...
@@ -58,7 +60,7 @@ def null_circuits(
         raise ValueError(f"n must be at least 1, got {n}")
     if not isinstance(search.get("method", ""), str):
         raise ValueError("effects that were measured have their answers: name the method that measures them")
-    pairs = MeasuredPairs.of(model, corrupted, clean, metric)
+    pairs = MeasuredPairs.of(model, corrupted, clean, metric, answers)
     metric, n_prompts = pairs.metric, len(pairs.clean)
     if metric is None:
         raise TypeError(NO_METRIC)

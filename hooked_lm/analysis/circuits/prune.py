@@ -9,7 +9,7 @@ from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
@@ -26,6 +26,7 @@ def prune(
     *,
     n_edges: int,
     metric: Metric | None = None,
+    answers: RightAndWrong | None = None,
     share: float = 0.15,
     steps: int = 5,
     replace_with: str = "corrupted",
@@ -65,7 +66,7 @@ def prune(
             "KL(model || circuit) is at its least in the full model, and has no gradient there: take more steps"
         )
     check_grad_mode("pruning")
-    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory)
+    runner = Runner(model, corrupted, clean, metric, replace_with, max_memory, answers)
     runner.warn_if_close(runner.empty())
     left = runner.graph.is_edge.clone()
     scores = torch.where(left, 1.0, torch.nan)

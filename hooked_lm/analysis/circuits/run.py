@@ -29,7 +29,7 @@ from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
-from hooked_lm.engine.pairs import Pairs, pair_of, unpaired
+from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, unpaired
 from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
@@ -84,6 +84,7 @@ class Runner:
         replace_with: what an edge outside the circuit carries. "corrupted": the output of its writer on the corrupted prompt
             (resample ablation); "mean": the mean of that over the corrupted prompts at each position; "zero": zeros.
         max_memory: "auto", or the bytes that a pass may use in addition to the model.
+        answers: in place of a metric, the right and the wrong next tokens, as for `patching.sweep`.
 
     Raises TypeError and ValueError as `Graph.of`; ValueError for prompts of different shapes or with padding, an unknown
     `replace_with`, a model whose residual stream is not the sum of its writers' outputs, and a metric that is NaN.
@@ -108,13 +109,14 @@ class Runner:
         metric: Metric | None = None,
         replace_with: str = "corrupted",
         max_memory: int | str = "auto",
+        answers: RightAndWrong | None = None,
     ) -> None:
         check_replacement(replace_with)
         self.model, self.graph, self.replace_with = model, Graph.of(model), replace_with
         check_unhooked(model, self.graph)
         self.writers, self.readers = site_nodes(self.graph.writers), site_nodes(self.graph.readers)
         device = next(model.parameters()).device
-        corrupted, clean, metric = unpaired(model, corrupted, clean, metric)
+        corrupted, clean, metric = unpaired(model, corrupted, clean, metric, answers)
         other, own = (rows.to(device) for rows in pair_of(model, corrupted, clean))
         self.prompts = identities(model, own)
         plain, self.streams, end, self.context = _run_whole(model, own, self.writers)

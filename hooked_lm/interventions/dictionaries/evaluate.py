@@ -1,5 +1,6 @@
 """Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,6 +64,19 @@ def evaluate_dictionary(
             figures |= _of_runs(model, stream, sae, rows, mean)
     about = provenance(model, sites=stream.sites, prompts=n_prompts, skip=skip)
     return Scores(torch.tensor(list(figures.values()))[:, None], {"figure": list(figures)}, about=about)
+
+
+def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
+    """Warns of a dictionary that explains less than half of the variance, or of whose features half are never active."""
+    explained, dead = (figures.select(figure=name).mean.item() for name in ("explained variance", "dead"))
+    found = [f"explains {explained:.2f} of the variance of the held-out texts"] if explained < 0.5 else []
+    found += [f"has {dead:.0%} features that are never active there"] if dead > 0.5 else []
+    if found:
+        warnings.warn(
+            f"the dictionary {' and '.join(found)}, so its features may mean nothing: train longer (steps, now {steps:,}), on "
+            f"more texts, or with fewer features (width, now {width:,})",
+            stacklevel=3,
+        )
 
 
 def _of_vectors(

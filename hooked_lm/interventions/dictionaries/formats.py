@@ -20,15 +20,20 @@ from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen,
 from hooked_lm.results import stored
 
 Tensors = dict[str, Tensor]
+BUNDLED = Path(__file__).parents[2] / "demo" / "dictionary.safetensors"
 
 
 @stored.names_the_file
 def load(path: str | Path) -> SAE | Normalized:
     """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote.
 
+    "demo" is the dictionary of the bundled model, 512 features of the stream after layer 1 (a file of that name is "./demo").
     It is in evaluation mode, and its weights require no gradient. Raises ValueError for other files.
+
+    >>> load("demo")
+    TopK(d_in=128, d_sae=512, subtract_b_dec=True, hook_point='blocks.1.hook_resid_post', k=12)
     """
-    path = Path(path)
+    path = BUNDLED if path == "demo" else Path(path)
     if path.is_dir() and (path / "cfg.json").exists():
         return load_saelens(path)
     if path.is_dir() or path.suffix in (".pt", ".pth"):

@@ -17,7 +17,7 @@ from hooked_lm.files import made_folder, writable_folder
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
+from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary, warn_if_poor
 from hooked_lm.interventions.dictionaries.sae import SAE, config_of, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -185,9 +185,10 @@ def train_dictionary(
         progress: show a bar; None: after one second.
         sizes: other settings of the kind's Config, such as `k`.
 
-    Raises, before training, ValueError for invalid settings and for a directory with the checkpoint of another training, and
-    TypeError for an unknown argument; FloatingPointError, with the step, for a loss that is not finite. Then nothing is returned
-    or saved.
+    Warns if the result explains less than half of the variance of held-out texts, or if more than half of its features are never
+    active there. Raises, before training, ValueError for invalid settings and for a directory with the checkpoint of another
+    training, and TypeError for an unknown argument; FloatingPointError, with the step, for a loss that is not finite. Then
+    nothing is returned or saved.
 
     >>> from random import Random
     >>> from hooked_lm import HookedTransformer
@@ -224,6 +225,7 @@ def train_dictionary(
     figures = evaluate_dictionary(
         model, evaluation, trained.sae, site=site, site_out=site_out, skip=skip, batch_size=batch_size
     )
+    warn_if_poor(figures, steps, width)
     return TrainedDictionary(trained.sae, trained.losses, figures)
 
 

@@ -1,5 +1,6 @@
 """Training: what was planted is found, on vectors and at a model's site; checkpoints, seeds, figures, mistakes."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -402,6 +403,22 @@ def test_figures_are_those_of_hand_written_runs(model: HookedTransformer, texts:
     assert list(figures.axes["figure"]) == list(expected)
     assert_close(figures.values[:, 0].tolist(), list(expected.values()))
     assert len({round(value, 3) for value in (plain, spliced, mean, zero)}) == 4
+
+
+def test_a_poor_dictionary_says_so(model: HookedTransformer, texts: list[str]) -> None:
+    """After three steps; one that trains long enough, and has as many features as are needed, says nothing."""
+    common: dict[str, Any] = {"site": ("mlp_out", 1), "kind": "topk", "progress": False}
+    with pytest.warns(
+        UserWarning, match=r"the dictionary explains 0\.\d\d of the variance .*train longer \(steps, now 1\)"
+    ):
+        train_dictionary(model, texts, **common, width=64, k=4, steps=1)
+    with pytest.warns(UserWarning, match=r"has \d\d% features that are never active there, .* \(width, now 4,096\)"):
+        train_dictionary(model, texts, **common, width=4096, k=1, steps=30)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = train_dictionary(model, texts, **common, width=64, k=16, steps=60)
+    assert found.figures is not None
+    assert found.figures.select(figure="explained variance").mean > 0.5
 
 
 def test_a_dictionary_that_loses_nothing_recovers_everything(model: HookedTransformer, texts: list[str]) -> None:
