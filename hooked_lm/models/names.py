@@ -67,7 +67,7 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
 def site_name(site: object, n_layers: int) -> str:
     """The full name of a short name or a tuple (name, layer[, sublayer]); negative layers count from the end.
 
-    Raises IndexError for a layer that the model does not have, KeyError for a third part that is not a sublayer.
+    Raises IndexError for a layer that the model does not have, KeyError for a third part that is not the sublayer of that name.
     """
     parts: list[Any] = list(site) if isinstance(site, tuple) else [site]
     if len(parts) > 3 or (len(parts) == 3 and not isinstance(parts[2], (str, NoneType))):
@@ -80,7 +80,11 @@ def site_name(site: object, n_layers: int) -> str:
     gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1
     if gradient:
         parts[0] = parts[0].removesuffix("_grad")
-    return get_act_name(*parts) + ("_grad" if gradient else "")
+    name = get_act_name(*parts)
+    part, given = name.split(".")[-2:-1], parts[2] if len(parts) == 3 else None
+    if given and part != [SUBLAYERS.get(given, given)] and name == get_act_name(*parts[:2]):
+        raise KeyError(f"'{parts[0]}' of a layer is {name!r}, which is not in {given!r}: leave out the third part")
+    return name + ("_grad" if gradient else "")
 
 
 def side_site_name(site: object, n_layers: dict[str, int]) -> str:

@@ -1,5 +1,7 @@
 """Short names, and those of other libraries, against the names that models really have."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -142,3 +144,32 @@ def test_a_hook_object_may_give_its_full_name_and_its_layer() -> None:
     keeper.layer = 0
     with pytest.raises(ValueError, match=r"'blocks\.1\.attn\.hook_z' includes its layer, but layer 0"):
         model.run_with_hooks(torch.zeros(1, 3, dtype=torch.long), fwd_hooks=[keeper])
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (
+            ("pattern", 1, "nonsense"),
+            r"'pattern' of a layer is 'blocks.1.attn.hook_pattern', which is not in 'nonsense'",
+        ),
+        (("pattern", 1, "mlp"), "which is not in 'mlp': leave out the third part"),
+        (("pre", -1, "a"), r"'pre' of a layer is 'blocks.\d.mlp.hook_pre', which is not in 'a'"),
+        (("pattern", 1, 7), r"a head or a position is an index of the value: cache\['pattern', 1\]\[:, 7\]"),
+        (("resid_post", 1, "x"), "blocks.1.x.hook_resid_post"),
+    ],
+)
+def test_a_third_part_that_is_not_the_sublayer_is_refused(site: Any, message: str) -> None:
+    """In caches, filters and hooks; it was ignored."""
+    model, tokens = toy(), torch.zeros(1, 3, dtype=torch.long)
+    _, cache = model.run_with_cache(tokens)
+    with pytest.raises(KeyError, match=message):
+        cache[site]
+    with pytest.raises(KeyError, match=message):
+        model.run_with_hooks(tokens, fwd_hooks=[(site, lambda value, hook: value)])
+    for right, same in (
+        (("pattern", 1, "attn"), ("pattern", 1)),
+        (("pre", 0, "m"), ("pre", 0)),
+        (("z", 1, None), ("z", 1)),
+    ):
+        assert cache[right] is cache[same]
