@@ -57,13 +57,15 @@ class PretrainedModel(BaseModel):
     """A mixin for loading and saving checkpoints; it precedes the model class in the list of bases."""
 
     @classmethod
-    def from_pretrained(cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Own:
+    def from_pretrained(
+        cls: type[Own], model_name: str | os.PathLike[str] | None = None, *args: Any, **kwargs: Any
+    ) -> Own:
         """A model of this class from a hub id, a local directory, a short name or "demo"; see `pretrained.from_pretrained`."""
         return from_pretrained(model_name, *args, cls=cls, **kwargs)
 
     @classmethod
     def from_pretrained_no_processing(
-        cls: type[Own], model_name: str | os.PathLike[str], *args: Any, **kwargs: Any
+        cls: type[Own], model_name: str | os.PathLike[str] | None = None, *args: Any, **kwargs: Any
     ) -> Own:
         """Like `from_pretrained`, with the checkpoint's weights unchanged."""
         return from_pretrained_no_processing(model_name, *args, cls=cls, **kwargs)
@@ -269,7 +271,7 @@ def class_of(
 
 
 def from_pretrained(
-    model_name: str | os.PathLike[str],
+    model_name: str | os.PathLike[str] | None = None,
     fold_ln: bool = True,
     center_writing_weights: bool = True,
     center_unembed: bool = True,
@@ -310,7 +312,7 @@ def from_pretrained(
 
     Args:
         model_name: a hub id, a local directory, a short name such as "gpt2-small", or "demo". A Path, and a string such as
-            "./demo", is always a directory.
+            "./demo", is always a directory. None: that of `hf_model`.
         fold_ln, center_writing_weights, center_unembed, refactor_factored_attn_matrices, fold_value_biases: changes to a
             decoder's weights that keep its predictions; see `hooked_lm.models.weights.fold`.
         checkpoint_index, checkpoint_value: a published checkpoint of a training run, by its index or its training step or
@@ -357,6 +359,7 @@ def from_pretrained(
         rewritten=any((*rewrites, refactor_factored_attn_matrices)),
         reads_images=next((known.__name__ for known in READ_IMAGES if cls and issubclass(cls, known)), None),
     )
+    model_name = hub.checked_name(model_name, hf_model)
     model = hub.load(model_name, options, lambda tree: class_of(tree, cls, model_name))
     if isinstance(model, Decoder):
         process_weights(model, *rewrites, refactor_factored_attn_matrices)
@@ -364,7 +367,7 @@ def from_pretrained(
 
 
 def from_pretrained_no_processing(
-    model_name: str | os.PathLike[str],
+    model_name: str | os.PathLike[str] | None = None,
     fold_ln: bool = False,
     center_writing_weights: bool = False,
     center_unembed: bool = False,

@@ -9,9 +9,19 @@ user-facing classes.
 from hooked_lm.families import supported
 from hooked_lm.hub.compare import verify
 from hooked_lm.hub.export import save_pretrained, to_hf
-from hooked_lm.hub.load import load
+from hooked_lm.hub.load import checked_name, load
 from hooked_lm.hub.names import short_names
 from hooked_lm.hub.native import save
 from hooked_lm.hub.source import named_tokenizer
 
-__all__ = ["load", "named_tokenizer", "save", "save_pretrained", "short_names", "supported", "to_hf", "verify"]
+__all__ = [
+    "checked_name",
+    "load",
+    "named_tokenizer",
+    "save",
+    "save_pretrained",
+    "short_names",
+    "supported",
+    "to_hf",
+    "verify",
+]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hooked_lm.hub.compare_images import compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
-from hooked_lm.hub.load import check_name, load
+from hooked_lm.hub.load import checked_name, load
 from hooked_lm.hub.logit_factors import left_out_by_transformers, with_factors
 from hooked_lm.hub.model_classes import Model, model_class
 from hooked_lm.hub.options import Options, one_device
@@ -66,7 +66,7 @@ def verify(
     Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
     as wrong if our logit of another token is larger by more than that.
     """
-    check_name(model_name)
+    checked_name(model_name)
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
     source = find(model_name, WEIGHT_FILES, **options.download)

@@ -20,7 +20,6 @@ from hooked_lm.models.config.read import Tree
 
 def load(model_name: str | os.PathLike[str], options: Options, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
-    check_name(model_name)
     if options.hf_model is not None:
         source = find(model_name, TOKENIZER_FILES, **options.download)
         return load_hf(from_model(source, options), class_of)
@@ -35,19 +34,21 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
     return load_hf(from_source(source, options), class_of)
 
 
-def check_name(name: object) -> None:
-    """Raises TypeError for anything but a name, and says which call it is for."""
+def checked_name(name: object, hf_model: object = None) -> str | os.PathLike[str]:
+    """The name of a model; None is that of `hf_model`. Raises TypeError for anything else, and says which call it is for."""
+    if name is None and hf_model is not None:
+        return str(getattr(getattr(hf_model, "config", None), "name_or_path", "") or type(hf_model).__name__)
     if isinstance(name, (str, os.PathLike)):
         if not str(name).strip():
             raise ValueError(
                 "the name of the model is empty: give a hub id, a folder, a short name such as 'gpt2', or 'demo'"
             )
-        return
+        return name
     kind = type(name).__name__
     if isinstance(name, BaseModel):
         use = "it is a model of this library already; copy.deepcopy(model) copies it"
     elif isinstance(name, nn.Module):
-        use = "pass a transformers model as hf_model=: from_pretrained('gpt2', hf_model=model), with the name of its checkpoint"
+        use = "pass a transformers model as hf_model=: from_pretrained(hf_model=model)"
     elif isinstance(name, FlatConfig):
         use = "build a new model from a config: HookedTransformer(cfg)"
     elif hasattr(name, "model_type") and hasattr(name, "to_dict"):

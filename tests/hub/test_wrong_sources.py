@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.compat.loading import convert_hf_weights
 from hooked_lm.hub import adapter
-from hooked_lm.hub.load import check_name
+from hooked_lm.hub.load import checked_name
 from tests.close import assert_apart, assert_close
 from tests.models.toys import words
 
@@ -93,9 +93,21 @@ def test_objects_that_are_no_names(llama: LlamaForCausalLM) -> None:
     ]
     for wrong, message in given:
         with pytest.raises(TypeError, match=message):  # annotations are checked in tests, not in use
-            check_name(wrong)
+            checked_name(wrong)
     with pytest.raises(ValueError, match="name of the model is empty"):
         HookedTransformer.from_pretrained(" ")
+
+
+def test_a_model_of_transformers_needs_no_name(llama: LlamaForCausalLM) -> None:
+    ids = torch.tensor([[5, 3, 7]])
+    for load in (HookedTransformer.from_pretrained_no_processing, pretrained.from_pretrained_no_processing):
+        made = load(hf_model=llama)
+        assert torch.equal(made(ids), load("tiny", hf_model=llama)(ids))
+        assert made.cfg.model_name == Path(llama.config.name_or_path).name
+    random = LlamaForCausalLM(LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=10))
+    assert HookedTransformer.from_pretrained(hf_model=random).cfg.model_name == "LlamaForCausalLM"
+    with pytest.raises(TypeError, match="not a NoneType: give a hub id, a folder"):
+        HookedTransformer.from_pretrained()
 
 
 def test_objects_that_are_no_models(llama: LlamaForCausalLM) -> None:
