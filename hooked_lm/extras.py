@@ -1,10 +1,13 @@
 """Optional packages: imported when they are first used, with an error that says how to install what is missing."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-__all__ = ["lazy_import", "require_extra"]
+__all__ = ["lazy_import", "quiet_torchao", "require_extra"]
 
 
 def require_extra(module: str, extra: str) -> ModuleType:
@@ -25,6 +28,20 @@ def require_extra(module: str, extra: str) -> ModuleType:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise ImportError(f"this needs the package {package}: pip install 'hooked-lm[{extra}]'", name=package) from None
+
+
+@contextmanager
+def quiet_torchao() -> Iterator[None]:
+    """Keeps torchao from logging, when it is imported, which kernels it has none for here; errors are logged as before."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    before = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
 
 
 class _Later(ModuleType):

@@ -74,3 +74,12 @@ def test_modules_are_there_when_they_are_used():
     assert run.returncode == 0, run.stderr
     modules = "analysis harvest hooks hub interventions parallel patching pretrained results studies utils viz"
     assert {*modules.split(), "load", "wrap"} == {*run.stdout.split()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["from_pretrained('demo').quantize('int8')", "from_pretrained_no_processing('demo').to_hf()"])
+def test_packages_that_a_call_imports_log_nothing(call: str) -> None:
+    """torchao logs kernels that it has none of for this machine; the level of its logger is as before."""
+    code = f"import logging, hooked_lm\nhooked_lm.HookedTransformer.{call}\nprint(logging.getLogger('torchao').level)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")

@@ -18,6 +18,7 @@ FLOORS = {
     "extras": -2,  # optional packages
     "callers": -3,  # who called the package
     "renamed": -2,  # former names of arguments
+    "progress": -2,  # progress bars
     "notebook_repr": -2,  # what notebooks show, as strings
     "viz": -1,  # pictures of tensors, strings and tables
     "hooks": 0,

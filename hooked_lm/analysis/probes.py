@@ -13,10 +13,10 @@ from hooked_lm.analysis.probe_results import BY_TOKEN, CONTROL, PROBE, SHUFFLED,
 from hooked_lm.analysis.probe_tasks import Classification, Folds, ProbeTask, places_of, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
 from hooked_lm.callers import stacklevel_outside
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.extras import require_extra
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.progress import progress_bar
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
@@ -104,7 +104,7 @@ def train_probe(
         n_shuffles: random labelings over which the control is averaged.
         regularisation: the inverse strength of the L2 penalty (C of scikit-learn's logistic regression, 1 / alpha of its ridge).
         batch_size: how many prompts run together.
-        progress: whether to show a bar; None: if the work takes longer than a second.
+        progress: whether to show a bar; None: if the work takes longer than two seconds.
 
     Returns Probes with `accuracy`, or for numbers RegressionProbes with `r2`; both have `selectivity`, `to_dataframe`, `plot` and
     `direction(layer)`, for steering. Raises TypeError for labels that are neither classes nor numbers; ValueError for labels that

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
 from hooked_lm.hub.datasets import load_dataset
+from hooked_lm.progress import tqdm
 from hooked_lm.utils import lm_cross_entropy_loss, tokenize_and_concatenate
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from tqdm.auto import tqdm
+
+from hooked_lm.progress import tqdm
 
 __all__ = ["IOIDataset", "ioi_eval"]
 

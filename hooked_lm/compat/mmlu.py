@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from hooked_lm.hub.datasets import load_dataset
+from hooked_lm.progress import tqdm
 
 __all__ = ["MMLU_ANSWER_LETTERS", "MMLU_SUBJECTS", "make_mmlu_data_loader", "mmlu_eval"]
 

@@ -9,9 +9,9 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
-from tqdm.auto import tqdm
 
 from hooked_lm.files import made_folder
+from hooked_lm.progress import tqdm
 
 __all__ = ["HookedTransformerTrainConfig", "train"]
 

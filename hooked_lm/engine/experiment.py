@@ -43,7 +43,6 @@ from hooked_lm.engine.metric_trace import (
     select_logits,
     values_of,
 )
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.schedule import BatchedPass, Planner
 from hooked_lm.engine.site_info import SiteInfo, TokenScope, site_infos
 from hooked_lm.engine.stacks import refuse_two_stacks, tokens_at
@@ -51,6 +50,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.models.vision.inputs import ImagesAndTexts, Rows
+from hooked_lm.progress import progress_bar
 
 Metric = Callable[[Tensor], Any]
 BYPASSED = r"(.*)\.(ln1\.hook_\w+|attn\.kv?_norm\.hook_\w+|attn\.hook_kv_latent)$"  # by some copies of the stream

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hooked_lm.extras import quiet_torchao
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_model
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.source import WEIGHT_FILES, Directory, Source, find, has_tokenizer
@@ -42,6 +43,7 @@ def find_adapter(source: Source) -> Path | None:
     return folder
 
 
+@quiet_torchao()
 def from_adapter(source: Source, folder: Path, options: Options) -> HFCheckpoint:
     """The checkpoint of the model under an adapter, with the adapter merged into its weights by peft.
 

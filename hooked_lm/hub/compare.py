@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from hooked_lm.extras import quiet_torchao
 from hooked_lm.hub.compare_images import compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
 from hooked_lm.hub.load import checked_name, load
@@ -49,6 +50,7 @@ HEADS = {
 }
 
 
+@quiet_torchao()
 @torch.no_grad()
 def verify(
     model_name: str | os.PathLike[str],

@@ -13,6 +13,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.extras import quiet_torchao
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family
 from hooked_lm.hub.composite import described
 from hooked_lm.hub.hf_checkpoint import read_config
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import AutoModel, PreTrainedConfig
 
 
+@quiet_torchao()
 def to_hf(model: Model) -> Any:
     """Returns a transformers model with copies of these weights, bit for bit.
 

@@ -67,7 +67,7 @@ def sweep(
             ..., those of one stack in a grid; each cell is a whole forward pass.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
-        progress: whether to show a progress bar; None: if the work takes longer than a second.
+        progress: whether to show a progress bar; None: if the work takes longer than two seconds.
         resume_file: a file for partial results, from which the same sweep resumes.
 
     Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.

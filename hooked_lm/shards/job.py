@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.progress import progress_bar
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import record_path
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hooked_lm.engine.progress import progress_bar
+from hooked_lm.progress import progress_bar
 from hooked_lm.shards.job import Job
 from hooked_lm.shards.travel import ByFile
 

@@ -95,7 +95,7 @@ def attribute_edges(
             None as many as are affordable (for the bundled model all, up to about 20 prompts).
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
-        progress: whether the exact runs show a progress bar; None: if the work takes longer than a second.
+        progress: whether the exact runs show a progress bar; None: if the work takes longer than two seconds.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
     scores. Warns if the metrics of the two runs differ by less than two standard errors over prompts (one prompt has none):

@@ -296,7 +296,7 @@ def evaluate(
             values are then NaN.
         seed: seed of the random circuits.
         metric, answers, replace_with, max_memory: as for `Runner`.
-        progress: whether to show a progress bar; None: if the work takes longer than a second.
+        progress: whether to show a progress bar; None: if the work takes longer than two seconds.
 
     Returns an Evaluation. Warns if the metrics of the full model and the empty circuit differ by less than two standard errors
     over prompts. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a

@@ -10,9 +10,9 @@ from hooked_lm.analysis.circuits.paths import on_paths
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.progress import progress_bar
 from hooked_lm.renamed import renamed
 from hooked_lm.results.scores import provenance
 

@@ -30,13 +30,13 @@ from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import TracedAccess, reads_of
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, unpaired
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.terms import times
+from hooked_lm.progress import progress_bar
 from hooked_lm.renamed import renamed
 from hooked_lm.results.gap import warn_if_small
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.reading.lens import decode
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import AxisSelection, chosen, rows_of, some_rows
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
+from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
@@ -178,7 +178,7 @@ def train_tuned_lens(
         held_out: the fraction of prompts (at least one prompt) on which the divergence is measured before and after training.
         layers, site: the sites whose values are translated.
         seed: seed of the order of the prompts.
-        progress: whether to show a progress bar; None: if the work takes longer than a second.
+        progress: whether to show a progress bar; None: if the work takes longer than two seconds.
 
     Raises before training: ValueError for fewer than two prompts and for numbers out of range, TypeError for a single string,
     RuntimeError in inference mode. Raises FloatingPointError, with step and layer, if a divergence is not finite.

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.fingerprint import Digest
-from hooked_lm.engine.progress import progress_bar
 from hooked_lm.engine.prompts import some_rows
 from hooked_lm.files import made_folder, writable_folder
 from hooked_lm.hooks import HookedRootModule
@@ -21,6 +20,7 @@ from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary, w
 from hooked_lm.interventions.dictionaries.sae import SAE, config_of, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
 from hooked_lm.models.vision.inputs import VisionInputs
+from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
@@ -182,7 +182,7 @@ def train_dictionary(
         held_out: the fraction of the prompts for evaluation, at least one; 0 for no evaluation.
         directory: the folder of checkpoints, every `checkpoint_every` steps, and of the final dictionary. An interrupted
             training resumes from it, with the same result as without the interruption.
-        progress: show a bar; None: after one second.
+        progress: show a bar; None: after two seconds.
         sizes: other settings of the kind's Config, such as `k`.
 
     Warns if the result explains less than half of the variance of held-out texts, or if more than half of its features are never

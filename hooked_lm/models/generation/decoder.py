@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookedRootModule, NamesFilter
@@ -16,6 +15,7 @@ from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
+from hooked_lm.progress import tqdm
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs

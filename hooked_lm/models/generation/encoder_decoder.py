@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from hooked_lm.components.stack_context import EncoderDecoderCache
 from hooked_lm.hooks import HookedRootModule
@@ -23,6 +22,7 @@ from hooked_lm.models.generation.loop import (
     steps,
 )
 from hooked_lm.models.text.encoder_decoder import DecoderInput
+from hooked_lm.progress import tqdm
 
 
 def generate(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.components.axes import Axes, axes_of
+from hooked_lm.extras import quiet_torchao
 from hooked_lm.models.weights.quantized_weight import QuantizedWeight, packed_bytes
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class QuantizeMethods:
         return quantize(self, config)
 
 
+@quiet_torchao()
 @torch.no_grad()
 def quantize(model: nn.Module, config: "str | AOBaseConfig") -> Quantized:
     """Quantises the weights of a model in place; see `QuantizeMethods.quantize`."""
