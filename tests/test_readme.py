@@ -29,6 +29,17 @@ def test_every_snippet_of_the_readme_runs(capsys):
     assert "gave a drink to Mary" in printed
 
 
+def test_the_calls_for_agents_run(capsys):
+    text = (ROOT / "AGENTS.md").read_text()
+    [calls] = snippets(text)
+    namespace: dict[str, Any] = {}
+    exec(compile(calls, "AGENTS.md", "exec"), namespace)
+    assert "Tom left early because she was" in capsys.readouterr().out
+    assert len(re.findall(r"# \d+\.", calls)) == 10
+    for page in re.findall(r"`(docs/[\w-]+\.md)`", text):
+        assert (ROOT / page).exists(), page
+
+
 def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
     found = snippets((ROOT / "README.md").read_text())
     namespace: dict[str, Any] = {}
