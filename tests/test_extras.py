@@ -77,7 +77,9 @@ def test_modules_are_there_when_they_are_used():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("call", ["from_pretrained('demo').quantize('int8')", "from_pretrained_no_processing('demo').to_hf()"])
+@pytest.mark.parametrize(
+    "call", ["from_pretrained('demo').quantize('int8')", "from_pretrained_no_processing('demo').to_hf()"]
+)
 def test_packages_that_a_call_imports_log_nothing(call: str) -> None:
     """torchao logs kernels that it has none of for this machine; the level of its logger is as before."""
     code = f"import logging, hooked_lm\nhooked_lm.HookedTransformer.{call}\nprint(logging.getLogger('torchao').level)"

@@ -305,7 +305,8 @@ class SteeringVectors(Tabular):
         n_layers = f"{len(self.layers)} layer{'s' * (len(self.layers) != 1)}"
         return (
             f"SteeringVectors({self.method} at {self.site}, {n_layers}; best layer {best}: accuracy "
-            f"{own:.2f} on held-out pairs, random directions {random:.2f})"
+            f"{own:.2f} on held-out pairs, random directions {random:.2f}"
+            f"{f'; a coefficient of 1 is a dose of {self.dose(best):.2f}' if self.norms else ''})"
         )
 
 

@@ -519,6 +519,7 @@ def test_doses_that_mean_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="these vectors do not know the norms"):
         earlier.hooks(dose=0.5)
     assert "dose" not in earlier.to_dataframe()
+    assert repr(earlier) == repr(vectors()).partition("; a coefficient of 1 is a dose of 0.")[0] + ")"
     vectors().save(tmp_path / "v.safetensors")
     assert SteeringVectors.load(tmp_path / "v.safetensors").norms == vectors().norms
 
