@@ -24,7 +24,8 @@ from drawing import block_drawing
 from transformers import CONFIG_MAPPING
 
 from hooked_lm import HookedTransformer
-from hooked_lm.families import CLASSES, OF_TEXT, model_class, supported
+from hooked_lm.families import CLASSES, OF_TEXT, model_class, model_classes, supported
+from hooked_lm.families.well_known import WELL_KNOWN
 from hooked_lm.hub.unsupported import NOT_YET, missing
 from hooked_lm.models.base import ON_DEMAND_FLAGS
 from hooked_lm.models.config import flat
@@ -35,6 +36,7 @@ from tests.families._composite import COMPOSITES
 from tests.families._models import hooked
 from tests.families._vision import hooked_any
 
+CLASSES_OF = model_classes()
 MEANING = {
     "hook_tokens": "token ids",
     "hook_embed": "what the token embedding adds to the stream",
@@ -385,9 +387,18 @@ sites that it has besides those of [Sites](sites.md) (in at least one tested con
 configs), and the largest difference of its logits from those of transformers (fp32, logits of order one, over the tested tiny
 random configs).
 
-`hooked-lm models` prints the first two columns; `hooked-lm verify PATH_OR_NAME` compares a checkpoint with transformers.
+`hooked-lm models NAME` searches these names, and says of a hub id or a folder whether it loads; `hooked-lm verify PATH_OR_NAME`
+compares a checkpoint with transformers.
 
 [Composites](#composites), which read images or sounds besides text, have the `model_type` of their language model here.
+
+## By the names that people use
+
+| models | model_type | class |
+|---|---|---|
+{well_known}
+
+## All
 
 | model_type | class | built from | other sites | missing sites | largest difference, configs |
 |---|---|---|---|---|---|
@@ -516,7 +527,15 @@ def models_page() -> str:
     lines = [family_row(name, parity, standard[model_class(name)]) for name in supported()]
     inside = {case.composite: case.family for case in CASES if case.composite is not None}
     composites = [f"| `{kind}` | `{text}` |" for kind, text in sorted((COMPOSITES | inside).items())]
-    tables = MODELS_HEAD + "\n".join(lines) + "\n" + COMPOSITES_HEAD + "\n".join(composites) + "\n"
+    known = "\n".join(f"| {names} | `{kind}` | {' or '.join(CLASSES_OF[kind])} |" for kind, names in WELL_KNOWN.items())
+    tables = (
+        MODELS_HEAD.replace("{well_known}", known)
+        + "\n".join(lines)
+        + "\n"
+        + COMPOSITES_HEAD
+        + "\n".join(composites)
+        + "\n"
+    )
     return tables + vision_table(parity) + MISSING_HEAD + missing_list()
 
 

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import api  # noqa: E402
+import llms  # noqa: E402
 import snippets  # noqa: E402
 
 OUTPUTS: dict[str, list[str]] = {}
@@ -78,3 +79,10 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
         root = "../" * page.url.count("/")
         html += f'<script src="{root}assets/plotly.min.js"></script>\n<script src="{root}assets/figures.js"></script>'
     return html
+
+
+def on_post_build(config: Any) -> None:
+    """Writes the documentation for language models."""
+    site = Path(config.site_dir)
+    (site / "llms.txt").write_text(llms.short(config.nav, config.site_description), encoding="utf-8")
+    (site / "llms-full.txt").write_text(llms.full(config.nav), encoding="utf-8")

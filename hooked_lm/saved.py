@@ -33,6 +33,7 @@ LOADERS = {
     "Scores": "hooked_lm.results.scores:Scores.load",
     "Statistics": "hooked_lm.interventions.statistics:Statistics.load",
     "SteeringVectors": "hooked_lm.interventions.steering:SteeringVectors.load",
+    "SteeredTexts": "hooked_lm.interventions.steered_texts:SteeredTexts.load",
     "SweepResult": "hooked_lm.engine.result:SweepResult.load",
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",

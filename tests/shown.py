@@ -142,6 +142,9 @@ RESULTS = {
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
     "SteeringVectors": Result(steering),
+    "SteeredTexts": Result(
+        lambda: interventions.steered_texts(model(), steering(), TEXT, doses=[0.5], max_new_tokens=3)
+    ),
     "TrainedDictionary": Result(trained),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from hooked_lm.cli import EXAMPLES, app
@@ -21,6 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 sys.path.append(str(DOCS))
 
 import api  # noqa: E402
+import llms  # noqa: E402
 import snippets  # noqa: E402
 
 
@@ -94,6 +96,20 @@ def test_public_packages_are_in_the_reference():
     assert sorted(packages - inside - set(api.MODULES)) == []
     navigation = (DOCS.parent / "mkdocs.yml").read_text()
     assert [module for module in api.MODULES if f"api/{module}.md" not in navigation] == []
+
+
+def test_the_documentation_for_language_models():
+    """Each page of the navigation with what it is about, and all of their text without the facts that are tested."""
+    nav = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text())["nav"]
+    pages = llms.pages(nav)
+    assert {"index.md", "patching.md", "models.md", "architecture.md"} <= {*pages}
+    listed = re.findall(r"^- \[(.+?)\]\((.+?)\.html\): (.+)$", llms.short(nav, "In a line."), flags=re.M)
+    assert [f"{page}.md" for _, page, _ in listed] == pages
+    assert all(title and len(about) > 20 for title, _, about in listed)
+    full = llms.full(nav)
+    assert full.startswith("# For agents")
+    assert "<!--" not in full
+    assert all(llms.text_of(page) in full for page in pages)
 
 
 def test_a_snippet_shows_what_it_prints_and_its_value():

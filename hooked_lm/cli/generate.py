@@ -30,6 +30,9 @@ def generate(
     coefficient: Annotated[
         float | None, typer.Option(help="How far the vectors move activations; 1 by default.")
     ] = None,
+    dose: Annotated[
+        float | None, typer.Option(help="In place of a coefficient: how far, in norms of the activations; 0.5 is much.")
+    ] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Layers that are steered; the best one by default.")] = None,
 ) -> Result:
     """Continue a prompt, with or without steering.
@@ -39,8 +42,8 @@ def generate(
     _check(greedy, max_new_tokens, {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p})
     if steer is not None:
         check_readable(steer, "steering vectors, as SteeringVectors.save writes them")
-    elif coefficient is not None or layer:
-        raise ValueError("--coefficient and --layer are of steering vectors: give these with --steer")
+    elif coefficient is not None or dose is not None or layer:
+        raise ValueError("--coefficient, --dose and --layer are of steering vectors: give these with --steer")
     from hooked_lm.interventions.steering import SteeringVectors
 
     vectors = None if steer is None else SteeringVectors.load(steer)
@@ -57,8 +60,7 @@ def generate(
         "seed": seed,
         "verbose": False,
     }
-    by = 1.0 if coefficient is None else coefficient
-    hooks = None if vectors is None else vectors.hooks(by, layer)
+    hooks = None if vectors is None else vectors.hooks(coefficient, layer, dose=dose)
     if vectors is not None and not layer:
         to_stderr(_why(vectors))
     with nullcontext() if hooks is None else loaded.hooks(hooks):

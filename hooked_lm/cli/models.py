@@ -1,31 +1,72 @@
 """`models`: the architectures that load."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.output import show_table
+from hooked_lm.cli.output import say, show_table
 
 
-@command("hooked-lm models --missing")
+@command("hooked-lm models 'Llama 3.1'")
 def models(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A part of a name, such as llama; or a hub id or folder, of which only the config is read."
+        ),
+    ] = None,
     missing: Annotated[
         bool, typer.Option("--missing", help="List those of transformers that do not load, and why.")
     ] = False,
 ) -> Result:
-    """List the architectures that load.
+    """List the architectures that load, or say whether a checkpoint does.
 
-    Each is listed by the model_type of its config, with the class that loads it.
+    Each is listed by the model_type of its config, with the class that loads it, and models that people know.
     """
     if missing:
         from hooked_lm.hub.unsupported import missing as reasons_of_missing
 
         reasons = reasons_of_missing()
-        show_table([{"model_type": name, "why not": why} for name, why in reasons.items()])
-        return {"missing": [{"model_type": name, "reason": why} for name, why in reasons.items()]}
+        chosen = {kind: why for kind, why in reasons.items() if name is None or name.lower() in kind}
+        show_table([{"model_type": kind, "why not": why} for kind, why in chosen.items()])
+        return {"missing": [{"model_type": kind, "reason": why} for kind, why in chosen.items()]}
+    if name is not None and ("/" in name or name.startswith("demo") or Path(name).is_dir()):
+        return _checkpoint(name)
+    return {"models": _listed(name)}
+
+
+def _listed(name: str | None) -> list[dict[str, Any]]:
+    """The model types whose names have this part, all for None."""
     from hooked_lm.families import model_classes
+    from hooked_lm.families.well_known import WELL_KNOWN, found
 
     classes = model_classes()
-    show_table([{"model_type": name, "class": " or ".join(found)} for name, found in classes.items()])
-    return {"models": [{"model_type": name, "classes": list(found)} for name, found in classes.items()]}
+    chosen = [kind for kind in classes if name is None or name.lower() in kind.lower() or kind in found(name)]
+    if name is not None and not chosen:
+        raise ValueError(
+            f"no model that loads has {name!r} in its name; hooked-lm models --missing lists those that do not"
+        )
+    rows = [{"model_type": kind, "classes": list(classes[kind]), "models": WELL_KNOWN.get(kind, "")} for kind in chosen]
+    show_table(
+        [
+            {"model_type": row["model_type"], "class": " or ".join(row["classes"]), "models": row["models"]}
+            for row in rows
+        ]
+    )
+    return rows
+
+
+def _checkpoint(name: str) -> Result:
+    """Whether a checkpoint loads, by its config."""
+    from hooked_lm.hub.load import described
+
+    found = described(name)
+    kind = f" (model_type {found['model_type']})" if "model_type" in found else ""
+    if found["loads"]:
+        say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}")
+    else:
+        say(f"{escape(name)} does not load{kind}: {escape(found['reason'])}")
+    return {"model": name, **found}

@@ -324,7 +324,7 @@ def loss(
 
 
 def _ids_and_mask(
-    tokens: Any, attention_mask: Tensor | None, model: TextMethods | None
+    tokens: Int[Tensor, "..."] | str | Sequence[str], attention_mask: Tensor | None, model: TextMethods | None
 ) -> tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"]]:
     """The ids that a loss is of, on the CPU, and which of them are real."""
     if not isinstance(tokens, Tensor):

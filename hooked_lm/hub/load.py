@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
+from hooked_lm.families import model_classes
 from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.hf_checkpoint import from_model, from_source
 from hooked_lm.hub.hf_load import load_hf
@@ -13,6 +15,7 @@ from hooked_lm.hub.native import find_own, load_own
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.source import TOKENIZER_FILES, WEIGHT_FILES, find
 from hooked_lm.hub.tl_checkpoint import find_tl, load_tl
+from hooked_lm.hub.unsupported import missing
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
@@ -32,6 +35,29 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
     if (folder := find_adapter(source)) is not None:
         return load_hf(from_adapter(source, folder, options), class_of)
     return load_hf(from_source(source, options), class_of)
+
+
+def described(model_name: str | os.PathLike[str]) -> dict[str, Any]:
+    """What the config of a checkpoint says: whether it `loads`, its `model_type`, and its `classes` or the `reason`.
+
+    The files of weights are not downloaded. Raises as `load` for a checkpoint that cannot be found.
+
+    >>> described("demo")
+    {'loads': True, 'model_type': 'gpt2', 'classes': ['HookedTransformer']}
+    """
+    source, classes = find(checked_name(model_name), WEIGHT_FILES), model_classes()
+    source.folder(False)  # raises if it is not there
+    try:
+        checkpoint = from_source(source, Options(), weights=False)
+    except ValueError as error:
+        reasons = missing()
+        kind = next((kind for kind in reasons if f"model_type {kind!r} " in str(error)), None)
+        return {"loads": False, "reason": str(error)} | (
+            {} if kind is None else {"model_type": kind, "reason": reasons[kind]}
+        )
+    kind = (checkpoint.whole or checkpoint.config).model_type
+    language_model = checkpoint.config.model_type
+    return {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[language_model]}
 
 
 def checked_name(name: object, hf_model: object = None) -> str | os.PathLike[str]:

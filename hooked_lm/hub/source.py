@@ -150,13 +150,13 @@ class Repository:
                 pickles = "pytorch_model*.bin"
                 snapshot_download(self.name, allow_patterns=pickles, ignore_patterns="*/*", **self._download)
         except (OSError, ValueError) as error:
-            near = get_close_matches(self.name.lower(), [*BUNDLED_NAMES, *SHORT_NAMES], n=3)
-            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            if self.unreachable is not None:
+            if self.unreachable is not None:  # the name may well be right
                 raise ValueError(
                     f"no such folder: {self.name!r}; and no repository of that name is in the cache of the hub, which "
-                    f"cannot be reached: {self.unreachable}{hint}"
+                    f"cannot be reached: {self.unreachable}"
                 ) from error
+            near = get_close_matches(self.name.lower(), [*BUNDLED_NAMES, *SHORT_NAMES], n=3)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
             raise ValueError(
                 f"there is no directory {self.name!r}, and the hub did not give a repository of that name: "
                 f"{str(error).rstrip('.')}{hint}"

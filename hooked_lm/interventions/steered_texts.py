@@ -4,7 +4,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxtyping import Float
 from torch import Tensor, tensor
@@ -14,13 +15,17 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.part import Positions
 from hooked_lm.interventions.steering import Layers, SteeringVectors
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 else:
     pd = lazy_import("pandas", "viz")
 
+FORMAT = "hooked_lm.SteeredTexts"
 REPEATS = 0.2  # more repeated pairs of tokens than without steering, at which text is said to repeat itself
 
 
@@ -55,10 +60,37 @@ class SteeredTexts(Tabular):
         ]
         return pd.DataFrame(rows)
 
+    def plot(self, title: str = "") -> "go.Figure":
+        """A line over doses: the share of repeated pairs of tokens."""
+        from hooked_lm import viz
+
+        title = title or "How much steered text repeats itself"
+        y_title = "share of repeated pairs of tokens"
+        return viz.lines(
+            list(self.doses), {y_title: self.repeated.mean(1)}, title=title, x_title="dose", y_title=y_title
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes everything to one safetensors file; `load` restores it."""
+        header = {
+            "doses": list(self.doses),
+            "prompts": list(self.prompts),
+            "texts": [list(texts) for texts in self.texts],
+        }
+        stored.write(path, FORMAT, {"repeated": self.repeated}, header)
+
+    @classmethod
+    @stored.names_the_file
+    def load(cls, path: str | Path) -> "SteeredTexts":
+        """Reads a file that `save` wrote; ValueError for any other file."""
+        tensors, header = stored.read(path, FORMAT)
+        return cls(header["doses"], header["prompts"], header["texts"], tensors["repeated"])
+
     def __repr__(self) -> str:
         found = ", ".join(f"{dose:g}" for dose in self.repeating)
         doses = ", ".join(f"{dose:g}" for dose in self.doses)
-        return f"SteeredTexts({len(self.prompts)} prompts at the doses {doses}; repeated text at {found or 'none'})"
+        n = len(self.prompts)
+        return f"SteeredTexts({n} prompt{'s' * (n != 1)} at the doses {doses}; repeated text at {found or 'none'})"
 
 
 def steered_texts(
@@ -114,7 +146,7 @@ def steered_texts(
     return found
 
 
-def _continued(model: Any, text: str, max_new_tokens: int) -> list[int]:
+def _continued(model: Decoder, text: str, max_new_tokens: int) -> list[int]:
     tokens = model.to_tokens(text)
     ids = model.generate(tokens, max_new_tokens, do_sample=False, verbose=False, return_type="tokens")
     return ids[0, tokens.shape[1] :].tolist()

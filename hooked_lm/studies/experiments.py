@@ -78,7 +78,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "steer": steer,
 }
 TAKES: Mapping[str, Callable[..., Scores]] = {**EXPERIMENTS, "ablate": patching.ablate, "steer": sweep_steering}
-GIVEN = ("model", "corrupted", "clean", "prompts", "metric", "resume_file")  # by the study, not as options
+GIVEN = ("model", "corrupted", "clean", "prompts", "metric", "answers", "resume_file")  # by the study, not as options
 METRICS: Mapping[str, MakesMetric] = {
     "logit_difference": metrics.logit_difference,
     **{make.__name__: partial(_of_answers, make) for make in OF_ANSWERS},

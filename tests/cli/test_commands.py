@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import console
 from hooked_lm.demo.experiment import prompt_pairs
+from hooked_lm.families import model_classes
+from hooked_lm.families.well_known import WELL_KNOWN
 from hooked_lm.hub.unsupported import NOT_BUILT, REASONS, missing
 from hooked_lm.interventions import steering_vectors
 from hooked_lm.models.decoder import Decoder
@@ -354,13 +357,44 @@ def test_generate_streams_the_text_of_the_library(model: HookedTransformer) -> N
     assert from_json("generate", "demo", "Mary went to", *options)["text"] == expected
 
 
+def test_models_by_the_names_that_people_use(tmp_path: Path) -> None:
+    found = [kind["model_type"] for kind in json.loads(call("models", "Llama 3.1", "--json").stdout)["models"]]
+    assert found == ["llama"]
+    assert "TinyLlama" in call("models", "llama").output
+    assert all(kind in model_classes() for kind in WELL_KNOWN)
+    assert {"qwen3", "qwen3_vl"} <= {
+        kind["model_type"] for kind in json.loads(call("models", "qwen3", "--json").stdout)["models"]
+    }
+    nothing = call("models", "nonsense")
+    assert (nothing.exit_code, "no model that loads has 'nonsense' in its name" in nothing.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model_type": "qwen3_vl"}, {"loads": True, "model_type": "qwen3_vl", "classes": ["HookedVisionLanguage"]}),
+        ({"model_type": "whisper"}, {"loads": False, "model_type": "whisper", "reason": "its input is sound"}),
+        ({"model_type": "nonsense"}, {"loads": False}),
+    ],
+)
+def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    answer = json.loads(call("models", tmp_path, "--json").stdout)
+    assert expected.items() <= answer.items()
+    assert ("reason" in answer) == (not answer["loads"])
+    assert ("loads as" if answer["loads"] else "does not load") in call("models", tmp_path).output.replace("\n", " ")
+    missing = call("models", tmp_path / "nowhere")
+    assert (missing.exit_code, "no such folder" in missing.output) == (2, True)
+
+
 def test_generate_steers(tmp_path: Path, model: HookedTransformer) -> None:
     women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
     steering_vectors(model, women, men, layers=[1, 2]).save(tmp_path / "v.safetensors")
     arguments = ("generate", "demo", "Lucy went home because", "--greedy", "--max-new-tokens", 1)
-    steered = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -2, "--layer", 1)
-    assert steered.output == "Lucy went home because he\n"
-    chosen = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -2)
+    for options in (("--coefficient", -1.2), ("--dose", -0.8)):
+        steered = call(*arguments, "--steer", tmp_path / "v.safetensors", *options, "--layer", 1)
+        assert steered.output == "Lucy went home because he\n"
+    chosen = call(*arguments, "--steer", tmp_path / "v.safetensors", "--coefficient", -1)
     assert "steered at layer" in chosen.stderr
     assert "held-out pairs best" in chosen.stderr
     assert call(*arguments).output == "Lucy went home because she\n"
@@ -529,13 +563,14 @@ def test_verify_finds_a_mismatch(checkpoint: Path, monkeypatch: pytest.MonkeyPat
 def test_models() -> None:
     shown = call("models")
     assert shown.exit_code == 0
-    head, *rows = re.findall(r"(\w[\w-]*)\W+(\w+)\W*$", shown.output, re.MULTILINE)
+    head, *rows = re.findall(r"^\W*(\w[\w-]*)\W+(class|Hooked\w+)", shown.output, re.MULTILINE)
     assert head == ("model_type", "class")
     assert [model_type for model_type, _ in rows] == sorted(hub.supported(*families.CLASSES.values()))
     assert dict(rows)["gpt2"] == "HookedTransformer"
     assert dict(rows)["llava"] == "HookedVisionLanguage"
     assert dict(rows)["vit"] == "HookedVisionEncoder"
-    assert {"model_type": "gpt2", "classes": ["HookedTransformer"]} in from_json("models")["models"]
+    [gpt2] = [row for row in from_json("models")["models"] if row["model_type"] == "gpt2"]
+    assert gpt2 == {"model_type": "gpt2", "classes": ["HookedTransformer"], "models": "GPT-2 small to XL, DistilGPT-2"}
 
 
 @pytest.mark.slow

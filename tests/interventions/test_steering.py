@@ -500,14 +500,14 @@ def test_a_dose_is_a_share_of_the_norm_there() -> None:
         train = [side[i] for side in (women, men) for i in split.train]
         for layer in found.layers:
             norms = [demo().run_with_cache(text)[1][site, layer][0, -1].norm().item() for text in train]
-            assert found.norms[layer] == pytest.approx(sum(norms) / len(norms), rel=1e-4)
+            assert_close(found.norms[layer], sum(norms) / len(norms))
             [hook] = found.hooks(dose=-0.7, layers=layer)
             added = hook.coefficient * found.direction(layer)
-            assert added.norm().item() == pytest.approx(0.7 * found.norms[layer], rel=1e-5)
+            assert_close(added.norm().item(), 0.7 * found.norms[layer])
             assert added @ found.direction(layer) < 0
-            assert found.dose(layer, hook.coefficient) == pytest.approx(-0.7)
+            assert_close(found.dose(layer, hook.coefficient), -0.7)
         [hook] = found.hooks(3.0, layers=1, unit=True)
-        assert found.dose(1, 3.0, unit=True) == pytest.approx(3 / found.norms[1])
+        assert_close(found.dose(1, 3.0, unit=True), 3 / found.norms[1])
     assert found.to_dataframe()["dose"].tolist() == [found.dose(layer) for layer in found.layers]
 
 

@@ -66,7 +66,7 @@ ENGINE = mutants({
     ],
     "engine/pairs.py": [
         ("a metric that is given is not used with pairs", "engine/test_pairs.py::a_metric_that_is_given_is_used",
-         "if metric is None and isinstance(pairs, Pairs) and", "if isinstance(pairs, Pairs) and"),
+         "if found is None and isinstance(pairs, Pairs) and", "if isinstance(pairs, Pairs) and"),
         ("answers of some pairs are those of the first", "engine/test_pairs.py::some_pairs",
          "[answers[place] for place in places]", "answers[: len(places)]"),
     ],

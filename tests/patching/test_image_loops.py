@@ -210,7 +210,7 @@ def test_directions_between_prompts_with_images(scene: Scene):
     differences = [both[0][row, place] - both[1][row, place] for row, place in enumerate(places)]
     assert any(is_close(vectors.directions[0], one) for one in differences), "that of the pair that is not held out"
     swept = sweep_steering(model, vectors, scene.corrupted, metric, coefficients=[2.0])
-    assert_close(swept.values[0, 0], scene.score(vectors.hooks(2.0, layers=0)))
+    assert_close(swept.values[0, 0], scene.score(vectors.adding({0: 2.0})))
     assert_apart(swept.values[0, 0], swept.corrupted)
     along = vectors.project(model, scene.clean, batch_size=1)
     assert_close(along.values, vectors.project(model, scene.clean).values)

@@ -356,7 +356,7 @@ def test_bad_pairs_are_named_before_anything_runs(model: HookedTransformer, tmp_
         ({"metric": "accuracy"}, "metric must be of 'logit_difference'"),
         ({"metric": ["logit", "logit"]}, "different names"),
         ({"experiment": "probe"}, "experiment must be one of 'sweep'"),
-        ({"options": {"site": "z"}}, "the experiment 'sweep' takes sites, layers, .*; got 'site'"),
+        ({"options": {"site": "z"}}, "the experiment 'sweep' takes sites, by, layers, .*; got 'site'"),
         ({"options": {"resume_file": "a"}}, r"got 'resume_file' \(the study gives it itself\)"),
         ({"experiment": "steer", "options": {}}, "the experiment 'steer' needs 'vectors' and 'coefficients'"),
         ({"options": {"replace_with": "mean"}}, "mean of the pairs that run together"),

@@ -344,7 +344,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown replacement": ({"replace_with": "there"}, ValueError, "replace_with must be"),
     "direction": ({"direction": "up"}, ValueError, "direction must be"),
     "no site": ({"sites": "magic"}, KeyError, "magic"),
-    "no sites": ({"sites": []}, ValueError, "nothing to attribute"),
+    "no sites": ({"sites": []}, ValueError, "sites is empty: name at least one"),
     "no heads": ({"heads": "each"}, ValueError, "has no heads"),
     "out of range": ({"positions": [9]}, IndexError, "position 9"),
     "check": ({"check": 0}, ValueError, "check must be"),

@@ -114,6 +114,8 @@ def named(name: str, method: str, options: dict[str, Any]) -> tuple[str, ...]:
     first = 0 if layer == 0 else N_LAYERS if layer in (None, -1) else layer
     if mlp_input and (name in ATTN_ONLY or first == N_LAYERS):
         return ("ours refuses", "both refuse")  # there is no such MLP
+    if options.get("activation_name") in ("z", "pattern") and options["sublayer_type"] == "ln1":
+        return ("ours refuses", "both refuse")  # these are no sites of a norm; theirs ignores the argument
     if mlp_input and name == "neox":
         return ("theirs fails", "both refuse", "same" if options.get("mode") == "mlp" else "differ")
     empty = (first == 0 and not mlp_input) or (options.get("mode") == "mlp" and (first == 0 or name in ATTN_ONLY))
