@@ -15,9 +15,11 @@ COMPONENTS = mutants({
          "components/attention/test_cross_attention.py::weights_after_each_norm",
          "self.named(self.inputs) == STREAM", "bool(self.inputs)"),
     ],
-    "components/attention/multihead.py": [
+    "components/attention/parts.py": [
         ("scores are divided by the wrong power of d_head", "families/test_decoders.py::llama",
          "cfg.d_head**-0.5 if cfg.scale is None", "cfg.d_head**-1 if cfg.scale is None"),
+    ],
+    "components/attention/multihead.py": [
         ("the keys of query heads are those of another group",
          "compat/test_contract_hooks.py::grouped_heads_are_taken_apart_by_the_same_flag",
          "W, b = W.repeat_interleave(group, 0), None if b is None else b.repeat_interleave(group, 0)",

@@ -26,7 +26,7 @@ class AbstractCrossAttention(AbstractAttention, ABC):
         add_projections(self, cfg, cfg.d_source or cfg.d_model)
         self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KEY), HookPoint(*SOURCE_KEY)
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
 
     def __call__(self, query_input: Stream, *args: object, **kwargs: object) -> Stream:
         """Runs attention in a context, or for a source that is given as `key_input` (see `tl_call.cross_context`)."""

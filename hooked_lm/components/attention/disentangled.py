@@ -128,7 +128,7 @@ class DisentangledAttention(AbstractAttention):
         if cfg.p2c and not cfg.shared:
             self.W_pos_Q = projection(*sizes)
             self.b_pos_Q = nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head))
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
         self.position_bias = SharedBias() if cfg.c2p or cfg.p2c else None
 
     def forward(

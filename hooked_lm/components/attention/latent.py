@@ -97,7 +97,7 @@ class AbstractLatentAttention(SelfAttention, ABC):
         self.hook_v = HookPoint(*QUERY[:-1], "d_value")
         if cfg.rotary is not None:
             self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*QUERY)
-        self.make_mixing(cfg, cfg.d_value)
+        self.make_mixing(cfg.d_value)
         self.hook_z = HookPoint(*QUERY[:-1], "d_value")
 
     def forward(

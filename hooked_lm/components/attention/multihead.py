@@ -16,19 +16,19 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.gpu_kernels import for_kernels
+from hooked_lm.components.attention.parts import KEY as KEY
+from hooked_lm.components.attention.parts import QUERY as QUERY
+from hooked_lm.components.attention.parts import SCORES as SCORES
+from hooked_lm.components.attention.parts import AttentionParts
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_steps import PublicSteps
-from hooked_lm.components.attention.tl_attributes import AttentionTLAttributes, order_parameters
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.tl_call import attention_context
 from hooked_lm.hooks import HookPoint, is_listening
 
-QUERY = ("batch", "pos", "head", "d_head")
-KEY = ("batch", "pos", "kv_head", "d_head")
-SCORES = ("batch", "head", "query_pos", "key_pos")
 SOFTMAX, METHOD = F.softmax, Tensor.softmax  # as PyTorch has them
 
 Stream = Float[Tensor, "batch pos d_model"]
@@ -39,7 +39,7 @@ Values = Float[Tensor, "batch key_pos kv_head d_value"]
 KeyRows = Float[Tensor, "batch key_pos kv_head d_key"]  # keys, and what else of a token its scores depend on
 
 
-class AbstractAttention(AttentionTLAttributes):
+class AbstractAttention(AttentionParts):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that
@@ -85,23 +85,6 @@ class AbstractAttention(AttentionTLAttributes):
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
     key_value_parts: tuple[str, ...] = ("hook_k", "hook_v", "hook_rot_k", "k_norm", "v_norm", "W_K", "W_V")
-
-    def make_mixing(self, cfg: Config, d_value: int) -> None:
-        self.make_parts(d_value)
-        self.scale = cfg.d_head**-0.5 if cfg.scale is None else cfg.scale
-        self.causal, self.window, self.soft_cap = cfg.causal, cfg.window, cfg.soft_cap
-        self.position_bias = None if cfg.position_bias is None else cfg.position_bias.build()
-        self.W_O = nn.Parameter(torch.empty(cfg.n_heads, d_value, cfg.d_model))
-        self.b_O = nn.Parameter(torch.zeros(cfg.d_model)) if cfg.out_bias else None
-        self.sinks = nn.Parameter(torch.zeros(cfg.n_heads)) if cfg.sinks else None
-        self.hook_attn_scores, self.hook_pattern = HookPoint(*SCORES), HookPoint(*SCORES)
-        self.hook_z = HookPoint(*QUERY)
-        add_norm(self, "z_norm", cfg.z_norm, QUERY)
-        self.hook_result = HookPoint("batch", "pos", "head", "d_model", on_demand=True)
-        order_parameters(self)
-
-    def make_parts(self, d_value: int) -> None:
-        """Makes the parts of a mechanism that come before those of mixing."""
 
     @property
     def n_kv(self) -> int:
@@ -211,18 +194,7 @@ class ProjectedAttention(PublicSteps, SelfAttention):
         in_order = (self._make_norms, self._make_rotary_points)
         for make in reversed(in_order) if cfg.rotary_first else in_order:
             make()
-        self.make_mixing(cfg, cfg.d_head)
-
-    def _make_norms(self) -> None:
-        if self.cfg.qk_norm is not None:
-            self.q_norm = self.cfg.qk_norm.build(QUERY)
-            self.k_norm = (self.cfg.k_norm or self.cfg.qk_norm).build(KEY)
-        else:  # as in the public interface
-            self.q_norm = self.k_norm = None
-
-    def _make_rotary_points(self) -> None:
-        if self.cfg.rotary is not None:
-            self.hook_rot_q, self.hook_rot_k = HookPoint(*QUERY), HookPoint(*KEY)
+        self.make_mixing(cfg.d_head)
 
     @property
     def value_weights(self) -> tuple[Tensor, Tensor | None]:

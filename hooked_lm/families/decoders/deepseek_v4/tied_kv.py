@@ -51,7 +51,7 @@ class AbstractTiedKVAttention(SelfAttention, ABC):
         self.hook_k = HookPoint(*KEY)
         self.k_norm = RMSNorm.Config(cfg.d_head, cfg.eps).build(KEY)
         self.hook_rot_k, self.hook_v = HookPoint(*KEY), HookPoint(*KEY)
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
         del self.W_O
         self.W_DO = nn.Parameter(torch.empty(cfg.n_heads, cfg.d_head, cfg.d_o_latent))
         self.W_UO = nn.Parameter(torch.empty(cfg.n_groups, cfg.d_o_latent, cfg.d_model))

@@ -50,7 +50,7 @@ class SharedKVAttention(AbstractAttention):
         self.hook_q = HookPoint(*QUERY)
         add_norm(self, "q_norm", cfg.qk_norm, QUERY)
         self.hook_rot_q, self.hook_rot_k, self.hook_v = HookPoint(*QUERY), HookPoint(*SOURCE_KV), HookPoint(*SOURCE_KV)
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
 
     def forward(
         self,

@@ -54,7 +54,7 @@ class StreamAttention(SelfAttention, ABC):
         self.q_norm = self.k_norm = None  # attributes of the public interface
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
         self.hook_bucket_bias = HookPoint(*QUERY[:-1], "bucket")
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
 
     def forward(
         self,

@@ -124,7 +124,7 @@ class MixedAttention(SelfAttention):
         self.cfg = cfg
         add_projections(self, cfg, cfg.d_model)
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
         self.conv = SpanConv(cfg)
 
     def forward(

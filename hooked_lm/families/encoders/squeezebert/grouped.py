@@ -58,7 +58,7 @@ class GroupedAttention(SelfAttention):
             self.register_parameter(f"W_{name}_groups", groups_of(n_groups, cfg.d_model, d_heads))
             self.register_parameter(f"b_{name}", nn.Parameter(torch.zeros(cfg.n_heads, cfg.d_head)))
         self.hook_q, self.hook_k, self.hook_v = HookPoint(*QUERY), HookPoint(*KEY), HookPoint(*KEY)
-        self.make_mixing(cfg, cfg.d_head)
+        self.make_mixing(cfg.d_head)
         del self._parameters["W_O"]
         self.W_O_groups = groups_of(cfg.n_groups_out, d_heads, cfg.d_model)
 
