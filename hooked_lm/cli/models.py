@@ -33,9 +33,9 @@ def models(
         chosen = {kind: why for kind, why in reasons.items() if name is None or name.lower() in kind}
         show_table([{"model_type": kind, "why not": why} for kind, why in chosen.items()])
         return {"missing": [{"model_type": kind, "reason": why} for kind, why in chosen.items()]}
-    if name is not None and ("/" in name or name.startswith("demo") or Path(name).is_dir()):
-        return _checkpoint(name)
-    return {"models": _listed(name)}
+    is_path = name is not None and ("/" in name or Path(name).is_dir())
+    rows = [] if is_path else _listed(name)
+    return {"models": rows} if rows or name is None else _checkpoint(name)
 
 
 def _listed(name: str | None) -> list[dict[str, Any]]:
@@ -45,25 +45,26 @@ def _listed(name: str | None) -> list[dict[str, Any]]:
 
     classes = model_classes()
     chosen = [kind for kind in classes if name is None or name.lower() in kind.lower() or kind in found(name)]
-    if name is not None and not chosen:
-        raise ValueError(
-            f"no model that loads has {name!r} in its name; hooked-lm models --missing lists those that do not"
-        )
     rows = [{"model_type": kind, "classes": list(classes[kind]), "models": WELL_KNOWN.get(kind, "")} for kind in chosen]
-    show_table(
-        [
-            {"model_type": row["model_type"], "class": " or ".join(row["classes"]), "models": row["models"]}
-            for row in rows
-        ]
-    )
+    if rows:
+        show_table(
+            [
+                {"model_type": kind, "class": " or ".join(classes[kind]), "models": WELL_KNOWN.get(kind, "")}
+                for kind in chosen
+            ]
+        )
     return rows
 
 
 def _checkpoint(name: str) -> Result:
     """Whether a checkpoint loads, by its config."""
     from hooked_lm.hub.load import described
+    from hooked_lm.pretrained import class_of
 
-    found = described(name)
+    try:
+        found = described(name, class_of)
+    except ValueError as error:
+        raise ValueError(f"no model that loads has {name!r} in its name; and as a checkpoint: {error}") from error
     kind = f" (model_type {found['model_type']})" if "model_type" in found else ""
     if found["loads"]:
         say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}")

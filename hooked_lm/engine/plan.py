@@ -16,6 +16,7 @@ from hooked_lm.engine.prompts import (
     chosen,
     labelled_heads,
     position_axis,
+    present,
     site_of_layer,
     values_of,
 )
@@ -50,25 +51,19 @@ def by_component(
 
     Raises ValueError for no sites, and for another `by`.
     """
-    names = (
-        list(sites)
-        if isinstance(sites, Sequence) and not isinstance(sites, str)
-        else None
-        if sites is None
-        else [sites]
-    )
-    if names == []:
+    given = [sites] if isinstance(sites, str) or not isinstance(sites, Sequence | None) else sites
+    if given is not None and not given:
         raise ValueError("sites is empty: name at least one")
     if by is None:
-        return ["resid_pre"] if names is None else names, positions, heads, neurons
+        return list(given or ["resid_pre"]), positions, heads, neurons
     if by not in PRESETS:
         raise ValueError(f"by must be {', '.join(map(repr, PRESETS))} or None, got {by!r}")
-    preset, of_positions, of_heads, of_neurons = PRESETS[by]
-    layers = range(model.stack_of(preset[0])[1])
-    present = [name for name in preset if any(site_of_layer(model, name, layer) for layer in layers)]
+    names, of_positions, of_heads, of_neurons = PRESETS[by]
+    if given is None:
+        given = present(model, names, range(model.stack_of(names[0])[1])) or names[:1]
     is_default = isinstance(positions, str) and positions == "each"
     return (
-        names or present or [preset[0]],
+        list(given),
         of_positions if is_default else positions,
         of_heads if heads is None else heads,
         of_neurons if neurons is None else neurons,

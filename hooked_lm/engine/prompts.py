@@ -1,6 +1,6 @@
 """Checks and normalises the arguments of a sweep: prompts, layers, positions, sources of values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -178,6 +178,12 @@ def site_of_layer(model: HookedRootModule, name: str, layer: int) -> str | None:
         return model.names(site)[0]
     except UnknownSite:
         return None
+
+
+def present(model: HookedRootModule, names: Sequence[str], layers: Iterable[int]) -> list[str]:
+    """Those of these short names that a site of at least one of the layers has."""
+    some = list(layers)
+    return [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
 
 
 def check_has_mean(site: str, value: Tensor) -> None:

@@ -230,7 +230,7 @@ def _saved_weights(hf_model: "PreTrainedModel") -> Mapping[str, Tensor]:
     return revert_weight_conversion(hf_model, hf_model.state_dict())
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     """The fields of a `config.json`. Raises ValueError for a file that is not a JSON object."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -245,7 +245,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _read_generation(file: Path) -> dict[str, Any]:
     """The fields of a `generation_config.json`. Raises ValueError for special tokens that are no ids."""
-    written = _read_json(file)
+    written = read_json(file)
     for name in GENERATION_FACTS:
         value = written.get(name)
         ids = value if isinstance(value, list) and name == "eos_token_id" else [] if value is None else [value]
@@ -298,7 +298,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
             f"no config.json in {folder}, so it is no model in HF format, and no hooked_lm.json, which model.save "
             f"writes{interrupted}"
         )
-    written = _read_json(file)
+    written = read_json(file)
     model_type = written.get("model_type")
     if model_type is None:
         raise ValueError(f"{file} names no model_type: it is not the config of a transformers model")

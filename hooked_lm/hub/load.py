@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hooked_lm.families import model_classes
 from hooked_lm.hub.adapter import find_adapter, from_adapter
-from hooked_lm.hub.hf_checkpoint import from_model, from_source
+from hooked_lm.hub.hf_checkpoint import from_model, from_source, read_json
 from hooked_lm.hub.hf_load import load_hf
 from hooked_lm.hub.model_classes import Loaded
 from hooked_lm.hub.native import find_own, load_own
@@ -37,27 +37,28 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
     return load_hf(from_source(source, options), class_of)
 
 
-def described(model_name: str | os.PathLike[str]) -> dict[str, Any]:
+def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], type]) -> dict[str, Any]:
     """What the config of a checkpoint says: whether it `loads`, its `model_type`, and its `classes` or the `reason`.
 
-    The files of weights are not downloaded. Raises as `load` for a checkpoint that cannot be found.
-
-    >>> described("demo")
-    {'loads': True, 'model_type': 'gpt2', 'classes': ['HookedTransformer']}
+    The files of weights are not read. `class_of` maps a tree to a model class. Raises as `load` for a checkpoint that cannot be
+    found.
     """
-    source, classes = find(checked_name(model_name), WEIGHT_FILES), model_classes()
-    source.folder(False)  # raises if it is not there
+    source, options = find(checked_name(model_name), WEIGHT_FILES), Options()
+    if (own := find_own(source, options)) is not None:
+        return {"loads": True, "classes": [class_of(own.cfg.tree).__name__]}
+    if find_tl(source, options) is not None:
+        return {"loads": True, "classes": ["HookedTransformer"]}
+    if find_adapter(source) is not None:
+        raise ValueError(f"{source.name!r} is an adapter: ask for the model that it belongs to")
+    file, classes = source.folder(False) / "config.json", model_classes()
+    kind = str(read_json(file).get("model_type")) if file.is_file() else ""
+    if (reason := missing().get(kind)) is not None:
+        return {"loads": False, "model_type": kind, "reason": reason}
     try:
-        checkpoint = from_source(source, Options(), weights=False)
+        config = from_source(source, options, weights=False).config
     except ValueError as error:
-        reasons = missing()
-        kind = next((kind for kind in reasons if f"model_type {kind!r} " in str(error)), None)
-        return {"loads": False, "reason": str(error)} | (
-            {} if kind is None else {"model_type": kind, "reason": reasons[kind]}
-        )
-    kind = (checkpoint.whole or checkpoint.config).model_type
-    language_model = checkpoint.config.model_type
-    return {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[language_model]}
+        return {"loads": False, "model_type": kind, "reason": str(error)}
+    return {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[config.model_type]}
 
 
 def checked_name(name: object, hf_model: object = None) -> str | os.PathLike[str]:

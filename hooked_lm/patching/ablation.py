@@ -18,8 +18,8 @@ from hooked_lm.engine.prompts import (
     Prompts,
     check_has_mean,
     chosen,
+    present,
     rows_of,
-    site_of_layer,
     some_rows,
     values_of,
 )
@@ -154,8 +154,7 @@ def _check_options(
 def _present(model: HookedRootModule, names: Sequence[str], layers: AxisSelection) -> list[str]:
     """The site names that at least one of the layers has; if there is none, the first, for which `SweepPlan` raises."""
     some = chosen(layers, model.cfg.n_layers, "layer") or range(model.cfg.n_layers)
-    present = [name for name in names if any(site_of_layer(model, name, layer) for layer in some)]
-    return present or [names[0]]
+    return present(model, names, some) or [names[0]]
 
 
 def _together(study: Study) -> Study:

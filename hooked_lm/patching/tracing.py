@@ -18,7 +18,7 @@ from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import TracedAccess
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.plan import SweepPlan
-from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, site_of_layer, values_of
+from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, present, rows_of, values_of
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study, named
@@ -239,8 +239,7 @@ class OfSamples:
 def _names(model: HookedRootModule, sites: str | Sequence[str] | None) -> list[str]:
     """The short names of the restored sites."""
     if sites is None:
-        layers = range(model.cfg.n_layers)
-        return [name for name in SITES if any(site_of_layer(model, name, layer) for layer in layers)]
+        return present(model, SITES, range(model.cfg.n_layers))
     names = [sites] if isinstance(sites, str) else list(sites)
     if not names:
         raise ValueError("sites is empty: name at least one")

@@ -383,6 +383,9 @@ def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expe
     assert expected.items() <= answer.items()
     assert ("reason" in answer) == (not answer["loads"])
     assert ("loads as" if answer["loads"] else "does not load") in call("models", tmp_path).output.replace("\n", " ")
+    HookedTransformer.from_pretrained("demo").save(tmp_path / "saved")
+    assert json.loads(call("models", tmp_path / "saved", "--json").stdout)["classes"] == ["HookedTransformer"]
+    assert json.loads(call("models", "demo-shapes", "--json").stdout)["classes"] == ["HookedVisionLanguage"]
     missing = call("models", tmp_path / "nowhere")
     assert (missing.exit_code, "no such folder" in missing.output) == (2, True)
 

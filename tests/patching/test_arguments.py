@@ -18,7 +18,7 @@ from hooked_lm.analysis import Attribution, attribute, attribute_edges, patch_ed
 from hooked_lm.patching import Edit
 from tests.close import assert_close
 from tests.engine.naive import naive
-from tests.families import CASES
+from tests.families import CASES, ENCODER_DECODER_CASES
 from tests.families._models import hooked
 from tests.models.toys import ids, toy
 
@@ -166,6 +166,14 @@ def test_a_grid_by_name(by: str) -> None:
     assert [len(labels) for labels in some.axes.values()] == [1, 1, 1]
     with pytest.raises(ValueError, match="by must be 'layer', 'position', 'head', 'neuron' or None, got 'heads'"):
         patching.sweep(MODEL, CORRUPTED, CLEAN, **common, by="heads")
+
+
+def test_a_grid_by_name_of_sites_in_one_of_two_stacks() -> None:
+    model = hooked(next(case for case in ENCODER_DECODER_CASES if case.family == "t5"))
+    prompts = torch.randint(3, model.cfg.d_vocab, (2, 1, 5), generator=torch.Generator().manual_seed(0))
+    common: dict[str, Any] = {"metric": lambda logits: logits[:, -1, 3], "sites": "decoder.z", "progress": False}
+    found = patching.sweep(model, *prompts, by="head", **common)
+    assert torch.equal(found.values, patching.sweep(model, *prompts, positions=None, heads="each", **common).values)
 
 
 def test_a_grid_by_layer_has_the_sublayers_that_there_are() -> None:
