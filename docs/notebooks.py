@@ -112,15 +112,20 @@ def picture(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 def to_page(name: str, notebook: nbformat.NotebookNode) -> tuple[str, list[str]]:
     """A notebook as Markdown, and what each of its blocks of code shows, as HTML."""
-    first, *others = [f"```python\n{cell.source}\n```" if cell.cell_type == "code" else cell.source for cell in notebook.cells]
-    text = "\n\n".join([first, f"[Download the notebook]({name}.ipynb){{ .md-button }}", *others]) + "\n"
-    text = re.sub(r"\]\((\w+)\.ipynb\)(?!\{)", r"](\1.md)", text).replace("](../docs/", "](../")
+
+    def written(cell: nbformat.NotebookNode) -> str:
+        if cell.cell_type == "code":
+            return f"```python\n{cell.source}\n```"
+        return re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", cell.source).replace("](../docs/", "](../")
+
+    first, *others = map(written, notebook.cells)
+    text = "\n\n".join([first, f"[Download this notebook]({name}.ipynb)", *others]) + "\n"
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     return text, [Shown(value="".join(map(output_to_html, cell.outputs))).to_html() for cell in cells]
 
 
 def gallery(notebooks: dict[str, nbformat.NotebookNode]) -> str:
-    """A grid of cards, one for each row of the table of docs/notebooks.md: the picture of a notebook, its title, what one learns."""
+    """A grid of cards, one for each row of the table of docs/notebooks.md: a notebook's picture, its title, what one learns."""
     cards = []
     for name, about in ROW.findall((ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")):
         image, title = f"images/notebooks/{name}", notebooks[name].cells[0].source.partition("\n")[0].removeprefix("# ")

@@ -1,4 +1,4 @@
-"""Takes the screenshots of the demo report and of the notebooks, light and dark, with chromium; without it the committed ones stay.
+"""Takes the screenshots of the demo report and of notebooks, light and dark, with chromium; without it the committed ones stay.
 
 `make docs` runs it.
 """
@@ -14,12 +14,12 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-import notebooks
-from hooks import figure_script
-from plotly.offline import get_plotlyjs
+import notebooks  # noqa: E402
+from hooks import figure_script  # noqa: E402
+from plotly.offline import get_plotlyjs  # noqa: E402
 
-from hooked_lm import HookedTransformer
-from hooked_lm.demo.experiment import prompt_pairs, run, write_report
+from hooked_lm import HookedTransformer  # noqa: E402
+from hooked_lm.demo.experiment import prompt_pairs, run, write_report  # noqa: E402
 
 IMAGES = HERE / "images"
 DEMO = {"light": "demo.png", "dark": "demo-dark.png"}
@@ -53,7 +53,9 @@ def sheet(path: Path, scheme: str) -> dict[str, tuple[int, int, int, int]]:
         top += height
     palette, paper = PALETTE[scheme]
     style = f"margin: 0; font: 15px sans-serif; color: #717a8a; background: {paper}; color-scheme: {scheme}"
-    body = f'<!DOCTYPE html><meta charset="utf-8"><body data-md-color-scheme="{palette}" style="{style}">{"".join(parts)}'
+    body = (
+        f'<!DOCTYPE html><meta charset="utf-8"><body data-md-color-scheme="{palette}" style="{style}">{"".join(parts)}'
+    )
     path.write_text(f"{body}<script>{get_plotlyjs()}</script><script>{figure_script()}</script>", encoding="utf-8")
     return boxes
 
@@ -67,11 +69,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         write_report(run(HookedTransformer.from_pretrained("demo"), prompt_pairs(8)), page)
-        for scheme, name in ({} if "--cards" in sys.argv else DEMO).items():
+        for scheme, name in DEMO.items():
             take(page, browser, scheme, DEMO_SIZE).save(IMAGES / name, optimize=True)
         for scheme, ending in (("light", ""), ("dark", "-dark")):
             boxes = sheet(page, scheme)
-            whole = take(page, browser, scheme, (max(box[2] for box in boxes.values()), max(box[3] for box in boxes.values())))
+            whole = take(
+                page, browser, scheme, (max(box[2] for box in boxes.values()), max(box[3] for box in boxes.values()))
+            )
             for name, box in boxes.items():
                 card = whole.crop(box).resize(CARD_SIZE, Image.Resampling.LANCZOS)
                 card.quantize(COLOURS).save(IMAGES / "notebooks" / f"{name}{ending}.png", optimize=True)

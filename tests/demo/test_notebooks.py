@@ -1,6 +1,7 @@
 """The notebooks of `demos/` run from top to bottom, what their texts state is true, and what they use of the library exists.
 
-The statements are in the metadata of the text's cell (`docs/notebooks.py`). Bounds are wide enough for the rounding of other processors.
+The statements are in the metadata of the text's cell (`docs/notebooks.py`). Bounds are wide enough for the rounding of other
+processors.
 """
 
 import ast
