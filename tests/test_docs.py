@@ -212,7 +212,7 @@ def test_every_command_is_on_the_page_of_commands_with_options_that_it_has():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    """With the outputs of snippets, valid links and anchors, and a page for each module; about a minute."""
+    """With the outputs of snippets and notebooks, valid links and anchors, and a page for each module; minutes."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
