@@ -6,6 +6,7 @@ PY := $(BIN)/python
 READY := .venv/.ready
 READY_FOR_DEMO := .venv/.ready-demo
 CLIENTS := .venv-clients
+PAGES := --line-length 85 README.md $(wildcard docs/*.md docs/*/*.md)
 PYTEST := $(PY) -m pytest -p tests.profiling -n 2 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled once
 
@@ -81,12 +82,14 @@ clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedT
 
 check: $(READY)  ## formatting, lint, types
 	$(PY) -m ruff format --check .
+	$(PY) -m ruff format --check $(PAGES)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
 format: $(READY)  ## format the code and apply lint's safe fixes
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
+	$(PY) -m ruff format $(PAGES)
 
 bench: $(READY)  ## time against Hugging Face and TransformerLens
 	$(PY) -m tests.benchmarks

@@ -40,7 +40,7 @@ class Shown:
 
     def to_html(self) -> str:
         """The output below the snippet, or nothing."""
-        printed = f"<pre tabindex='0'><code>{html.escape(self.printed.rstrip())}</code></pre>" if self.printed else ""
+        printed = text_to_html(self.printed) if self.printed else ""
         return f'<div class="snippet-output">{printed}{self.value}</div>' if printed or self.value else ""
 
 
@@ -66,14 +66,24 @@ def commands(code: str) -> list[str]:
     return [line.removeprefix("$ ") for line in code.replace("\\\n", "").splitlines() if line.strip()]
 
 
+def text_to_html(text: str) -> str:
+    """Text as a terminal shows it."""
+    return f"<pre tabindex='0'><code>{html.escape(text.rstrip())}</code></pre>"
+
+
+def figure_to_html(figure: str) -> str:
+    """The place of a figure of plotly, given as JSON, which `figures.js` draws."""
+    return f'<div class="plotly-figure" data-figure="{html.escape(figure, quote=True)}"></div>'
+
+
 def value_to_html(value: Any) -> str:
     """A value as a notebook shows it: a plotly figure, an object with `_repr_html_`, or text."""
     if value is None:
         return ""
     if hasattr(value, "to_plotly_json"):
-        return f'<div class="plotly-figure" data-figure="{html.escape(value.to_json(), quote=True)}"></div>'
+        return figure_to_html(value.to_json())
     rich = value._repr_html_() if hasattr(value, "_repr_html_") else None
-    return rich or f"<pre tabindex='0'><code>{html.escape(repr(value))}</code></pre>"
+    return rich or text_to_html(repr(value))
 
 
 def run(code: str, name: str, namespace: dict[str, Any]) -> Shown:

@@ -55,6 +55,7 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
 @pytest.mark.parametrize(
     ("page", "n_snippets"),
     [
+        ("index.md", 1),
         ("getting-started.md", 9),
         ("concepts.md", 9),
         ("new-architecture.md", 1),
