@@ -1,21 +1,26 @@
 """The figure of scores: bars, lines, a heat map or panels, by the number and the kind of the axes."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm import viz
 from hooked_lm.results.labels import APART, Label
+from hooked_lm.viz.numbers import short
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 METRIC, POSITION, LAYER, STEP, COEFFICIENT = "metric", "position", "layer", "step", "coefficient"
 MOST_LINES = 12
+IN_LAYER = re.compile(r"L(\d+)(H\d+)|(\d+)_(\w+)")  # "L1H7", "1_mlp_out"
+MOST_BESIDE = 6  # labels of no layer
 NAMES = (
     "head",
     "neuron",
@@ -34,7 +39,7 @@ class ScoreFigure:
 
     `values` [which, *grid] are the means, and the lower and upper ends of their intervals if there are any. `baselines` are the
     values of unchanged runs by name, the first of which is the middle of the colours; one mapping, or one for each metric.
-    `note` is the last line on hover.
+    `note` is what the values and their intervals are: below the title where intervals are drawn, else the last line on hover.
     """
 
     values: Float[Tensor, "..."]
@@ -59,6 +64,8 @@ class ScoreFigure:
         common = {"title": self.title, "subtitle": "; ".join(filter(None, [self.subtitle, fixed]))}
         if not long:
             return self._bars(values.reshape(-1, 1), "", [fixed or "mean"], common)
+        if len(long) == 1 and (by_layer := self._by_layer(long[0])):
+            return by_layer.draw()
         if len(long) == 1 and not _is_ordered(long[0], self.axes[long[0]]):
             return self._bars(values, long[0], shown(long[0], self.axes[long[0]]), common)
         if len(long) == 1 or (len(long) == 2 and self._across(long)):
@@ -80,6 +87,26 @@ class ScoreFigure:
             values = values.flatten(1 + before, 2 + before)
         return replace(self, axes=axes, values=values)
 
+    def _by_layer(self, name: str) -> "ScoreFigure | None":
+        """The same values with an axis of layers, where the labels are heads and other parts of several layers, each layer with
+        the same ones; None otherwise. Parts of no layer are said below the title."""
+        parts = {i: IN_LAYER.fullmatch(str(label)) for i, label in enumerate(self.axes[name])}
+        cells = {(int(m[1] or m[3]), (m[2] or m[4]).replace("_", " ")): i for i, m in parts.items() if m}
+        layers, columns = (list(dict.fromkeys(labels)) for labels in zip(*cells, strict=True)) if cells else ([], [])
+        others = [i for i, match in parts.items() if not match]
+        is_whole = len(cells) == len(layers) * len(columns) and len(layers) > 1 and len(others) <= MOST_BESIDE
+        if not is_whole or not any(column.startswith("H") for column in columns):
+            return None
+        at, axes = 1 + list(self.axes).index(name), dict[str, Sequence[Label]]()
+        for axis, labels in self.axes.items():
+            axes |= {LAYER: sorted(layers), name: columns} if axis == name else {axis: labels}
+        order = torch.tensor([cells[layer, column] for layer in axes[LAYER] for column in columns])
+        values = self.values.index_select(at, order).unflatten(at, (len(layers), len(columns)))
+        rest = self.values[0].movedim(at - 1, 0).flatten()
+        beside = ", ".join(f"{self.axes[name][i]} {short(rest[i])}" for i in others)
+        said = "; ".join(filter(None, [self.subtitle, beside and f"not in a layer: {beside}"]))
+        return replace(self, axes=axes, values=values, subtitle=said)
+
     def _across(self, long: list[str]) -> str:
         """The axis of two that lines run along: steps, or coefficients if the lines are few; "" if there is none."""
         if COEFFICIENT in long and _is_ordered(COEFFICIENT, self.axes[COEFFICIENT]):
@@ -90,8 +117,12 @@ class ScoreFigure:
     def _bars(self, values: Tensor, name: str, labels: list[str], common: dict[str, str]) -> "go.Figure":
         interval = (values[1], values[2]) if len(values) > 1 else None
         title = axis_title(name, self.axes[name]) if name else ""
-        titles = {"x_title": title, "y_title": self.value_name, "note": self.note}
-        return viz.bars(values[0], labels, interval, baselines=self._baselines(), **titles, **common)
+        titles = {"x_title": title, "y_title": self.value_name, **self._with_note(common)}
+        return viz.bars(values[0], labels, interval, baselines=self._baselines(), **titles)
+
+    def _with_note(self, common: dict[str, str]) -> dict[str, str]:
+        """The titles of a figure that draws intervals, and says what they are."""
+        return {**common, "subtitle": "; ".join(filter(None, [common["subtitle"], self.note]))}
 
     def _lines(self, values: Tensor, across: str, others: list[str], common: dict[str, str]) -> "go.Figure":
         """A line, or one for each label of another axis."""
@@ -113,7 +144,7 @@ class ScoreFigure:
             self.value_name,
             self.show_values,
             self._baselines(),
-            common["subtitle"],
+            self._with_note(common)["subtitle"],
         )
 
     def _maps(self, values: Tensor, panel: list[str], rows: str, columns: str, common: dict[str, str]) -> "go.Figure":

@@ -347,6 +347,12 @@ class Scores(NotebookRepr):
         n_cells = prod(len(labels) for name, labels in self.axes.items() if name != METRIC)
         return "with its 95% interval" if n_cells == 1 else f"with 95% intervals of all {n_cells:,} cells at once"
 
+    @property
+    def _of_each(self) -> str:
+        """What intervals of single cells are, in words: "95% intervals over 8 prompts"; nothing if there is one."""
+        n, what = (self.n_prompts, self._counted) if self.groups is None else (len({*self.groups}), "group")
+        return f"95% intervals over {n} {what}s" if n > 1 else ""
+
     def _pictured(self) -> dict[str, Any] | None:
         """Titles and baselines of the figure, if they are known: `title`, `subtitle`, `value_name`, `baselines`."""
         return None

@@ -1,6 +1,8 @@
 """Readings of the tokens of images in a vision-language model: nearest words, attention to them, values over the picture."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,8 +23,56 @@ from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 else:
     pd = lazy_import("pandas", "viz")
+
+MOST_PANELS = 14  # over an image
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageScores(Scores):
+    """Numbers over the patches of an image, drawn over the image.
+
+    Args:
+        image: [channel, height, width], that of the only prompt; None for several prompts.
+    """
+
+    image: Float[Tensor, "channel height width"] | None = None
+
+    def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
+        """Plot the means over the image, in a panel for each label of the other axes, such as each head; of more than 14 those
+        with the largest sums. Patches without a place are bars or a heat map, as those of `Scores`.
+
+        >>> patches = ["0,0", "0,1", "1,0", "1,1"]
+        >>> scores = ImageScores(torch.rand(2, 4, 1), {"layer": [0, 1], "patch": patches}, image=torch.rand(3, 8, 8))
+        >>> [panel.text for panel in scores.plot().layout.annotations]
+        ['image', 'layer 0', 'layer 1']
+        """
+        from hooked_lm import viz
+
+        if not any(isinstance(label, str) for label in self.axes.get("patch", ())):
+            return super().plot(title, show_values)
+        maps = on_image(self).flatten(0, -3) if len(self.axes) > 1 else on_image(self)[None]
+        names = {name: labels for name, labels in self.axes.items() if name != "patch"}
+        panels = [_panel(dict(zip(names, labels, strict=True))) for labels in product(*names.values())]
+        largest = maps.nan_to_num().flatten(1).sum(1).argsort(descending=True, stable=True)[:MOST_PANELS].sort().values
+        said = [f"{len(largest)} of {len(maps)}: those with the largest sums"] if len(maps) > len(largest) else []
+        said += [f"mean of {self.n_prompts} prompts"] if self.n_prompts > 1 else []
+        some = [panels[i] for i in largest.tolist()]
+        about = {"title": title or self._headline(), "value_name": self._measured(), "subtitle": "; ".join(said)}
+        return viz.image_heat_map(maps[largest], self.image, some if names else None, **about)
+
+
+def _panel(labels: dict[str, Label]) -> str:
+    """The title of a panel.
+
+    >>> _panel({"layer": 1, "head": 7}), _panel({"layer": 1})
+    ('L1H7', 'layer 1')
+    """
+    if [*labels] == ["layer", "head"]:
+        return f"L{labels['layer']}H{labels['head']}"
+    return ", ".join(f"{name} {label}" for name, label in labels.items())
 
 
 @torch.no_grad()
@@ -75,11 +125,11 @@ def nearest_words(
 @torch.no_grad()
 def attention_to_images(
     model: VisionLanguage, prompts: VisionInputs, *, positions: Indices = -1, layers: AxisSelection = "each"
-) -> Scores:
+) -> ImageScores:
     """How much each head attends from a position, by default that of the answer, to the tokens of images; from several: the mean.
 
-    Returns Scores with the axes layer, head and patch; `on_image` folds them into rows and columns. Layers without patterns are
-    left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
+    Returns Scores with the axes layer, head and patch, whose `plot` draws them over the image of a single prompt; `on_image` folds
+    them into rows and columns. Layers without patterns are left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
     or layer out of range.
     """
     rows, is_image = _with_images(model, prompts)
@@ -94,9 +144,11 @@ def attention_to_images(
     weights = [_picked(cache[site][:, :, queries].mean(2), at) for site in sites.values()]
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
-    return Scores(
-        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=provenance(model, positions=queries)
-    )
+    pixels = rows.images.get("pixel_values")
+    is_one = pixels is not None and pixels.ndim == 4 and len(pixels) == len(ids_of(rows)) == 1
+    about = provenance(model, of="attention", positions=queries)
+    axes["patch"] = patch_labels(model, rows, counts[0])
+    return ImageScores(values, axes, about=about, image=pixels[0] if is_one else None)
 
 
 def _picked(
