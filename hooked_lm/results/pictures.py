@@ -201,6 +201,15 @@ def shown(name: str, labels: Sequence[Label]) -> list[str]:
     return [next(tokens) if isinstance(label, str) else number.format(label) for label in labels]
 
 
+def selected(labels: Mapping[str, Label]) -> str:
+    """The labels that were selected, for the line below a title.
+
+    >>> selected({"layer": 1, "position": "1  Mary"})
+    'layer 1, position  Mary'
+    """
+    return ", ".join(f"{axis} {shown(axis, [label])[0]}" for axis, label in labels.items())
+
+
 def axis_title(name: str, labels: Sequence[Label]) -> str:
     """The title of an axis, in words; that of positions says what a number among tokens means.
 

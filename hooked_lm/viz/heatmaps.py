@@ -36,6 +36,7 @@ else:
     subplots = lazy_import("plotly.subplots", "viz")
 
 Centre = float | Sequence[float] | None
+Limit = float | Sequence[float] | None
 Marks = Mapping[str, float] | Sequence[Mapping[str, float]] | None
 
 MOST_PANELS = 32
@@ -55,7 +56,7 @@ def heatmap(
     y_title: str = "",
     value_name: str = "",
     show_values: bool = False,
-    limit: float | None = None,
+    limit: Limit = None,
     interval: Interval | None = None,
     upwards: bool = False,
     centre: Centre = None,
@@ -78,7 +79,8 @@ def heatmap(
         x_labels, y_labels: one for each column and row; may contain duplicates. Indices if None.
         value_name: the title of the colour bar.
         show_values: write the values into the cells, except for those that are exactly zero.
-        limit: the distance from the centre at the end of the colour scale; the largest one if None.
+        limit: the distance from the centre at the end of the colour scale; the largest one if None. With one for each panel, each
+            has its own scale, which has a bar if panels are below each other.
         interval: the lower and upper bounds of each value, shown on hover.
         upwards: put row 0 at the bottom, as for layers.
         centre: the value that is white, such as that of an unchanged run; zero if None, unless all values are far from it. With
@@ -119,7 +121,7 @@ def heatmap(
     figure, drawn = panel_grid(n, across, _panel_height(n, n_rows))
     traces = _traces(cells.numbers, titles, x_axis, y_axis, show_values, note)
     for i, (shown, holes) in enumerate(traces):
-        shown.update({**scales[i % len(scales)].settings(), "showscale": i == 0 or len(scales) > 1})
+        shown.update({**scales[i % len(scales)].settings(), "showscale": i == 0 if len(scales) == 1 else across == 1})
         figure.add_traces([shown, *holes], i // across + 1, i % across + 1)
     figure.update_traces(xgap=int(n_columns <= 128), ygap=int(n_rows <= 64), selector={"type": "heatmap"})
     _set_axes(figure, n, across, x_axis, y_axis, upwards)
@@ -367,20 +369,23 @@ def _panel_height(n: int, n_rows: int) -> int:
 # ---- the colours ---------------------------------------------------------------------------------------------------------
 
 
-def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: float | None) -> list[ColourScale]:
+def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: Limit) -> list[ColourScale]:
     """The scale that all panels share, or one for each."""
-    if centre is None or isinstance(centre, float | int):
+    n, each = len(matrices), dict[str, list[float | None]]()
+    for name, given in (("centres", centre), ("limits", limit)):
+        each[name] = [*given] if isinstance(given, Sequence) else [given] * n
+        if len(each[name]) != n:
+            raise ValueError(f"{len(each[name])} {name} for {n} panels: give one number for all, or one for each")
+    if not isinstance(centre, Sequence) and not isinstance(limit, Sequence):
         return [scale_of(matrices, centre, limit)]
-    if len(centre) != len(matrices):
-        raise ValueError(f"{len(centre)} centres for {len(matrices)} panels: give one number for all, or one for each")
-    return [scale_of(matrix, middle, limit) for matrix, middle in zip(matrices, centre, strict=True)]
+    return [scale_of(*panel) for panel in zip(matrices, each["centres"], each["limits"], strict=True)]
 
 
 def _colour_bars(figure: "go.Figure", scales: Sequence[ColourScale], marks: Marks, name: str, drawn: int) -> None:
     """A bar for the scale of all panels, or one beside each panel."""
     every = [marks] if marks is None or isinstance(marks, Mapping) else [*marks, None]
     shown = [trace for trace in figure.data if trace.type == "heatmap" and trace.showscale]
-    for i, (trace, scale) in enumerate(zip(shown, scales, strict=True)):
+    for i, (trace, scale) in enumerate(zip(shown, scales, strict=bool(shown))):
         own = len(scales) > 1
         axis = figure.layout[trace.yaxis.replace("y", "yaxis")] if own else None
         low, high = axis.domain if axis else (1 - min(1.0, 320 / drawn), 1.0)

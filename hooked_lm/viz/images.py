@@ -84,10 +84,11 @@ def image_heat_map(
     places = list(product(range(1, 1 + down), range(1, 1 + across)))
     if picture is not None:
         figure.add_trace(_picture(picture, n_rows, n_columns), 1, 1)
-    for place, cells in zip(places[len(shown) - len(maps) :], maps, strict=False):
+    for i, (place, cells) in enumerate(zip(places[len(shown) - len(maps) :], maps, strict=False)):
         if picture is not None:
             figure.add_trace(_picture(picture, n_rows, n_columns, pale=True), *place)
-        for part in (_overlay(cells.numpy(), scale, value_name, opaque=picture is None), *missing(cells, None, WHERE)):
+        overlay = _overlay(cells.numpy(), scale, value_name, opaque=picture is None, is_first=i == 0)
+        for part in (overlay, *missing(cells, None, WHERE)):
             figure.add_trace(part, *place)
     said = and_missing(subtitle, maps)
     top = (84 if title else 44) + 18 * bool(said)
@@ -142,7 +143,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip", meta={"pale": pale})
 
 
-def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: bool) -> "go.Heatmap":
+def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: bool, is_first: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
     middle = WHITE if opaque else translucent(WHITE, ALPHAS[0])
     down, up = (DOWN, UP) if opaque else (translucent(DOWN, ALPHAS[1]), translucent(UP, ALPHAS[1]))
@@ -159,6 +160,7 @@ def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: boo
         zmax=scale.high,
         colorscale=colours,
         colorbar=colour_bar(value_name),
+        showscale=is_first,
         hoverongaps=False,
         hovertemplate=f"{WHERE}<br><b>%{{z:.3f}}</b><extra></extra>",
     )

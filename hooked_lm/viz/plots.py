@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
+from hooked_lm.viz.attention_heads import LONG, Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.figure import (
     Interval,
     Values,
@@ -27,6 +27,7 @@ from hooked_lm.viz.figure import (
 from hooked_lm.viz.heatmaps import evenly, heatmap
 from hooked_lm.viz.labels import LETTER, MOST, Axis
 from hooked_lm.viz.numbers import rounded, short
+from hooked_lm.viz.scales import usual_limit
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 
 if TYPE_CHECKING:
@@ -257,6 +258,9 @@ def attention_patterns(
         raise ValueError(f"{len(labels)} head labels for {len(places)} heads")
     shown = torch.stack([layers[layer][head].detach().float().cpu() for layer, head in places])
     looks: dict[str, Any] = {"x_title": "key", "y_title": "query", "value_name": "weight", "limit": 1.0}
+    if max(n_queries, n_keys) > LONG:
+        looks["limit"] = [usual_limit(each) for each in shown]
+        labels = [f"{label}, colours to {short(end)}" for label, end in zip(labels, looks["limit"], strict=True)]
     across = columns or evenly(len(places), 4 if n_keys <= SHORT else 2)
     return heatmap(
         shown, tokens if key_tokens is None else key_tokens, tokens, title, **looks, panels=labels, columns=across

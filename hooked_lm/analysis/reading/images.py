@@ -1,6 +1,6 @@
 """Readings of the tokens of images in a vision-language model: nearest words, attention to them, values over the picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
-from hooked_lm.results.scores import Scores, provenance
+from hooked_lm.results.scores import SELECTED, Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +50,7 @@ class ImageScores(Scores):
         ['image', 'layer 0', 'layer 1']
         """
         from hooked_lm import viz
+        from hooked_lm.results.pictures import selected
 
         if not any(isinstance(label, str) for label in self.axes.get("patch", ())):
             return super().plot(title, show_values)
@@ -57,10 +58,15 @@ class ImageScores(Scores):
         names = {name: labels for name, labels in self.axes.items() if name != "patch"}
         panels = [_panel(dict(zip(names, labels, strict=True))) for labels in product(*names.values())]
         largest = maps.nan_to_num().flatten(1).sum(1).argsort(descending=True, stable=True)[:MOST_PANELS].sort().values
-        said = [f"{len(largest)} of {len(maps)}: those with the largest sums"] if len(maps) > len(largest) else []
+        said = [selected(self.about.get(SELECTED, {}))]
+        said += [f"{len(largest)} of {len(maps)}: those with the largest sums"] if len(maps) > len(largest) else []
         said += [f"mean of {self.n_prompts} prompts"] if self.n_prompts > 1 else []
         some = [panels[i] for i in largest.tolist()]
-        about = {"title": title or self._headline(), "value_name": self._measured(), "subtitle": "; ".join(said)}
+        about = {
+            "title": title or self._headline(),
+            "value_name": self._measured(),
+            "subtitle": "; ".join(filter(None, said)),
+        }
         return viz.image_heat_map(maps[largest], self.image, some if names else None, **about)
 
 
@@ -128,9 +134,9 @@ def attention_to_images(
 ) -> ImageScores:
     """How much each head attends from a position, by default that of the answer, to the tokens of images; from several: the mean.
 
-    Returns Scores with the axes layer, head and patch, whose `plot` draws them over the image of a single prompt; `on_image` folds
-    them into rows and columns. Layers without patterns are left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
-    or layer out of range.
+    Returns Scores with the axes layer, head and patch, whose `plot` draws them over the image of a single prompt; `on_image`
+    folds them into rows and columns. Layers without patterns are left out. Raises ValueError for prompts without images, or with
+    different numbers of image tokens; IndexError for a position or layer out of range.
     """
     rows, is_image = _with_images(model, prompts)
     counts = is_image.sum(1).tolist()
@@ -144,7 +150,7 @@ def attention_to_images(
     weights = [_picked(cache[site][:, :, queries].mean(2), at) for site in sites.values()]
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
-    pixels = rows.images.get("pixel_values")
+    pixels = rows.images.get("pixel_values") if isinstance(rows.images, Mapping) else None
     is_one = pixels is not None and pixels.ndim == 4 and len(pixels) == len(ids_of(rows)) == 1
     about = provenance(model, of="attention", positions=queries)
     axes["patch"] = patch_labels(model, rows, counts[0])
