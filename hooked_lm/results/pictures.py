@@ -3,7 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm import viz
-from hooked_lm.results.labels import APART, Label
+from hooked_lm.results.labels import APART, Label, over_image
 from hooked_lm.viz.numbers import short
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-METRIC, POSITION, LAYER, STEP, COEFFICIENT = "metric", "position", "layer", "step", "coefficient"
+METRIC, POSITION, LAYER, STEP, COEFFICIENT, PATCH = "metric", "position", "layer", "step", "coefficient", "patch"
 MOST_LINES = 12
 IN_LAYER = re.compile(r"L(\d+)(H\d+)|(\d+)_(\w+)")  # "L1H7", "1_mlp_out"
-MOST_BESIDE = 6  # labels of no layer
+MOST_BESIDE, MOST_OVER_IMAGE = 6, 14  # labels of no layer; panels
 NAMES = (
     "head",
     "neuron",
@@ -39,6 +40,7 @@ class ScoreFigure:
 
     `values` [which, *grid] are the means, and the lower and upper ends of their intervals if there are any. `baselines` are the
     values of unchanged runs by name, the first of which is the middle of the colours; one mapping, or one for each metric.
+    `image` is that of the patches.
     `note` is what the values and their intervals are: below the title where intervals are drawn, else the last line on hover.
     """
 
@@ -50,10 +52,13 @@ class ScoreFigure:
     baselines: Sequence[Mapping[str, float]]
     note: str
     show_values: bool
+    image: Float[Tensor, "channel height width"] | None = None
 
     def draw(self) -> "go.Figure":
         """The figure. Raises ValueError if more than three axes have several labels, with each layer and its heads as one."""
         long = [name for name, labels in self.axes.items() if len(labels) != 1]
+        if PATCH in long and (figure := self._over_image([name for name in long if name != PATCH])):
+            return figure
         if len(long) > 3 and (pairs := _layers_and_heads(long)):
             return self._with_heads_of_all_layers(pairs).draw()
         if len(long) > 3:
@@ -87,6 +92,35 @@ class ScoreFigure:
             values = values.flatten(1 + before, 2 + before)
         return replace(self, axes=axes, values=values)
 
+    def _over_image(self, panels: Sequence[str]) -> "go.Figure | None":
+        """The values of patches over their image, in a panel for each label of the other axes. None if patches have no places or
+        metrics need scales of their own, and if panels are too many; over a picture these are those with the largest effects."""
+        sizes = [len(self.axes[name]) for name in panels]
+        grid = self.values.reshape(len(self.values), *(len(labels) for labels in self.axes.values() if len(labels) > 1))
+        at = [name for name, labels in self.axes.items() if len(labels) > 1].index(PATCH)
+        maps = over_image(grid.movedim(1 + at, -1), self.axes[PATCH])
+        if maps is None or {*APART} & {*panels} or (prod(sizes) > MOST_OVER_IMAGE and self.image is None):
+            return None
+        maps, centre = maps.reshape(len(maps), prod(sizes), *maps.shape[-2:]), _first(self._baselines()) or 0.0
+        effects = (maps[0] - centre).abs().nan_to_num().sum((1, 2))
+        kept = effects.argsort(descending=True, stable=True)[:MOST_OVER_IMAGE].sort().values
+        titles = [
+            _panel(dict(zip(panels, labels, strict=True))) for labels in product(*(self.axes[name] for name in panels))
+        ]
+        some = f"the {len(kept)} largest of {len(effects)}" if len(kept) < len(effects) else ""
+        fixed = [f"{name} {shown(name, labels)[0]}" for name, labels in self.axes.items() if len(labels) == 1]
+        return viz.image_heat_map(
+            maps[0, kept],
+            self.image,
+            [titles[i] for i in kept.tolist()] if panels else None,
+            self.title,
+            self.value_name,
+            subtitle="; ".join(filter(None, [self.subtitle, *fixed, some])),
+            interval=(maps[1, kept], maps[2, kept]) if len(maps) > 1 else None,
+            marks=self._baselines(),
+            note=self.note,
+        )
+
     def _by_layer(self, name: str) -> "ScoreFigure | None":
         """The same values with an axis of layers, where the labels are heads and other parts of several layers, each layer with
         the same ones; None otherwise. Parts of no layer are said below the title."""
@@ -95,12 +129,13 @@ class ScoreFigure:
         layers, columns = (list(dict.fromkeys(labels)) for labels in zip(*cells, strict=True)) if cells else ([], [])
         others = [i for i, match in parts.items() if not match]
         is_whole = len(cells) == len(layers) * len(columns) and len(layers) > 1 and len(others) <= MOST_BESIDE
-        if not is_whole or not any(column.startswith("H") for column in columns):
+        if LAYER in self.axes or not is_whole or not any(column.startswith("H") for column in columns):
             return None
         at, axes = 1 + list(self.axes).index(name), dict[str, Sequence[Label]]()
+        layers.sort()
         for axis, labels in self.axes.items():
-            axes |= {LAYER: sorted(layers), name: columns} if axis == name else {axis: labels}
-        order = torch.tensor([cells[layer, column] for layer in axes[LAYER] for column in columns])
+            axes |= {LAYER: layers, name: columns} if axis == name else {axis: labels}
+        order = torch.tensor([cells[layer, column] for layer in layers for column in columns])
         values = self.values.index_select(at, order).unflatten(at, (len(layers), len(columns)))
         rest = self.values[0].movedim(at - 1, 0).flatten()
         beside = ", ".join(f"{self.axes[name][i]} {short(rest[i])}" for i in others)
@@ -181,6 +216,17 @@ class ScoreFigure:
     def _baselines(self) -> Mapping[str, float]:
         """Those of the only metric."""
         return self.baselines[0] if len(self.baselines) == 1 else {}
+
+
+def _panel(labels: Mapping[str, Label]) -> str:
+    """The title of a panel.
+
+    >>> _panel({"layer": 1, "head": 7}), _panel({"layer": 1})
+    ('L1H7', 'layer 1')
+    """
+    if [*labels] == [LAYER, "head"]:
+        return f"L{labels[LAYER]}H{labels['head']}"
+    return ", ".join(f"{name} {label}" for name, label in labels.items())
 
 
 def _first(baselines: Mapping[str, float]) -> float | None:

@@ -128,7 +128,7 @@ def heatmap(
     top, bottom = room_above(title, below) + 24 * bool(titles), x_axis.height
     style(figure, title, drawn + top + bottom, {"t": top, "b": bottom, "l": x_axis.left}, below)
     _colour_bars(figure, scales, marks, value_name, drawn)
-    cell = 28 if show_values else 18 if n == 1 else 14
+    cell = 30 if show_values else 18 if n == 1 else 14
     beside = BAR + max(x_axis.left, y_axis.width + 16)
     name_panels(figure, titles, across, beside + across * max(cell * min(n_columns, MOST), 90 * bool(titles)))
     return figure

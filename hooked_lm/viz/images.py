@@ -1,6 +1,6 @@
 """Figures of values over the places of an image."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -10,7 +10,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.viz.figure import WIDEST, Values, and_missing, as_numbers, style
+from hooked_lm.viz.figure import (
+    WIDEST,
+    Interval,
+    Values,
+    and_missing,
+    as_numbers,
+    ends_of,
+    finite,
+    said_of,
+    style,
+)
 from hooked_lm.viz.heatmaps import evenly, missing
 from hooked_lm.viz.scales import ColourScale, colour_bar, scale_of
 from hooked_lm.viz.theme import ALPHAS, CONTRAST, DOWN, FAINT, PALEST, UP, WHITE, translucent
@@ -46,6 +56,9 @@ def image_heat_map(
     value_name: str = "",
     limit: float | None = None,
     subtitle: str = "",
+    interval: Interval | None = None,
+    marks: Mapping[str, float] | None = None,
+    note: str = "",
 ) -> "go.Figure":
     """Values over the places of an image, on top of a pale grey image, which shows through small values. Cells without a value
     (NaN) and infinite ones are hatched, and counted below the title.
@@ -58,6 +71,9 @@ def image_heat_map(
         value_name: the title of the colour bar.
         limit: the absolute value at the end of the colour scale; the largest one if None.
         subtitle: a line below the title.
+        interval: the lower and upper bounds of each value, shown on hover.
+        marks: values that are named on the colour bar; the first is the middle of the colours, which is zero if None.
+        note: the last line on hover, such as the number of prompts.
 
     Raises ValueError for values without rows and columns or none at all, for an image with another number of channels or pixels
     that are NaN or infinite, and for the wrong number of titles; TypeError for values and images of other types.
@@ -71,7 +87,9 @@ def image_heat_map(
     names = [str(name) for name in (range(len(maps)) if panels is None else panels)]
     if len(names) != len(maps):
         raise ValueError(f"{len(names)} titles for {len(maps)} panels")
-    scale = scale_of(maps, 0.0, limit)
+    scale = scale_of(maps, next(iter(finite(marks).values()), 0.0), limit)
+    ends = None if interval is None else (_maps(interval[0]), _maps(interval[1]))
+    bounds, bar = ends_of(maps, ends), colour_bar(value_name) | scale.ticks(finite(marks))
     n_rows, n_columns = maps.shape[1:]
     ratio = n_columns / n_rows
     shown = [*([] if image is None else ["image"]), *(names if len(names) > 1 or panels is not None else [""])]
@@ -87,7 +105,9 @@ def image_heat_map(
     for i, (place, cells) in enumerate(zip(places[len(shown) - len(maps) :], maps, strict=False)):
         if picture is not None:
             figure.add_trace(_picture(picture, n_rows, n_columns, pale=True), *place)
-        overlay = _overlay(cells.numpy(), scale, value_name, opaque=picture is None, is_first=i == 0)
+        overlay = _overlay(cells.numpy(), scale, opaque=picture is None)
+        overlay.hovertemplate = f"{WHERE}<br><b>%{{z:.3f}}</b>{said_of(note, bounds is not None)}<extra></extra>"
+        overlay.update(customdata=None if bounds is None else bounds[i], showscale=i == 0, colorbar=bar)
         for part in (overlay, *missing(cells, None, WHERE)):
             figure.add_trace(part, *place)
     said = and_missing(subtitle, maps)
@@ -143,7 +163,7 @@ def _picture(image: Float[Tensor, "..."], n_rows: int, n_columns: int, pale: boo
     return go.Image(z=rgb, x0=dx / 2 - 0.5, dx=dx, y0=dy / 2 - 0.5, dy=dy, hoverinfo="skip", meta={"pale": pale})
 
 
-def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: bool, is_first: bool) -> "go.Heatmap":
+def _overlay(cells: np.ndarray, scale: ColourScale, opaque: bool) -> "go.Heatmap":
     """The values of a panel; without a picture, small ones are white."""
     middle = WHITE if opaque else translucent(WHITE, ALPHAS[0])
     down, up = (DOWN, UP) if opaque else (translucent(DOWN, ALPHAS[1]), translucent(UP, ALPHAS[1]))
@@ -159,8 +179,5 @@ def _overlay(cells: np.ndarray, scale: ColourScale, value_name: str, opaque: boo
         zmin=scale.low,
         zmax=scale.high,
         colorscale=colours,
-        colorbar=colour_bar(value_name),
-        showscale=is_first,
         hoverongaps=False,
-        hovertemplate=f"{WHERE}<br><b>%{{z:.3f}}</b><extra></extra>",
     )

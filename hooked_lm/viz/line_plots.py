@@ -29,7 +29,7 @@ DASHES = [
     "dash",
     "dashdot",
 ]  # when the colours start again; lines to compare with start with the second
-GAP = 0.09  # of the width: where an axis is broken
+GAP = 0.13  # of the width: where an axis is broken
 MARK, NARROW = 48, 420  # pixels: the sample of a line in the legend, and a narrow figure
 MARKED = 64  # points that have a marker, at most
 

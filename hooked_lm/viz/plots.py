@@ -201,7 +201,7 @@ def _ruler(title: str) -> dict[str, Any]:
 
 def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None, upright: bool = True) -> None:
     """Adds a dashed line for each named value: of the vertical axis, with its name in the right margin, or of the horizontal
-    one, with its name below the bars."""
+    one, with its name above the bars."""
     named = {name: (html.escape(name, quote=False), short(level)) for name, level in finite(levels).items()}
     for name, level in finite(levels).items():
         text = {"text": "<br>".join(named[name]), "font": {"size": 11, "color": FAINT}, "align": "left", "xshift": 4}
@@ -209,8 +209,12 @@ def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None, upright
         if upright:
             figure.add_hline(level, line=line, annotation=text, annotation_position="right")
         else:
-            figure.add_vline(level, line=line, annotation=text, annotation_position="bottom right")
-    if named and upright:
+            figure.add_vline(level, line=line)
+            text |= {"text": " ".join(named[name]), "xshift": 0, "y": 1, "yref": "paper", "yanchor": "bottom"}
+            figure.add_annotation(x=level, showarrow=False, **text)
+    if named and not upright:
+        figure.update_layout(height=figure.layout.height + 18, margin={"t": figure.layout.margin.t + 18})
+    elif named:
         longest = max(len(part) for parts in named.values() for part in parts)
         figure.update_layout(margin={"r": max(20, round(LETTER * longest) + 12)})
 

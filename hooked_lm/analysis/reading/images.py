@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -19,66 +18,33 @@ from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
-from hooked_lm.results.scores import SELECTED, Scores, provenance
+from hooked_lm.results.labels import over_image
+from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
-    import plotly.graph_objects as go
 else:
     pd = lazy_import("pandas", "viz")
-
-MOST_PANELS = 14  # over an image
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageScores(Scores):
-    """Numbers over the patches of an image, drawn over the image.
+    """Numbers over the patches of an image, which `plot` draws over it.
 
     Args:
         image: [channel, height, width], that of the only prompt; None for several prompts.
+
+    >>> patches = ["0,0", "0,1", "1,0", "1,1"]
+    >>> scores = ImageScores(torch.rand(2, 4, 1), {"layer": [0, 1], "patch": patches}, image=torch.rand(3, 8, 8))
+    >>> [panel.text for panel in scores.plot().layout.annotations]
+    ['image', 'layer 0', 'layer 1']
     """
 
     image: Float[Tensor, "channel height width"] | None = None
 
-    def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
-        """Plot the means over the image, in a panel for each label of the other axes, such as each head; of more than 14 those
-        with the largest sums. Patches without a place are bars or a heat map, as those of `Scores`.
-
-        >>> patches = ["0,0", "0,1", "1,0", "1,1"]
-        >>> scores = ImageScores(torch.rand(2, 4, 1), {"layer": [0, 1], "patch": patches}, image=torch.rand(3, 8, 8))
-        >>> [panel.text for panel in scores.plot().layout.annotations]
-        ['image', 'layer 0', 'layer 1']
-        """
-        from hooked_lm import viz
-        from hooked_lm.results.pictures import selected
-
-        if not any(isinstance(label, str) for label in self.axes.get("patch", ())):
-            return super().plot(title, show_values)
-        maps = on_image(self).flatten(0, -3) if len(self.axes) > 1 else on_image(self)[None]
-        names = {name: labels for name, labels in self.axes.items() if name != "patch"}
-        panels = [_panel(dict(zip(names, labels, strict=True))) for labels in product(*names.values())]
-        largest = maps.nan_to_num().flatten(1).sum(1).argsort(descending=True, stable=True)[:MOST_PANELS].sort().values
-        said = [selected(self.about.get(SELECTED, {}))]
-        said += [f"{len(largest)} of {len(maps)}: those with the largest sums"] if len(maps) > len(largest) else []
-        said += [f"mean of {self.n_prompts} prompts"] if self.n_prompts > 1 else []
-        some = [panels[i] for i in largest.tolist()]
-        about = {
-            "title": title or self._headline(),
-            "value_name": self._measured(),
-            "subtitle": "; ".join(filter(None, said)),
-        }
-        return viz.image_heat_map(maps[largest], self.image, some if names else None, **about)
-
-
-def _panel(labels: dict[str, Label]) -> str:
-    """The title of a panel.
-
-    >>> _panel({"layer": 1, "head": 7}), _panel({"layer": 1})
-    ('L1H7', 'layer 1')
-    """
-    if [*labels] == ["layer", "head"]:
-        return f"L{labels['layer']}H{labels['head']}"
-    return ", ".join(f"{name} {label}" for name, label in labels.items())
+    def _pictured(self) -> dict[str, Any]:
+        common = {"title": self._headline(), "subtitle": "", "value_name": self._measured() or "value"}
+        return {**common, "baselines": [{}], "image": self.image}
 
 
 @torch.no_grad()
@@ -151,10 +117,10 @@ def attention_to_images(
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
     pixels = rows.images.get("pixel_values") if isinstance(rows.images, Mapping) else None
-    is_one = pixels is not None and pixels.ndim == 4 and len(pixels) == len(ids_of(rows)) == 1
+    image = pixels[0] if pixels is not None and pixels.ndim == 4 and len(pixels) == len(ids_of(rows)) == 1 else None
     about = provenance(model, of="attention", positions=queries)
     axes["patch"] = patch_labels(model, rows, counts[0])
-    return ImageScores(values, axes, about=about, image=pixels[0] if is_one else None)
+    return ImageScores(values, axes, about=about, image=image)
 
 
 def _picked(
@@ -174,18 +140,11 @@ def on_image(scores: Scores) -> Float[Tensor, "*axis row column"]:
             [2.]])
     """
     names = list(scores.axes)
-    places = {}
-    for index, label in enumerate(scores.axes.get("patch", ())):
-        if isinstance(label, str):
-            place = label.split(",")
-            places[int(place[0]), int(place[1])] = index
-    if not places:
+    picture = (
+        over_image(scores.mean.movedim(names.index("patch"), -1), scores.axes["patch"]) if "patch" in names else None
+    )
+    if picture is None:
         raise ValueError(f"the scores have no axis 'patch' with rows and columns; their axes are {', '.join(names)}")
-    values = scores.mean.movedim(names.index("patch"), -1)
-    n_rows, n_columns = (max(place) + 1 for place in zip(*places, strict=True))
-    picture = values.new_full((*values.shape[:-1], n_rows, n_columns), torch.nan)
-    for (row, column), index in places.items():
-        picture[..., row, column] = values[..., index]
     return picture
 
 
