@@ -396,7 +396,7 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     assert_close(found.area, float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()))
     [_, curve, complement, _, by_chance] = found.plot().data
     assert (curve.name, complement.name) == ("faithfulness", "completeness (without the circuit)")
-    assert by_chance.name == "random edges (5 draws)"
+    assert by_chance.name == "random edges (range of 5 draws)"
     assert curve.customdata == tuple(found.n_edges)
     assert_close(list(curve.x), [math.log1p(n) for n in found.n_edges])
     table = found.to_dataframe()
@@ -415,7 +415,7 @@ def test_one_circuit_is_drawn_as_bars() -> None:
     figure = found.plot()
     [bars] = figure.data
     assert bars.type == "bar"
-    assert figure.layout.xaxis.ticktext == ("faithfulness", "completeness", "random edges (2 draws)")
+    assert figure.layout.xaxis.ticktext == ("faithfulness", "completeness", "random edges (range of 2 draws)")
     assert_close(torch.as_tensor(bars.y), torch.tensor([1.0, 0.0, 1.0]))
     assert_close(torch.as_tensor(bars.error_y.array[:2]), torch.zeros(2), scale=1.0)
 
