@@ -281,8 +281,8 @@ class _Drawing:
         """The edges, the weakest first, so that the strongest are on top, and the nodes."""
         graph = self.graph
         there = [i for i, (source, target, _) in enumerate(graph.edges) if source in self.at and target in self.at]
-        size = (lambda i: abs(graph.scores[i])) if graph.scores is not None else (lambda i: 0.0)
-        order = sorted(there, key=lambda i: (i < graph.n_drawn, size(i)))
+        sizes = [0.0] * len(graph.edges) if graph.scores is None else list(map(abs, graph.scores))
+        order = sorted(there, key=lambda i: (i < graph.n_drawn, sizes[i]))
         return "".join(map(self.edge, order)) + self.heads() + "".join(map(self.node, self.at))
 
     def svg(self, kind: str, name: str) -> str:

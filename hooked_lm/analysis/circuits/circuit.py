@@ -14,9 +14,12 @@ from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths, strongest_paths
 from hooked_lm.engine.metrics import FALLING, RISING
+from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.prompts import kind_of
 from hooked_lm.engine.result import RESTORED, SCALE
 from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
+from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -157,8 +160,10 @@ class Circuit(Tabular):
         The strongest edges are drawn, each with the widest path through it (that whose weakest edge is strongest), at most
         `n_edges` (more only if the first path has more). So each node is on a path from the input to the logits. The subtitle
         counts the weaker edges. An edge of a query, key or value ends at the port "q", "k" or "v" of its head, and one that
-        several heads share at each of them. Width shows the size of a score, colour and dashes its sign, as the legend says. A click or Enter on a node shows what it reads and writes, with all scores. If all edges have the same score, as
-        after pruning, all are drawn alike: see `circuits.exact_effects`. Raises ValueError if n_edges is less than 1.
+        several heads share at each of them. Width shows the size of a score, colour and dashes its sign, as the legend says.
+
+        A click or Enter on a node shows what it reads and writes, with all scores. If all edges have the same score, as after
+        pruning, all are drawn alike: see `circuits.exact_effects`. Raises ValueError if n_edges is less than 1.
 
         >>> from hooked_lm import HookedTransformer
         >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
@@ -185,7 +190,7 @@ class Circuit(Tabular):
             self._fed(reader, levels if is_drawn else self.nodes)
             for reader, is_drawn in zip(table["reader"], table["drawn"], strict=True)
         ]
-        weaker = table.loc[~table["drawn"], "score"].abs()
+        weaker = table.loc[~table["drawn"].astype(bool), "score"].abs().tolist()
         table = table.explode("target")
         edges = [
             (writer, target, f"{writer} → {reader}")
@@ -205,7 +210,7 @@ class Circuit(Tabular):
             n_drawn=int(table["drawn"].sum()),
         )
 
-    def _of_paths(self, n_drawn: int, weaker: "pd.Series[float]", is_ranked: bool) -> str:
+    def _of_paths(self, n_drawn: int, weaker: Sequence[float], is_ranked: bool) -> str:
         """How many edges a figure draws, and what it leaves out."""
         n_all, way = n_drawn + len(weaker), "from the input (bottom) to the logits (top)"
         if not self.n_edges:
@@ -218,7 +223,7 @@ class Circuit(Tabular):
             return f"All {n_all:,} edges on paths {way}{on_none}" + ("." if is_ranked else ". No scores rank them.")
         return (
             f"{n_drawn:,} of {n_all:,} edges on paths {way}: the strongest, each with the widest path through it. "
-            f"+{len(weaker):,} weaker, none above {weaker.max():.2g}{on_none}."
+            f"+{len(weaker):,} weaker, the largest {max(weaker):.2g}{on_none}."
         )
 
     @property
@@ -232,16 +237,21 @@ class Circuit(Tabular):
         method, metric = str(self.about.get("method", "")), str(self.about.get("metric", "the metric"))
         if self.about.get("scores") != EFFECTS and method in ("", "pruning", "masks"):
             return "score", ("positive score", "negative score"), 1
-        is_restored = RESTORED in str(self.about.get(SCALE, ""))
-        plain, metric = metric.replace(" ", "_"), metric if metric in (KL, "the metric") else f"the {metric}"
-        restores = self.about.get("direction") == "denoise" and self.about.get("scores") != EFFECTS
-        forms = ("it lowers {}", "it raises {}") if restores else ("without it {} rises", "without it {} falls")
-        signs = [form.format(metric) for form in forms]
-        if plain not in (*RISING, *FALLING, KL) and not is_restored:
-            return f"effect on {metric}", (signs[0], signs[1]), 1
-        blue = -1 if is_restored or plain in RISING else 1
-        words = {blue: "needed for the answer", -blue: "works against the answer"}
-        return f"effect on {metric}", (f"{words[1]}: {signs[0]}", f"{words[-1]}: {signs[1]}"), blue
+        of_search = self.about.get("scores") != EFFECTS  # otherwise those of `exact_effects`, in units of the metric
+        is_restored = of_search and RESTORED in str(self.about.get(SCALE, ""))
+        falls, rises = ("without it {} falls", "without it {} rises")
+        if of_search and self.about.get("direction") == "denoise":
+            falls, rises = "it raises {}", "it lowers {}"
+        the = metric if metric in (KL, "the metric") else f"the {metric}"
+        the = f"the share of {the} restored" if is_restored else the
+        positive, negative = rises.format(the), falls.format(the)
+        is_rising = is_restored or metric.replace(" ", "_") in RISING
+        if not is_rising and metric != KL and metric.replace(" ", "_") not in FALLING:
+            return f"effect on {the}", (positive, negative), 1
+        needed, against = "needed for the answer", "works against the answer"
+        if is_rising:
+            return f"effect on {the}", (f"{against}: {positive}", f"{needed}: {negative}"), -1
+        return f"effect on {the}", (f"{needed}: {positive}", f"{against}: {negative}"), 1
 
     def _fed(self, reader: str, nodes: Container[str]) -> list[str]:
         """Those of the nodes that a reader is an input of, such as the heads that share a key; or "logits"."""
@@ -254,6 +264,50 @@ class Circuit(Tabular):
         """The component of each reader: the head of a query, key or value. Of heads that share keys and values, the first on a
         path."""
         return [self._fed(reader, self.nodes)[0] for reader in readers]
+
+    def report(
+        self,
+        path: str | Path,
+        evaluation: Scores | None = None,
+        pairs: Pairs | None = None,
+        *,
+        command: str = "",
+    ) -> Path:
+        """Write the circuit to `path` as one HTML page that needs no network; returns the path.
+
+        The page has the figure, the strongest edges and the arguments of the search.
+
+        Args:
+            evaluation: a result of `circuits.evaluate`: the page then has faithfulness and completeness, with their intervals.
+            pairs: the prompts and answers, which the page lists.
+            command: what wrote the page, such as a line of a shell.
+
+        Raises ValueError for an evaluation of another kind or model, TypeError for other pairs, OSError if the file cannot be
+        written. `hooked_lm.reports.circuit` searches, evaluates and reports at once.
+
+        >>> import tempfile
+        >>> from hooked_lm import HookedTransformer
+        >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Circuit.of(graph, [("input", "m0"), ("m0", "logits")]).report(f"{folder}/page.html").name
+        'page.html'
+        """
+        from hooked_lm import viz
+        from hooked_lm.analysis.circuits import page
+
+        if evaluation is not None and getattr(evaluation, "n_all", None) != self.graph.n_edges:
+            raise ValueError(f"evaluation must be a result of circuits.evaluate for this model, got {evaluation!r}")
+        if pairs is not None and not isinstance(pairs, Pairs):
+            raise TypeError(f"pairs must be Pairs, got {kind_of(pairs)}")
+        edges = self.pruned().to_dataframe().drop(columns="on_path")
+        missing = "Not evaluated: give `evaluation=circuits.evaluate(...)`." if evaluation is None else ""
+        sections = [
+            page.circuit_section(self.plot(), missing, edges),
+            *([] if evaluation is None else [page.faithfulness_section(evaluation)]),
+            *([] if pairs is None else [page.pairs_section(pairs)]),
+            page.made_section({**self.about, SEEN: None}, command),
+        ]
+        return viz.report(self._title, sections, path)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
