@@ -148,7 +148,7 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
 
 @contextmanager
 def _output(as_json: bool) -> Iterator[list[str]]:
-    """Where lines for people go: to the terminal, or nowhere. Warnings are lines on stderr, each once; yields the list of them."""
+    """Where lines for people go: to the terminal, or nowhere. Each warning is one line on stderr; yields the list of them."""
     said: list[str] = []
 
     def show(message: Warning | str, *_: object, **__: object) -> None:

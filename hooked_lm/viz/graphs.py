@@ -188,11 +188,15 @@ class _Drawing:
         up = 0.0
         for level in sorted(set(graph.levels.values())):
             names = [name for name in graph.levels if graph.levels[name] == level]
-            n_rows = -(-len(names) // max(1, int(width // (max(map(_width, names)) + GAP))))
-            for row in range(n_rows):
-                self.rows.append((up + ROW * row, names[row::n_rows]))
+            widest = max(map(_width, names))
+            between = (width - widest) / (widest + GAP)
+            n_rows = 1 if len(names) - 1 <= between else -(-len(names) // max(1, int(between)))
+            self.rows += [(up + ROW * row, names[row::n_rows]) for row in range(n_rows)]
             for i, name in enumerate(names):
-                self.at[name] = (i + 0.5) / len(names) * width, up + ROW * (i % n_rows)
+                x = (i + 0.5) / len(names) * width
+                if n_rows > 1:
+                    x = widest / 2 + i / (len(names) - 1) * (width - widest)
+                self.at[name] = x, up + ROW * (i % n_rows)
             up += LEVEL + ROW * (n_rows - 1)
         self.height = (max(up - LEVEL, 0.0) + BOX + PORT + 12) if self.rows else 40.0
         top = self.height - BOX / 2 - PORT - 6
@@ -223,9 +227,10 @@ class _Drawing:
         places = [(x, y - sign * BOX / 2)]
         between = [row for row in self.rows if min(y, self.at[target][1]) < row[0] < max(y, self.at[target][1])]
         for n_left, (middle, names) in zip(range(len(between), 0, -1), between[::sign], strict=True):
-            before = places[-1][0]
-            there = self.free(names, before + (stop - before) / (n_left + 1))
-            is_near = any(abs(there - self.at[name][0]) < _width(name) / 2 + 2 * BESIDE for name in names)
+            step = (stop - places[-1][0]) / (n_left + 1)
+            there = self.free(names, places[-1][0] + step)
+            near = 2 * BESIDE + abs(step) / 3  # a curve that runs sideways meets boxes further away
+            is_near = any(abs(there - self.at[name][0]) < _width(name) / 2 + near for name in names)
             half = (BOX + PORT) / 2 if is_near else 0.0  # beside a box it is upright
             places += [(there, middle + PORT / 2 + side * sign * half) for side in ((1, -1) if is_near else (1,))]
         return _smooth([*places, (stop, last + sign * HEAD)])

@@ -44,9 +44,9 @@ def faithfulness_section(*evaluations: Any, text: str = "") -> viz.Section:
 def pairs_section(pairs: Pairs) -> viz.Section:
     """The prompts and answers."""
     n, some = len(pairs), pairs[:SHOWN_PAIRS]
-    rows = [(pair.clean, pair.corrupted, pair.answers, pair.wrong_answers) for pair in some]
+    rows = [(pair.answers, pair.wrong_answers, pair.clean, pair.corrupted) for pair in some]
     table = pd.DataFrame(
-        [[in_words(part) for part in row] for row in rows], columns=["clean", "corrupted", "answer", "wrong answer"]
+        [[in_words(part) for part in row] for row in rows], columns=["answer", "not", "clean", "corrupted"]
     )
     return viz.Section(
         "The prompts", f"The first {len(some)} of {n:,} pairs." if n > len(some) else f"{n} pair{'s' * (n > 1)}.", table

@@ -178,7 +178,7 @@ def test_keys_that_heads_share_end_at_each_of_them() -> None:
         (
             {"method": "eap", "metric": "mine", "scale": "restored"},
             (-1, 1),
-            "needed for the answer: without it the mine falls",
+            "needed for the answer: without it the share of the mine restored falls",
         ),
         ({"method": "pruning", "metric": "logit difference"}, (1, -1), "positive score"),
         (
@@ -194,7 +194,7 @@ def test_the_legend_says_what_colours_mean(about: dict[str, Any], scores: tuple[
     values = torch.zeros(edges.shape)
     values[graph.edge(INPUT, "m0")], values[graph.edge("m0", LOGITS)] = scores
     legend = re.findall(
-        r'<line class="line (\w+)".*?</svg>(.*?)</span>', Circuit(graph, edges, values, about=about).plot().body
+        r'<line class="line (\w+)"[^<]*</svg>([^<]+)</span>', Circuit(graph, edges, values, about=about).plot().body
     )
     assert [kind for kind, _ in legend] == ["up", "down"]
     assert legend[0][1] == meanings
