@@ -6,12 +6,14 @@ The function prints for people and returns the same as a mapping, which `--json`
 
 import functools
 import inspect
+import shlex
 import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from typing import Annotated, Any, Protocol, TextIO, runtime_checkable
 
 import typer
@@ -41,6 +43,7 @@ class _Commands(TyperGroup):
     """Commands for which a wrong option is an error as any other: a line on stderr, and JSON if `--json` is on the line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        TYPED.set(tuple(args))
         ctx.meta["flags"] = {flag for flag in ("--json", "--debug") if flag in args}
         if not args:
             return super().parse_args(ctx, args)  # shows the help
@@ -73,6 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if WIDE else None,
 )
+TYPED: ContextVar[tuple[str, ...]] = ContextVar("TYPED", default=())  # the arguments of the command that runs
 EXAMPLES: dict[str, str] = {}  # command -> the example of its help
 
 # of every command
@@ -97,6 +101,11 @@ def main(
     ] = False,
 ) -> None:
     """Transformer language models in which every intermediate value has a name."""
+
+
+def command_line() -> str:
+    """The line of a shell that runs the same command."""
+    return shlex.join(["hooked-lm", *TYPED.get()])
 
 
 # ---- commands --------------------------------------------------------------------------------------------------------
@@ -139,10 +148,12 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
 
 @contextmanager
 def _output(as_json: bool) -> Iterator[list[str]]:
-    """Where lines for people go: to the terminal, or nowhere. Warnings are lines on stderr; yields the list of them."""
+    """Where lines for people go: to the terminal, or nowhere. Each warning is one line on stderr; yields the list of them."""
     said: list[str] = []
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) in said:
+            return
         said.append(str(message))
         to_stderr(f"[bold yellow]warning:[/] {escape(str(message))}")
 

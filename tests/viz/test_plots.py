@@ -16,7 +16,6 @@ from hooked_lm.viz import (
     feature_maps,
     heatmap,
     image_heat_map,
-    layered_graph,
     lines,
     token_label,
     visible,
@@ -276,7 +275,6 @@ def test_no_figure_needs_webgl():
         contributions(large[0]),
         lines(range(5000), {"loss": torch.rand(5000)}),
         feature_maps(large.view(2, 64, 96)),
-        layered_graph({"a": 0, "b": 1}, [("a", "b", "")]),
         image_heat_map(torch.rand(2, 2), torch.rand(3, 4, 4)),
     ]
     drawn = {trace.type for figure in figures for trace in figure.data}

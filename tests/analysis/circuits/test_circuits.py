@@ -288,15 +288,6 @@ def test_a_circuit_says_what_it_is() -> None:
     assert not empty.to_networkx()
 
 
-def test_a_circuit_is_drawn() -> None:
-    figure = small().plot()
-    assert set(figure.data[-1].text) == {INPUT, "L0H1", "m1", LOGITS}
-    assert len(figure.data[-2].text) == 4
-    assert figure.data[-2].text[0].startswith("m1 →")
-    assert "from the input (bottom) to the logits (top)" in figure.layout.title.subtitle.text
-    assert Circuit.of(small().graph, []).plot() is not None
-
-
 def test_files_give_everything_back(tmp_path: Path) -> None:
     circuit, path = small(), tmp_path / "circuit.safetensors"
     circuit.save(path)
