@@ -21,7 +21,7 @@ from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.harvest import harvest
 from hooked_lm.hooks import Cache, wrap
-from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples
+from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries
 from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.patching import Study
@@ -146,6 +146,7 @@ RESULTS = {
         lambda: interventions.steered_texts(model(), steering(), TEXT, doses=[0.5], max_new_tokens=3)
     ),
     "TrainedDictionary": Result(trained),
+    "FeaturesTable": Result(lambda: analysis.features_table(model(), dictionaries.load("demo"), [TEXT], ablate=1)),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }
 # What is no result, but shows itself in a notebook.

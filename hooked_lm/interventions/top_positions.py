@@ -24,7 +24,12 @@ class NewTokens:
     """
 
     def __init__(
-        self, values: Shaped[Tensor, "batch new feature"], texts: Texts, context: int, skip: int, best: str | None = None
+        self,
+        values: Shaped[Tensor, "batch new feature"],
+        texts: Texts,
+        context: int,
+        skip: int,
+        best: str | None = None,
     ) -> None:
         self.values, self.texts, self.context, self.n_new = values, texts, context, values.shape[1]
         self.flat, self.n_before = values.flatten(0, 1), texts.ids.shape[1] - self.n_new
