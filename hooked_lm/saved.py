@@ -38,7 +38,7 @@ LOADERS = {
     "SweepResult": "hooked_lm.engine.result:SweepResult.load",
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
-    "dictionary": "hooked_lm.interventions.dictionaries.formats:load",
+    "dictionary": "hooked_lm.interventions.dictionaries.pretrained:load",
     "interventions": "hooked_lm.interventions:Hooks.load",
 }
 # The format in the `plan.json` of a folder -> the class that opens the folder.
