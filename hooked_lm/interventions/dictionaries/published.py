@@ -14,7 +14,7 @@ __all__ = ["Published", "locate", "releases"]
 
 TABLE = "pretrained_saes.yaml"  # of the package sae_lens
 SITES = {"res": "resid_post", "mlp": "mlp_out", "att": "attn_out"}
-SCOPE_2 = "gemma-scope-2-{270m-pt,270m-it,1b-pt,1b-it,4b-pt,4b-it,12b-pt,12b-it,27b-pt,27b-it}"
+SIZES = "270m-pt,270m-it,1b-pt,1b-it,4b-pt,4b-it,12b-pt,12b-it,27b-pt,27b-it"
 AJT = "gpt2-small-{res_sce,res_scefr,res_scl,res_sle,res_slefr,res_sll}-ajt"
 CHANIN = "chanind/gemma-2-2b-batch-topk-matryoshka-saes-w-32k-l0-40"
 # The release with {alternatives}, its ids as a pattern, the repository and the folder; {0}, {1}, ... are the alternatives and
@@ -38,7 +38,8 @@ RULES = [
     ("gemma-scope-{2b-pt,9b-pt}-{res,mlp,att}-canonical", r"(layer_\d+/width_\w+/canonical)",
      "google/gemma-scope-{0}-{1}", "{2}"),
     ("gemma-scope-{9b-it,27b-pt}-res-canonical", r"(layer_\d+/width_\w+/canonical)", "google/gemma-scope-{0}-res", "{1}"),
-    *((f"{SCOPE_2 if site == 'res' else SCOPE_2.replace('27b-pt,', '')}-{site}{of}", r"(layer_\d+_width_\w+)", "google/gemma-scope-2-{0}", f"{folder}{of.replace('-', '_')}/{{1}}")
+    *((f"gemma-scope-2-{{{SIZES if site == 'res' else SIZES.replace('27b-pt,', '')}}}-{site}{of}", r"(layer_\d+_width_\w+)",
+       "google/gemma-scope-2-{0}", f"{folder}{of.replace('-', '_')}/{{1}}")
       for site, folder in SITES.items() for of in ("", "-all")),
     *((f"llama_scope_lx{site}_{{8,32}}x", rf"l(\d+){site}_\d+x", f"fnlp/Llama3_1-8B-Base-LX{site.upper()}-{{0}}x",
        f"Llama3_1-8B-Base-L{{1}}{site.upper()}-{{0}}x") for site in "rma"),
