@@ -19,7 +19,7 @@ from hooked_lm import (
 )
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.harvest import harvest
+from hooked_lm.harvest import estimate_harvest, harvest
 from hooked_lm.hooks import Cache, wrap
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries
 from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
@@ -180,6 +180,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "ActivationStore": harvested,
     "Column": lambda: harvested()["resid_post1"],
     "Plan": lambda: harvested().plan,
+    "HarvestEstimate": lambda: estimate_harvest(model(), [TEXT], "resid_post1"),
     "Study": lambda: Study({"layer": [0, 1]}, {}),
     "Pairs": lambda: Pairs(["a"], ["b"], [HOSTILE], ["d"]),
     "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),
