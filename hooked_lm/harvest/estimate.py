@@ -90,8 +90,8 @@ def estimate_harvest(
         documents: as for `harvest`; or a number of documents, each with `tokens_per_document` tokens.
 
     The other arguments are those of `harvest`. Bytes are exact for the sample, up to the headers of files. The time is that of a
-    shard that takes about a second, from documents to the disk of temporary files. Raises as `harvest`, and ValueError for a stream without
-    `max_documents`.
+    shard that takes about a second, from documents to the disk of temporary files. Raises as `harvest`, and ValueError for a
+    stream without `max_documents`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
