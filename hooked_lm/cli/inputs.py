@@ -68,6 +68,16 @@ def load(model: str, threads: int | None = None, **options: Any) -> Any:
         return pretrained.from_pretrained(model, **options)
 
 
+def without_weights(model: str) -> Any:
+    """The decoder that a checkpoint's config describes, on the meta device: it has sites and no memory."""
+    from dataclasses import replace
+
+    from hooked_lm import HookedTransformer
+    from hooked_lm.compat.loading import get_pretrained_model_config
+
+    return HookedTransformer(replace(get_pretrained_model_config(model), device="meta", init_weights=False))
+
+
 def decoder(model: str, does: str) -> Any:
     """The model; raises ValueError if it is no decoder. `does` says what needs one."""
     from hooked_lm.models.decoder import Decoder

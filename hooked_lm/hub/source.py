@@ -1,23 +1,20 @@
 """Where a checkpoint is: a local directory, or a repository on the hub. Both give files by their paths, and a tokenizer."""
 
 import os
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from hooked_lm.families.short_names import BUNDLED_NAMES, SHORT_NAMES
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub_files import unreachable
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-CONNECTION_SECONDS = 5
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 
 
@@ -208,24 +205,6 @@ def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **do
     if repository.local_files_only or (why := unreachable()) is None:
         return repository
     return replace(repository, local_files_only=True, unreachable=why)
-
-
-def unreachable() -> str | None:
-    """Why no connection to the hub can be made, found out within seconds; None if it can, or if that is unknown.
-
-    huggingface_hub tries each request six times, for half a minute in all.
-    """
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode() or getproxies():
-        return None
-    address = urlsplit(constants.ENDPOINT)
-    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((host, port), timeout=CONNECTION_SECONDS).close()
-    except OSError as error:
-        return f"{host}:{port}: {error.strerror or error}"
-    return None
 
 
 def _folders_in(folder: Path) -> list[str]:
