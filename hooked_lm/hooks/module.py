@@ -108,10 +108,7 @@ class HookedRootModule(ShownSites, Properties):
         return str(site)
 
     def names(self, site: Site | None = None) -> list[str]:
-        """The names of the points that match a site; raises KeyError with the nearest names if there are none.
-
-        Without an argument all names, which print as a tree.
-        """
+        """The names of the points that match a site; KeyError, with the nearest, if there are none. None: all, as a tree."""
         points = self.all_points()
         if site is None:
             return NameTree(points, {name: " ".join(point.dims) for name, point in points.items()})
@@ -217,13 +214,15 @@ class HookedRootModule(ShownSites, Properties):
         clear_contexts: bool = False,
         pos_slice: Slice | SliceInput = None,
         return_cache_object: bool = True,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
         **model_kwargs: object,
     ) -> tuple[Any, Any]:
         """Runs a forward pass and returns (output, cache) with the values at the sites that `names_filter` selects.
 
-        Without a filter all sites except those on demand are cached. `incl_bwd` also calls `backward()` on the output, which
-        must be a scalar, and caches gradients as `<name>_grad`. `pos_slice` selects positions; `device` is the device of the
-        cache. With `return_cache_object=False` the cache is a dict.
+        Without a filter all sites except those on demand are cached, as `fwd_hooks` and `bwd_hooks` leave them. `incl_bwd` also
+        calls `backward()` on the output, which must be a scalar, and caches gradients as `<name>_grad`. `pos_slice` selects
+        positions; `device` is the device of the cache. With `return_cache_object=False` the cache is a dict.
         """
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice)
 
@@ -233,8 +232,9 @@ class HookedRootModule(ShownSites, Properties):
                 backward_from(output)
             return output
 
+        hooks = ([*hook_list(fwd_hooks), *fwd], [*hook_list(bwd_hooks), *bwd])
         with copying_together(fwd, bwd):
-            output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
+            output = self.hooks(*hooks, reset_hooks_end, clear_contexts).run(run)
         return output, (self.make_cache(cache, not remove_batch_dim) if return_cache_object else cache)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:

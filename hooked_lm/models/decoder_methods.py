@@ -13,6 +13,7 @@ from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import NamesFilter
+from hooked_lm.hooks.hook_spec import HookSpec, hook_list, parse_hook
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel, is_outside_blocks
 from hooked_lm.models.checks import check_loss, check_stream, n_streams
@@ -69,7 +70,8 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         """
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
-            stop_at_layer = self._last_layer_needed(names_filter)
+            hooks = [*hook_list(kwargs.get("fwd_hooks", ())), *hook_list(kwargs.get("bwd_hooks", ()))]
+            stop_at_layer = self._last_layer_needed(names_filter, [parse_hook(hook) for hook in hooks])
         if model_args:
             model_args = (return_type, *model_args)
         elif return_type != "logits":  # the forward of a subclass may lack the argument
@@ -79,10 +81,10 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
         return (None if early else output), cache
 
-    def _last_layer_needed(self, names_filter: Site) -> int | None:
-        """The `stop_at_layer` that suffices for these sites and all hooks; None if one is after the blocks."""
-        stop = 0
-        for point in {*self.points(names_filter), *(p for p in self.hook_points() if p.is_listening)}:
+    def _last_layer_needed(self, names_filter: Site, hooks: Sequence[HookSpec]) -> int | None:
+        """The `stop_at_layer` that suffices for these sites, these and all active hooks; None if one is after the blocks."""
+        stop, given = 0, [point for hook in hooks for point in self.points_for(hook.site, hook.when)]
+        for point in {*self.points(names_filter), *given, *(p for p in self.hook_points() if p.is_listening)}:
             head, *rest = (point.name or "").split(".")
             if head == "blocks":
                 stop = max(stop, int(rest[0]) + 1)
