@@ -37,9 +37,6 @@ class NamedCache(Cache):
         super().__init__(cache_dict, has_batch_dim)
         self.model = model
 
-    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "NamedCache":
-        return type(self)(cache_dict, self.model, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
-
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
     ) -> "NamedCache":
