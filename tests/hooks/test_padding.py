@@ -50,7 +50,7 @@ def test_without_padding_it_is_the_last_position(model: Any):
     _, cache = wrap(torch.nn.Sequential(torch.nn.Linear(3, 3))).run_with_cache(torch.ones(2, 5, 3))
     assert cache.last("0").shape == (2, 3)
     _, cache = wrap(torch.nn.Sequential(torch.nn.Linear(3, 3))).run_with_cache(torch.ones(2, 3))
-    with pytest.raises(ValueError, match="the position axis of '0', of shape .* is unknown"):
+    with pytest.raises(ValueError, match=r"the position axis of '0', of shape .* is unknown"):
         cache.last("0")
 
 
@@ -82,7 +82,7 @@ def test_what_has_no_such_position_is_refused(model: Any):
     with pytest.raises(KeyError, match="is not in this cache"):
         cache.select("*.hook_z").last("resid_post", 3)
     cache.cache_dict["hook_embed"] = cache["hook_embed"][:, :2]
-    with pytest.raises(ValueError, match="the positions of 'hook_embed' .* are not those of the padded tokens"):
+    with pytest.raises(ValueError, match=r"the positions of 'hook_embed' .* are not those of the padded tokens"):
         cache.last("hook_embed")
     with pytest.warns(UserWarning, match="padding in 1 of 3 rows"):
         _, cache = model.run_with_cache(TEXTS, pos_slice=-1)
