@@ -63,6 +63,10 @@ class NamedCache(Cache):
         if not isinstance(first, str):
             raise TypeError(f"a cache key must be a name or (name, layer[, sublayer]), got {key!r}")
         bare = first.removesuffix("_grad")
+        if rest and isinstance(rest[0], str):
+            raise TypeError(
+                f"a layer is a number, got {key!r}; chosen heads are cache.stack_heads({first!r}, ['L1H7'])"
+            )
         if rest and rest[0] is not None:
             rest[0] = index(rest[0])  # numpy's and torch's integers too
         aliases = self.model.aliases
