@@ -75,8 +75,9 @@ def site_name(site: object, n_layers: int, stack: str = "") -> str:
     if len(parts) > 3 or (len(parts) == 3 and not isinstance(parts[2], (str, NoneType))):
         key, before = f"{stack}{'.' * bool(stack)}{parts[0]}", ":" if parts[0] in BY_HEAD else ":, :"
         raise KeyError(
-            f"a site is (name, layer) or (name, layer, sublayer), as in ('scale', 1, 'ln1'), got {(key, *parts[1:])}; a head or a "
-            f"position is an index of the value: cache[{key!r}, {parts[1]}][{before}, {parts[-1]}], or heads={parts[-1]} of a hook"
+            f"a site is (name, layer) or (name, layer, sublayer), as in ('scale', 1, 'ln1'), got {(key, *parts[1:])}; a head or "
+            f"a position is an index of the value: cache[{key!r}, {parts[1]}][{before}, {parts[-1]}], or heads={parts[-1]} of "
+            "a hook"
         )
     if len(parts) > 1 and isinstance(parts[1], SupportsIndex):
         parts[1] = checked_index(index(parts[1]), n_layers, f"{stack} layer".strip())
