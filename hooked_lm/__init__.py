@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hooked_lm.hooks import HookedRootModule as HookedRootModule
     from hooked_lm.hooks import HookPoint as HookPoint
     from hooked_lm.hooks import wrap as wrap
+    from hooked_lm.interventions.site_part import at as at
     from hooked_lm.models.caches.activation_cache import ActivationCache as ActivationCache
     from hooked_lm.models.config.flat import HookedEncoderConfig as HookedEncoderConfig
     from hooked_lm.models.config.flat import HookedEncoderDecoderConfig as HookedEncoderDecoderConfig
@@ -56,6 +57,7 @@ _HOMES = {
     "HookedVisionLanguage": "hooked_lm.pretrained",
     "Pairs": "hooked_lm.engine.pairs",
     "VisionInputs": "hooked_lm.models.vision.inputs",
+    "at": "hooked_lm.interventions.site_part",
     "load": "hooked_lm.saved",
     "wrap": "hooked_lm.hooks",
 }

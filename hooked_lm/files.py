@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 __all__ = [
     "made_folder",
     "names_the_file",
+    "no_such",
     "remove_leftovers",
     "replacing",
     "unfinished_path",
@@ -142,17 +143,32 @@ def _is_running(process: int) -> bool:
     return True
 
 
+def no_such(what: str, path: str | os.PathLike[str]) -> FileNotFoundError:
+    """The error for a path at which nothing is, with the whole path if it was relative.
+
+    >>> no_such("file", "/results/sweep")
+    FileNotFoundError('no such file: /results/sweep')
+    """
+    whole = "" if os.path.isabs(path) else f" ({os.path.abspath(path)})"
+    return FileNotFoundError(f"no such {what}: {os.fspath(path)}{whole}")
+
+
 def names_the_file(load: Callable[P, R]) -> Callable[P, R]:
-    """Decorates what loads the file at `path`: whatever is wrong with its content is a ValueError that names the file."""
+    """Decorates what loads the file at `path`: whatever is wrong with its content is a ValueError that names the file.
+
+    FileNotFoundError if there is no such file or folder.
+    """
     arguments = signature(load)
 
     @wraps(load)
     def loads(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return load(*args, **kwargs)
-        except OF_DAMAGE as error:
+        except (*OF_DAMAGE, FileNotFoundError) as error:
             path = str(arguments.bind(*args, **kwargs).arguments["path"])
-            if isinstance(error, ValueError) and path in str(error):
+            if not os.path.exists(path):
+                raise no_such("file", path) from None
+            if isinstance(error, FileNotFoundError) or (isinstance(error, ValueError) and path in str(error)):
                 raise
             raise ValueError(f"{path} is damaged, or from another version: {type(error).__name__}: {error}") from error
 

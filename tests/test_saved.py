@@ -19,6 +19,9 @@ from hooked_lm.saved import FOLDERS, LOADERS
 from tests.shown import harvested, model, sae, scores
 
 PACKAGE = Path(hooked_lm.__file__).parent
+OTHER_LOADERS = [
+    f"hooked_lm.interventions.dictionaries:{name}" for name in ("load_saelens", "load_dictionary_learning")
+]
 # Formats of files that are parts of something else.
 PARTS = {"Batch": "a file of a Store", "dictionary_training": "a checkpoint, from which training resumes"}
 
@@ -78,8 +81,14 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"part holds type Batch, which hooked_lm\.load cannot load; it loads Alignment"
     ):
         hooked_lm.load(tmp_path / "part")
-    with pytest.raises(FileNotFoundError):
-        hooked_lm.load(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("loader", ["hooked_lm.saved:load", *LOADERS.values(), *FOLDERS.values(), *OTHER_LOADERS])
+def test_what_is_not_there_is_said_so(loader: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = re.escape(f"nothing/here ({tmp_path}/nothing/here)")
+    with pytest.raises(FileNotFoundError, match=f"^no such (file|folder): {whole}$"):
+        resolve_name(loader)("nothing/here")
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

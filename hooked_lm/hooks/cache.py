@@ -5,7 +5,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from copy import copy
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
-from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.listed import layers_in_words
-from hooked_lm.hooks.point import HookPoint
+from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
+from hooked_lm.hooks.recorder import has_batch_axis, only_row, position_axis
 from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.notebook_repr import bytes_in_words, html_table, summary
 
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site
 MOST_GROUPS = 60  # shown as text
+MASK = "attention_mask of "  # what the names of masks in a file begin with
 
 
 class Cache(Mapping[str, Tensor]):
@@ -52,10 +53,72 @@ class Cache(Mapping[str, Tensor]):
         self.cache_dict = cache_dict
         self.has_batch_dim = has_batch_dim
         self.dims = {} if dims is None else dims
+        self.attention_masks: Masks = {}
+        self._warned = False
 
     def dims_of(self, site: str) -> tuple[str, ...]:
         """The names of the axes at a site, batch included; empty if they are unknown."""
         return self.dims.get(site, ())
+
+    # ---- padding -------------------------------------------------------------------------------------------
+
+    def keep_masks(self, masks: Masks, pos_slice: Slice | SliceInput = None) -> None:
+        """Keeps the masks of the run, at the positions that were cached, as `attention_masks`; warns if these are padding."""
+        positions = Slice.unwrap(pos_slice)
+        masks = masks if self.has_batch_dim else {stack: mask[0] for stack, mask in masks.items()}
+        for mask in masks.values():
+            self._warned = self._warned or warn_of_padding(mask, positions)
+        self.attention_masks = {stack: positions.apply(mask, -1) for stack, mask in masks.items()}
+
+    @property
+    def attention_mask(self) -> Tensor | None:
+        """True for real tokens and False for padding, [batch, pos]; None if there is no padding, or none that is known.
+
+        Known are the masks of texts and those that were given; for ids without a mask that of `Tokens.attention_mask`. Raises
+        ValueError for an encoder-decoder, whose two are in `attention_masks`.
+        """
+        if len(self.attention_masks) > 1:
+            raise ValueError(f"this run has a mask for each of {', '.join(self.attention_masks)}: see attention_masks")
+        return next(iter(self.attention_masks.values()), None)
+
+    def warn_of_padding(self, positions: Slice) -> None:
+        """Warns, once for a cache, if these positions of all tokens are padding in some rows."""
+        if not self._warned and len(self.attention_masks) == 1 and (mask := self.attention_mask) is not None:
+            self._warned = warn_of_padding(mask, positions)
+
+    def last(self, name: str, *where: object) -> Tensor:
+        """The value at the last real token of each row, [batch, ...], wherever the batch is padded.
+
+        The arguments are those of `cache[name, layer, sublayer]`. Raises KeyError as that does, and ValueError for a site
+        without positions, or whose positions are not those of the tokens.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> logits, cache = model.run_with_cache(["Mary went home", "Mary"], padding_side="right")
+        >>> cache.last("resid_post", 3).shape, torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1])
+        (torch.Size([2, 128]), True)
+        """
+        key = (name, *where) if where else name
+        value, site = self[key], _site(self.full_name(key))
+        dims = self.dims_of(site)
+        axis = position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+        if axis is None:
+            raise ValueError(f"'{site}' [{', '.join(dims)}] of shape {tuple(value.shape)} has no axis of positions")
+        stack, *_ = site.split(".")
+        mask = self.attention_masks.get(stack) if len(self.attention_masks) > 1 else self.attention_mask
+        if mask is None and not self.attention_masks:
+            return value.select(axis, -1)
+        if mask is None or mask.shape[-1] != value.shape[axis]:
+            raise ValueError(
+                f"the positions of '{site}' {tuple(value.shape)} are not those of the padded tokens: index it"
+            )
+        columns = last_real(mask, site).to(value.device)
+        if not self.has_batch_dim:
+            return value.select(axis, int(columns))
+        value = value.movedim(axis, 1).expand(len(columns), *(-1,) * (value.ndim - 1))
+        return value[torch.arange(len(columns), device=value.device), columns]
+
+    # ---- reading -------------------------------------------------------------------------------------------
 
     def full_name(self, key: object) -> str:
         """The site name of a key. The caches of models also accept short names and aliases."""
@@ -102,7 +165,9 @@ class Cache(Mapping[str, Tensor]):
         return summary(self._summary(), html_table(("site", "shape", "axes", "dtype", "bytes"), rows))
 
     def _summary(self) -> str:
-        return f"{type(self).__name__}({len(self)} tensor{'s' * (len(self) != 1)}, {self.nbytes / 1e6:.1f} MB)"
+        is_padded = any(not mask.is_meta and not mask.all() for mask in self.attention_masks.values())
+        padded = "; padded, so .last(name, layer) reads the last token of each row" * is_padded
+        return f"{type(self).__name__}({len(self)} tensor{'s' * (len(self) != 1)}, {self.nbytes / 1e6:.1f} MB{padded})"
 
     def _groups(self) -> list[tuple[str, str, str, str, int]]:
         """(sites, shape, axes, dtype, bytes) of the sites with equal names but for the layer, and equal shapes, in order."""
@@ -126,8 +191,11 @@ class Cache(Mapping[str, Tensor]):
 
     # ---- other caches --------------------------------------------------------------------------------------
 
-    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "Cache":
-        return type(self)(cache_dict, self.has_batch_dim if has_batch_dim is None else has_batch_dim, self.dims)
+    def _with(self, cache_dict: dict[str, Tensor]) -> "Cache":
+        """A cache of the same run with other values."""
+        made = copy(self)
+        made.cache_dict = cache_dict
+        return made
 
     def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
         """A cache of the sites that match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
@@ -150,6 +218,7 @@ class Cache(Mapping[str, Tensor]):
         for name, value in self.cache_dict.items():
             kind = dtype if value.is_floating_point() else None
             self.cache_dict[name] = value.to(device=device, dtype=kind)
+        self.attention_masks = {stack: mask.to(device) for stack, mask in self.attention_masks.items()}
         return self
 
     def remove_batch_dim(self) -> "Cache":
@@ -161,9 +230,10 @@ class Cache(Mapping[str, Tensor]):
         if self.has_batch_dim:
             size = self._batch_size()
             self.cache_dict = {
-                name: _only_row(name, value) if self._has_rows(name, size) else value
+                name: only_row(name, value) if self._has_rows(name, size) else value
                 for name, value in self.cache_dict.items()
             }
+            self.attention_masks = {stack: mask[0] for stack, mask in self.attention_masks.items()}
             self.has_batch_dim = False
         return self
 
@@ -177,7 +247,10 @@ class Cache(Mapping[str, Tensor]):
         size = self._batch_size()
         rows = batch_slice if isinstance(batch_slice, Slice) else Slice(batch_slice)
         sliced = {name: self._rows_of(name, value, rows, size) for name, value in self.cache_dict.items()}
-        return self._with(sliced, has_batch_dim=rows.mode != "int")
+        made = self._with(sliced)
+        made.attention_masks = {stack: rows.apply(mask) for stack, mask in self.attention_masks.items()}
+        made.has_batch_dim = rows.mode != "int"
+        return made
 
     def _rows_of(self, name: str, value: Tensor, rows: Slice, size: int) -> Tensor:
         """Rows of a value in a batch of this size."""
@@ -267,6 +340,7 @@ class Cache(Mapping[str, Tensor]):
         with replacing(path) as unfinished:
             try:
                 values = {name: value.detach().clone().contiguous() for name, value in self.items()}
+                values |= {f"{MASK}{stack}": mask.clone() for stack, mask in self.attention_masks.items()}
                 save_file(values, unfinished, metadata)
             except SafetensorError as error:
                 raise OSError(f"cannot write {path}: {error}") from None
@@ -295,10 +369,12 @@ class Cache(Mapping[str, Tensor]):
                     )
                     raise ValueError(f"{path} is not a cache: {holds}")
                 values = {name: file.get_tensor(name) for name in json.loads(about["names"])}
+                masks = {name: file.get_tensor(name) for name in file.keys() if name.startswith(MASK)}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is not a cache that Cache.save wrote: {error}") from None
         cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
         cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
+        cache.attention_masks = {name.removeprefix(MASK): mask for name, mask in masks.items()}
         saved, given = json.loads(about.get("model", "{}")), cache.model_facts()
         other = [
             f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
@@ -308,107 +384,6 @@ class Cache(Mapping[str, Tensor]):
         return cache
 
 
-class Recorder:
-    """A hook that stores values under the point's name, and gradients under name + "_grad"."""
-
-    records = True
-
-    def __init__(
-        self,
-        cache: dict[str, Tensor],
-        device: torch.device | str | None = None,
-        remove_batch_dim: bool = False,
-        pos_slice: Slice | SliceInput = None,
-        suffix: str = "",
-    ) -> None:
-        self.cache = cache
-        self.device = device
-        self.remove_batch_dim = remove_batch_dim
-        self.pos_slice = Slice.unwrap(pos_slice)
-        self.suffix = suffix
-        self.copies_later = False  # whether the caller calls `wait` before it reads the values
-        self._copied_from: set[torch.device] = set()
-
-    def __call__(self, value: object, hook: HookPoint) -> None:
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"the value at '{hook.name}' is a {type(value).__name__}, not a tensor: exclude it from the cache"
-            )
-        if not self.suffix and checkpoint.is_recomputing():
-            return  # the forward pass has stored the value
-        name, value = f"{hook.name}{self.suffix}", value.detach()
-        if self.pos_slice.mode != "identity":
-            value = self._some_positions(value, hook)
-        if self.remove_batch_dim and has_batch_axis(hook.dims):
-            value = _only_row(name, value)
-        self.cache[name] = value if self.device is None else self._moved(value)
-
-    def _moved(self, value: Tensor) -> Tensor:
-        """The value on the device of the cache; a copy from a GPU, into pinned memory on the CPU, may still be under way."""
-        assert self.device is not None
-        if not self.copies_later or not _is_on_gpu(value) or value.device == torch.device(self.device):
-            return value.to(self.device)
-        self._copied_from.add(value.device)
-        return value.to(self.device, non_blocking=True)
-
-    def wait(self) -> None:
-        """Waits until all copies have arrived."""
-        for device in self._copied_from:
-            torch.cuda.synchronize(device)
-        self._copied_from.clear()
-
-    def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
-        axis = _position_axis(value, hook)
-        if axis is None:
-            return value
-        value = self.pos_slice.apply(value, axis)
-        return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
-
-
-def _is_on_gpu(value: Tensor) -> bool:
-    return value.is_cuda
-
-
-@contextmanager
-def copying_together(*hooks: list[tuple[str, Recorder]]) -> Iterator[None]:
-    """Within the block, recorders copy values from GPUs while the run goes on; the end of the block waits for the copies."""
-    recorders = [each[0][1] for each in hooks if each]  # all sites have the same
-    for recorder in recorders:
-        recorder.copies_later = True
-    yield
-    for recorder in recorders:
-        recorder.wait()
-
-
-def has_batch_axis(dims: tuple[str, ...]) -> bool:
-    """Whether the first axis of a site is the batch; true for axes without names."""
-    return dims[:1] in ((), ("batch",))
-
-
 def _site(name: str) -> str:
     """The site of a cached value or gradient."""
     return name.removesuffix("_grad")
-
-
-def _position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The index of the position axis, or None. Of three axes without names it is the second.
-
-    Raises ValueError for two axes without names, or more than three, because any could be the positions.
-    """
-    if hook.dims:
-        return next((i for i, dim in enumerate(hook.dims) if dim in ("pos", "query_pos")), None)
-    if value.ndim == 2 or value.ndim > 3:
-        raise ValueError(
-            f"pos_slice: the position axis of '{hook.name}', of shape {tuple(value.shape)}, is unknown; "
-            "name its axes (HookPoint('batch', 'pos')), or exclude the site with names_filter"
-        )
-    return 1 if value.ndim == 3 else None
-
-
-def _only_row(name: str, value: Tensor) -> Tensor:
-    if value.shape[:1] != (1,):
-        size = f"batch size {len(value)}" if value.ndim else "no axis"
-        raise ArgumentError(
-            f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}: it has {size}, not one row"
-        )
-    return value[0]

@@ -43,6 +43,11 @@ def parse_hook(given: Any, dir: str = "fwd") -> HookSpec:
         site, function = given
         if isinstance(function, str):
             raise TypeError(f"a hook is a pair (site, function), got the site {function!r} as the second of the two")
+        if not callable(function):
+            raise TypeError(
+                f"a hook is a pair (site, function), got a {type(function).__name__} as the second of the two; a value is set by "
+                "hooked_lm.at(site).set(value)"
+            )
     else:
         raise TypeError(f"a hook is a pair (site, function) or an object with a hook_point, got {given!r}")
     own, when = _options_of(function)

@@ -1,8 +1,10 @@
-"""Checks the names of keyword arguments that a function passes on."""
+"""Checks the names of keyword arguments that a function passes on, and the number of its other arguments."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from inspect import Parameter, Signature
 
 from hooked_lm.hooks.select import nearest
+from hooked_lm.notebook_repr import short_repr
 
 
 def check_keywords(function: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -17,3 +19,28 @@ def check_keywords(function: str, given: Iterable[str], known: Collection[str]) 
         if name not in known:
             near = ", ".join(map(repr, nearest(name, known)))
             raise TypeError(f"{function} has no argument {name!r}; did you mean {near or 'none at all'}?")
+
+
+def check_arguments(function: str, wanted: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raises TypeError for an unknown keyword argument, and for an argument by position that must be given by name.
+
+    >>> from inspect import signature
+    >>> def scale(site, *, factor=1.0, heads=None): ...
+    >>> check_arguments("scale", signature(scale), ["z", 0.5], {})
+    Traceback (most recent call last):
+    ...
+    TypeError: scale takes site by position and all else by name, got 0.5 as well: give its name (factor, heads)
+    """
+    kinds = {name: one.kind for name, one in wanted.parameters.items()}
+    if Parameter.VAR_KEYWORD not in kinds.values():
+        check_keywords(function, kwargs, kinds)
+    first = [
+        name for name, kind in kinds.items() if kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(args) > len(first) and Parameter.VAR_POSITIONAL not in kinds.values():
+        names = ", ".join(name for name in kinds if name not in first)
+        more = ", ".join(short_repr(one) for one in args[len(first) :])
+        raise TypeError(
+            f"{function} takes {' and '.join(first)} by position and all else by name, got {more} as well: give its name "
+            f"({names})"
+        )

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm.hooks import scope
-from hooked_lm.hooks.cache import Cache, Recorder, copying_together
+from hooked_lm.hooks.cache import Cache
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.hook_spec import HookList, HookSpec, companions_of, direction_and_when, hook_list, parse_hook
 from hooked_lm.hooks.listed import ListedHooks, ShownSites
 from hooked_lm.hooks.module_points import ModulePoint
 from hooked_lm.hooks.name_tree import NameTree
+from hooked_lm.hooks.padding import masks_of_run
 from hooked_lm.hooks.point import HookPoint, directions_of, install_all, unnamed
 from hooked_lm.hooks.properties import Properties
+from hooked_lm.hooks.recorder import Recorder, copying_together
 from hooked_lm.hooks.replaced_points import SiteMetadata, give_name, inherit_metadata
 from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import NamesFilter, PointDict, Site, UnknownSite, select
@@ -80,9 +82,7 @@ class HookedRootModule(ShownSites, Properties):
 
     @property
     def hook_dict(self) -> MutableMapping[str, HookPoint]:
-        """The hook points by name, in order of computation.
-
-        Iteration shows those of a bare run, without sites on demand; lookup by name and `all_points` know these too."""
+        """The hook points by name, in order. Iteration shows those of a bare run; lookup and `all_points` all of them."""
         return PointDict(self.__dict__.setdefault("_points", {}), self.aliases, self.in_bare_cache)
 
     @hook_dict.setter
@@ -108,10 +108,7 @@ class HookedRootModule(ShownSites, Properties):
         return str(site)
 
     def names(self, site: Site | None = None) -> list[str]:
-        """The names of the points that match a site; raises KeyError with the nearest names if there are none.
-
-        Without an argument all names, which print as a tree.
-        """
+        """The names of the points that match a site; KeyError, with the nearest, if there are none. None: all, as a tree."""
         points = self.all_points()
         if site is None:
             return NameTree(points, {name: " ".join(point.dims) for name, point in points.items()})
@@ -181,8 +178,7 @@ class HookedRootModule(ShownSites, Properties):
         for site, function, direction, when in [*filter(self._is_installable, companions_of(entries)), *entries]:
             for point in self.points_for(site, when):
                 self.check_hooks_to_add(point, point.name or "", function, direction)
-                hook = point.make_hook(function, direction, is_permanent, level, when=when)
-                plan.append((point, hook))
+                plan.append((point, point.make_hook(function, direction, is_permanent, level, when=when)))
         return plan
 
     def _is_installable(self, companion: HookSpec) -> bool:
@@ -217,13 +213,15 @@ class HookedRootModule(ShownSites, Properties):
         clear_contexts: bool = False,
         pos_slice: Slice | SliceInput = None,
         return_cache_object: bool = True,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
         **model_kwargs: object,
     ) -> tuple[Any, Any]:
         """Runs a forward pass and returns (output, cache) with the values at the sites that `names_filter` selects.
 
-        Without a filter all sites except those on demand are cached. `incl_bwd` also calls `backward()` on the output, which
-        must be a scalar, and caches gradients as `<name>_grad`. `pos_slice` selects positions; `device` is the device of the
-        cache. With `return_cache_object=False` the cache is a dict.
+        Without a filter all sites except those on demand are cached, as `fwd_hooks` and `bwd_hooks` leave them. `incl_bwd` also
+        calls `backward()` on the output, which must be a scalar, and caches gradients as `<name>_grad`. `pos_slice` selects
+        positions; `device` is the device of the cache. With `return_cache_object=False` the cache is a dict.
         """
         cache, fwd, bwd = self.get_caching_hooks(names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice)
 
@@ -233,9 +231,12 @@ class HookedRootModule(ShownSites, Properties):
                 backward_from(output)
             return output
 
-        with copying_together(fwd, bwd):
-            output = self.hooks(fwd, bwd, reset_hooks_end, clear_contexts).run(run)
-        return output, (self.make_cache(cache, not remove_batch_dim) if return_cache_object else cache)
+        hooks = ([*hook_list(fwd_hooks), *fwd], [*hook_list(bwd_hooks), *bwd])
+        with copying_together(fwd, bwd), masks_of_run() as masks:
+            output = self.hooks(*hooks, reset_hooks_end, clear_contexts).run(run)
+        made = self.make_cache(cache, not remove_batch_dim)
+        made.keep_masks(masks, pos_slice)
+        return output, (made if return_cache_object else cache)
 
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The object that `run_with_cache` returns."""
@@ -421,8 +422,7 @@ class HookedRootModule(ShownSites, Properties):
         self, name_filter: NamesFilter = None, dir: str = "both", including_permanent: bool = True
     ) -> ListedHooks:
         """The hooks that are active in this context, by the name of their point; of some sites, or one direction."""
-        directions = directions_of(dir)
-        listed = ListedHooks()
+        directions, listed = directions_of(dir), ListedHooks()
         if callable(name_filter):  # a predicate also applies to on-demand points with hooks
             name_filter = [name for name, p in self.all_points().items() if p.active_hooks() and name_filter(name)]
         for point in self.hook_points() if name_filter is None else self.points(name_filter) if name_filter else ():

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 from hooked_lm.interventions import dictionaries
 from hooked_lm.interventions.base import Controller, Detector, HookObject, Hooks
 from hooked_lm.interventions.contrast import rank_heads
-from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
+from hooked_lm.interventions.controllers import (
+    AddDirection,
+    AddValue,
+    Clamp,
+    Noise,
+    ProjectOut,
+    Scale,
+    SetValue,
+    ZeroAblate,
+)
 from hooked_lm.interventions.detectors import InputTokens, NanGradientGuard, NanGuard, Record, RecordOutput
 from hooked_lm.interventions.gradient_report import GradientReport
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
@@ -24,6 +33,7 @@ from hooked_lm.interventions.patch import (
     PatchResidual,
     ResampleAblate,
 )
+from hooked_lm.interventions.site_part import SitePart, at
 from hooked_lm.interventions.statistics import Statistics, Summary
 from hooked_lm.interventions.steered_texts import SteeredTexts, steered_texts
 from hooked_lm.interventions.steering import SteeringVectors, steering_vectors
@@ -34,6 +44,7 @@ from hooked_lm.renamed import former_names
 
 __all__ = [
     "AddDirection",
+    "AddValue",
     "Clamp",
     "ClipGradient",
     "Controller",
@@ -64,6 +75,7 @@ __all__ = [
     "Scale",
     "ScaleGradient",
     "SetValue",
+    "SitePart",
     "Statistics",
     "SteeredTexts",
     "SteeringVectors",
@@ -71,6 +83,7 @@ __all__ = [
     "Summary",
     "TopExamples",
     "ZeroAblate",
+    "at",
     "dictionaries",
     "rank_heads",
     "steered_texts",

@@ -9,20 +9,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
 from functools import partial
-from inspect import signature
+from inspect import Signature, signature
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.keywords import check_arguments
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import stored
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Kind = TypeVar("Kind", bound="HookObject")
 Loaded = TypeVar("Loaded", bound="Hooks[Any]")
@@ -35,11 +39,22 @@ FORMER_KINDS = {"Output": "RecordOutput"}  # the names of kinds in files of earl
 _disabled: ContextVar[tuple["HookObject", ...]] = ContextVar("disabled", default=())
 
 
+class _OfInit:
+    """The signature of a class of hook objects: that of its `__init__`, since `__new__` takes anything to check it."""
+
+    def __get__(self, hook: object, kind: type) -> Signature:
+        if hook is not None:
+            raise AttributeError("__signature__")
+        wanted = signature(kind.__init__)  # type: ignore[misc]  # of the class itself
+        return wanted.replace(parameters=list(wanted.parameters.values())[1:])
+
+
 @dataclass(eq=False, repr=False)
 class HookObject(NotebookRepr, ABC):
     """A hook with its site and settings.
 
     `hook_point` is a site (name, glob, short name, list or predicate); with `layer`, the short name of a site of that layer.
+    Where it acts comes first, all else is given by name; TypeError otherwise, and for an unknown name, with the nearest.
     Subclasses are dataclasses whose fields are their settings. `direction` is "fwd" for values or "bwd" for gradients;
     `when` is "pre" for the input of the site's module or "post" for its output.
     """
@@ -50,6 +65,12 @@ class HookObject(NotebookRepr, ABC):
     direction: ClassVar[str] = "fwd"
     _is_on: bool = field(default=True, init=False)
     _kinds: ClassVar[dict[str, type["HookObject"]]] = {}  # by `kind_name`
+    __signature__ = _OfInit()
+
+    def __new__(cls, *args: object, **kwargs: object) -> "Self":
+        if args or kwargs:  # not for a copy
+            check_arguments(cls.__name__, signature(cls), args, kwargs)
+        return super().__new__(cls)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)

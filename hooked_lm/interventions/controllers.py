@@ -47,14 +47,16 @@ class ZeroAblate(PartEditor):
 class SetValue(PartEditor):
     """Sets a part of a site to a number, or to a tensor that broadcasts to the part.
 
-    Axes with a single selected index are kept, with length 1. Raises ValueError in the forward pass for a tensor that does not
-    broadcast.
+    Axes with a single selected index have length 1. Those that an int selects may be missing, as in `value[:, -1] = tensor`.
+    Raises TypeError for what is no number or tensor, ValueError for NaN, and in the forward pass for a tensor that does not
+    broadcast, or does so in two ways.
     """
 
     value: float | int | Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_operand(self, "value")
         if not isinstance(self.value, Tensor) and self.value != self.value:
             raise ValueError("the value to set is NaN")
 
@@ -71,27 +73,50 @@ class SetValue(PartEditor):
         if not isinstance(self.value, Tensor):
             return constant(float(self.value), like.ndim)
         is_whole = all(axis == part.pos_axis for axis in part.indices)  # then the tensor broadcasts to the site too
-        return self.value if is_whole else None
+        return part.aligned(self.value) if is_whole else None
+
+
+@dataclass(eq=False, repr=False)
+class AddValue(PartEditor):
+    """Adds a number to a part of a site, or a tensor that broadcasts to the part, as in `SetValue`.
+
+    `AddDirection` adds a direction that is as wide as the site, wherever the part is. Raises ValueError for a value that is
+    not finite; otherwise as `SetValue`.
+    """
+
+    value: float | int | Tensor = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_operand(self, "value")
+        check_finite(self, "value")
+
+    def edit(self, value: Tensor, part: Part) -> Tensor:
+        return value + (fitted(self.value, value, part, "value") if isinstance(self.value, Tensor) else self.value)
+
+    def acts_by_position(self, part: Part) -> bool:
+        return not part.has_positions(self.value)
 
 
 @dataclass(eq=False, repr=False)
 class Scale(PartEditor):
-    """Multiplies a part of a site by a number, or by a tensor that broadcasts to the part.
+    """Multiplies a part of a site by a number, or by a tensor that broadcasts to the part, as in `SetValue`.
 
-    Raises ValueError for a factor that is not finite.
+    Raises ValueError for a factor that is not finite; otherwise as `SetValue`.
     """
 
     factor: float | int | Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_operand(self, "factor")
         check_finite(self, "factor")
 
     def edit(self, value: Tensor, part: Part) -> Tensor:
         return value * (fitted(self.factor, value, part, "factor") if isinstance(self.factor, Tensor) else self.factor)
 
     def acts_by_position(self, part: Part) -> bool:
-        return not part.has_positions(self.factor)
+        return not part.has_positions(self.factor, "factor")
 
 
 @dataclass(eq=False, repr=False)
@@ -297,6 +322,16 @@ class ProjectOut(PartEditor):
 
     def acts_by_position(self, part: Part) -> bool:
         return True
+
+
+def _check_operand(hook: LocalController, name: str) -> None:
+    """Raises TypeError for a setting that is neither a number nor a tensor."""
+    given = getattr(hook, name)
+    if not isinstance(given, (int, float, Tensor)):
+        raise TypeError(
+            f"{name} of {type(hook).__name__} must be a number or a tensor, got a {type(given).__name__}; values of another "
+            "run are a Patch: at(...).patch(cache)"
+        )
 
 
 def check_width(vector: Tensor, part: Part) -> None:

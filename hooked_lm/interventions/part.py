@@ -7,7 +7,7 @@ prompt at every step. The result is the same with and without a key/value cache.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -156,6 +156,7 @@ class Part:
     """A part of a value: `indices` maps axis -> selected indices; other axes are selected whole.
 
     `along` is None at a site without positions; `orders` and `by_position` are for changes that depend on the position.
+    `single` are the axes on which one index was selected by an int, `rows` the selected rows if this is the part of one of them.
     """
 
     where: str
@@ -163,6 +164,8 @@ class Part:
     shape: tuple[int, ...]
     indices: Mapping[int, Sequence[int]]
     along: PositionMap | None = None
+    single: frozenset[int] = frozenset()
+    rows: Sequence[int] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -185,12 +188,41 @@ class Part:
         others = [axis for axis in range(len(self.shape)) if axis != self.pos_axis]
         return [_compact(self.indices.get(axis)) for axis in others]
 
-    def has_positions(self, given: object) -> bool:
-        """Whether a tensor that broadcasts to the part, or to the whole value, differs between positions."""
+    def has_positions(self, given: object, what: str = "value") -> bool:
+        """Whether a tensor that broadcasts to the part differs between positions; raises ValueError as `aligned`."""
         if self.pos_axis is None or not isinstance(given, Tensor):
             return False
-        axis = self.pos_axis - len(self.shape) + given.ndim
-        return axis >= 0 and given.shape[axis] > 1
+        return self.aligned(given, what).shape[self.pos_axis] > 1
+
+    def aligned(self, given: Tensor, what: str = "value") -> Tensor:
+        """A view of a tensor with all axes of the site, that broadcasts to the part.
+
+        Axes on which one index is selected by an int may be missing, as in `value[:, -1] = given`; and leading ones. Raises
+        ValueError, with both shapes, for a tensor that does not broadcast, or that does so in two ways.
+        """
+        sizes = [len(self.indices.get(axis, range(n))) for axis, n in enumerate(self.shape)]
+        if self.rows is not None:
+            sizes[0] = len(self.rows)
+        others = [axis for axis in range(len(sizes)) if axis not in self.single]
+        found = set()
+        for axes in (range(len(sizes)), others):
+            shape = dict(zip(reversed(axes), reversed(given.shape), strict=False))
+            if given.ndim <= len(axes) and all(n in (1, sizes[axis]) for axis, n in shape.items()):
+                found.add(tuple(shape.get(axis, 1) for axis in range(len(sizes))))
+        if len(found) != 1:
+            dropped = (
+                f", or {tuple(sizes[axis] for axis in others)} without the axes of one index" if self.single else ""
+            )
+            how = "broadcasts in two ways" if found else "does not broadcast"
+            fix = "; give all axes, those of one index with length 1" if found else ""
+            raise ValueError(
+                f"{what} has shape {tuple(given.shape)}, which {how} to {tuple(sizes)}{dropped}, what is changed at "
+                f"'{self.where}'{fix}"
+            )
+        view = given.reshape(*found)
+        if self.rows is None or len(view) == 1:
+            return view
+        return view[[self.rows.index(row) for row in self.indices[0]]]
 
     @property
     def orders(self) -> Mapping[int, int]:
@@ -248,7 +280,8 @@ def parts_of(
             raise ValueError(f"{name}={index!r}: this axis of '{axes.where}' is selected twice")
         indices = _indices(name, index, axis, axes)
         found[axis] = list(dict.fromkeys(indices))  # type: ignore[index]  # `_indices` refuses None
-    part = Part(axes.where, axes.dims, tuple(value.shape), found)
+    single = {axis for _, index, axis in [*given, ("", positions, axes.positions)] if _is_single(index)}
+    part = Part(axes.where, axes.dims, tuple(value.shape), found, single=frozenset(single))  # type: ignore[arg-type]  # ints
     if axes.positions is None:
         return [part]
     shown_rows = VisiblePositions.at(hook, value.shape[axes.positions])
@@ -375,9 +408,16 @@ def _along(part: Part, along: PositionMap) -> Part:
     columns = [position - shown.first for position in along.orders]
     if columns != list(range(shown.n)):
         indices[along.axis] = columns
+    rows = None
     if shown.row is not None:
-        indices[0] = [row for row in indices.get(0, [shown.row]) if row == shown.row]
-    return Part(part.where, part.dims, part.shape, indices, along)
+        rows = indices.get(0, range(part.shape[0]))
+        indices[0] = [row for row in rows if row == shown.row]
+    return replace(part, indices=indices, along=along, rows=rows)
+
+
+def _is_single(index: object) -> bool:
+    """Whether an index is one int, as which `value[index]` would drop the axis."""
+    return index == "last_prompt" if isinstance(index, str) else isinstance(index, int)
 
 
 def _indices(name: str, given: Heads, axis: int | None, axes: "AxisRoles") -> list[int]:

@@ -117,11 +117,11 @@ class LocalController(PartHook, Controller):
         if like is None or not is_positional(like, point.dims):
             return None
         [part] = self.parts(like, point)
-        if part.pos_axis is None or not self.acts_by_position(part):
-            return None
         positions, site = part.positions, point.name or ""
         if part.is_empty:
             return Edit(site, torch.zeros([1] * like.ndim), ())
+        if part.pos_axis is None or not self.acts_by_position(part):
+            return None
         new, index = self.replacement(like, part, point), part.index
         if new is None or not all(
             n in (1, size) for n, size in zip(reversed(new.shape), reversed(like.shape), strict=False)
@@ -165,11 +165,5 @@ def check_finite(hook: HookObject, *names: str) -> None:
 
 
 def fitted(given: Tensor, like: Tensor, part: Part, what: str) -> Tensor:
-    """`given` broadcast to the shape of a part, in its dtype; raises ValueError, with both shapes, if it does not broadcast."""
-    try:
-        return given.to(like).expand_as(like)
-    except RuntimeError:
-        raise ValueError(
-            f"{what} has shape {tuple(given.shape)}, which does not broadcast to {tuple(like.shape)}, what is changed at "
-            f"'{part.where}'"
-        ) from None
+    """`given` broadcast to the shape of a part, in its dtype; raises ValueError as `Part.aligned`."""
+    return part.aligned(given, what).to(like).expand_as(like)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
-from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.hooks.keywords import check_arguments
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Part, PositionMap, Positions, listed, position_axis
+from hooked_lm.interventions.part import Part, PositionMap, listed, position_axis
 from hooked_lm.interventions.part_editor import LocalController, fitted
 
 Source = Tensor | Mapping[str, Tensor] | None
@@ -73,9 +73,9 @@ class SourcedController(LocalController):
         `prompts` is the first argument of the model's call, and `other_inputs` the following ones, such as the target of an
         encoder-decoder. `where` and `settings` are the arguments of the class; TypeError for one that it does not have.
         """
-        known = [one for name, one in signature(cls).parameters.items() if name != "source"]
-        check_keywords(f"from_run of {cls.__name__}", settings, [one.name for one in known])
-        settings = Signature(known).bind(*where, **settings).arguments
+        known = Signature([one for name, one in signature(cls).parameters.items() if name != "source"])
+        check_arguments(f"from_run of {cls.__name__}, after the prompts,", known, where, settings)
+        settings = known.bind(*where, **settings).arguments
         site, at = cls.place(settings.get("hook_point", ""), settings.get("layer"))
         names = model.names(site if at is None else (site, at))
         given = list(prompts) if isinstance(prompts, tuple) else prompts
@@ -203,7 +203,7 @@ class Patch(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class OfLayer(SourcedController):
-    """A class with a default site, whose first arguments are therefore `layer`, `positions` and `source`.
+    """A class with a default site, whose first argument is therefore the layer.
 
     `layer` is that of the site; None: all layers. `hook_point` is another site, with `layer` or alone. Raises TypeError for a
     site in the place of the layer.
@@ -211,8 +211,6 @@ class OfLayer(SourcedController):
 
     hook_point: Site = field(default="", kw_only=True)
     layer: int | None = None
-    positions: Positions = None
-    source: Source = None
     default_site: ClassVar[tuple[str, str]]  # (glob without `layer`, short name with `layer` or glob with "{layer}")
 
     def __post_init__(self) -> None:
@@ -238,13 +236,13 @@ class OfLayer(SourcedController):
 
 @dataclass(eq=False, repr=False)
 class PatchResidual(OfLayer, Patch):
-    """`Patch` at the residual stream after a layer, `hook_resid_post`: `PatchResidual(layer, positions, source)`.
+    """`Patch` at the residual stream after a layer, `hook_resid_post`: `PatchResidual(layer, source=...)`.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.patch import PatchResidual
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> _, cache = model.run_with_cache("The capital of Italy is")
-    >>> PatchResidual(3, -1, cache)
+    >>> PatchResidual(3, positions=-1, source=cache)
     PatchResidual(3, hook_point='resid_post', positions=-1, source=tensor[1, 6, 128])
     """
 
@@ -253,14 +251,14 @@ class PatchResidual(OfLayer, Patch):
 
 @dataclass(eq=False, repr=False)
 class PatchHead(OfLayer, Patch):
-    """`Patch` at the outputs of attention heads, `hook_z`: `PatchHead(layer, positions, source, heads=...)`."""
+    """`Patch` at the outputs of attention heads, `hook_z`: `PatchHead(layer, heads=..., source=...)`."""
 
     default_site = ("*.attn.hook_z", "z")
 
 
 @dataclass(eq=False, repr=False)
 class PatchMLP(OfLayer, Patch):
-    """`Patch` at the outputs of MLPs, `hook_mlp_out`: `PatchMLP(layer, positions, source)`."""
+    """`Patch` at the outputs of MLPs, `hook_mlp_out`: `PatchMLP(layer, source=...)`."""
 
     default_site = ("*.hook_mlp_out", "mlp_out")
 

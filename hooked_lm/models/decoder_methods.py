@@ -12,10 +12,13 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import NamesFilter
+from hooked_lm.components.readable import is_on_host, is_readable
+from hooked_lm.hooks import Cache, NamesFilter
+from hooked_lm.hooks.hook_spec import HookSpec, hook_list, parse_hook
+from hooked_lm.hooks.padding import Masks
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.base import BaseModel, is_outside_blocks
-from hooked_lm.models.checks import check_loss, check_stream, n_streams
+from hooked_lm.models.checks import check_loss, check_stream, is_ids, n_streams
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
@@ -29,6 +32,7 @@ from hooked_lm.models.weights.fold import FoldMethods
 from hooked_lm.models.weights.state import sync_config
 from hooked_lm.models.weights.views import WeightViews
 
+EXACT = {"attention_mask", "past_kv_cache", "start_at_layer"}  # arguments with which a mask is not inferred from ids
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 
 
@@ -69,7 +73,8 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         """
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
-            stop_at_layer = self._last_layer_needed(names_filter)
+            hooks = [*hook_list(kwargs.get("fwd_hooks", ())), *hook_list(kwargs.get("bwd_hooks", ()))]
+            stop_at_layer = self._last_layer_needed(names_filter, [parse_hook(hook) for hook in hooks])
         if model_args:
             model_args = (return_type, *model_args)
         elif return_type != "logits":  # the forward of a subclass may lack the argument
@@ -77,12 +82,22 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         if stop_at_layer is not None:
             kwargs["stop_at_layer"] = stop_at_layer
         output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
+        if isinstance(cache, Cache) and not (model_args or cache.attention_masks or kwargs.keys() & EXACT):
+            cache.keep_masks(self._padding_on_the_right(input, kwargs.get("prepend_bos")), kwargs.get("pos_slice"))
         return (None if early else output), cache
 
-    def _last_layer_needed(self, names_filter: Site) -> int | None:
-        """The `stop_at_layer` that suffices for these sites and all hooks; None if one is after the blocks."""
-        stop = 0
-        for point in {*self.points(names_filter), *(p for p in self.hook_points() if p.is_listening)}:
+    def _padding_on_the_right(self, ids: object, prepend_bos: bool | None) -> Masks:
+        """The mask of ids that are padded on the right, which no real token attends to, so that the run did not infer it."""
+        if self.tokenizer is None or not isinstance(ids, Tensor) or not is_ids(ids):
+            return {}
+        real = self.tokens.attention_mask(self._ids(ids), prepend_bos, "right").bool()
+        is_plain = not is_readable(real) or (is_on_host(real) and bool(real.all()))
+        return {} if is_plain else {self.stack.blocks: real}
+
+    def _last_layer_needed(self, names_filter: Site, hooks: Sequence[HookSpec]) -> int | None:
+        """The `stop_at_layer` that suffices for these sites, these and all active hooks; None if one is after the blocks."""
+        stop, given = 0, [point for hook in hooks for point in self.points_for(hook.site, hook.when)]
+        for point in {*self.points(names_filter), *given, *(p for p in self.hook_points() if p.is_listening)}:
             head, *rest = (point.name or "").split(".")
             if head == "blocks":
                 stop = max(stop, int(rest[0]) + 1)

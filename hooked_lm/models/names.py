@@ -28,6 +28,8 @@ SYNONYMS = {
     "lm.attn.out": "attn_out",
     "lm.mlp.out": "mlp_out",
 }
+BY_HEAD = ("pattern", "attn_scores", "attn", "attn_logits")  # [batch, head, ...]
+PACKED = re.compile(r"([a-z_]+)(\d+)([a-z]?.*)")  # "scale4ln1"
 
 
 def get_act_name(name: str, layer: int | str | None = None, layer_type: str | None = None) -> str:
@@ -46,8 +48,7 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
         return name
     if "hook_" in name:
         return name if layer is None else f"blocks.{layer}.{name}"
-    packed = re.fullmatch(r"([a-z_]+)(\d+)([a-z]?.*)", name)
-    if packed:
+    if packed := PACKED.fullmatch(name):
         name, layer, layer_type = packed[1], packed[2], packed[3] or layer_type
         name = SYNONYMS.get(name, name)
     if name in ATTENTION:
@@ -64,27 +65,31 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     return f"{block}{part}{'.' if part else ''}hook_{name}"
 
 
-def site_name(site: object, n_layers: int) -> str:
+def site_name(site: object, n_layers: int, stack: str = "") -> str:
     """The full name of a short name or a tuple (name, layer[, sublayer]); negative layers count from the end.
 
-    Raises IndexError for a layer that the model does not have, KeyError for a third part that is not the sublayer of that name.
+    `stack` is that of an encoder-decoder. Raises IndexError for a layer that the model does not have, KeyError for a third part
+    that is not the sublayer of that name, such as a head.
     """
     parts: list[Any] = list(site) if isinstance(site, tuple) else [site]
     if len(parts) > 3 or (len(parts) == 3 and not isinstance(parts[2], (str, NoneType))):
+        key, before = f"{stack}{'.' * bool(stack)}{parts[0]}", ":" if parts[0] in BY_HEAD else ":, :"
         raise KeyError(
-            f"a site is (name, layer) or (name, layer, sublayer), as in ('scale', 1, 'ln1'), got {site!r}; a head or a position "
-            "is an index of the value: cache['pattern', 1][:, 7]"
+            f"a site is (name, layer) or (name, layer, sublayer), as in ('scale', 1, 'ln1'), got {(key, *parts[1:])}; a head or "
+            f"a position is an index of the value: cache[{key!r}, {parts[1]}][{before}, {parts[-1]}], or heads={parts[-1]} of "
+            "a hook"
         )
     if len(parts) > 1 and isinstance(parts[1], SupportsIndex):
-        parts[1] = checked_index(index(parts[1]), n_layers, "layer")
+        parts[1] = checked_index(index(parts[1]), n_layers, f"{stack} layer".strip())
     gradient = isinstance(parts[0], str) and parts[0].endswith("_grad") and len(parts) > 1
     if gradient:
         parts[0] = parts[0].removesuffix("_grad")
-    name = get_act_name(*parts)
-    part, given = name.split(".")[-2:-1], parts[2] if len(parts) == 3 else None
-    if given and part != [SUBLAYERS.get(given, given)] and name == get_act_name(*parts[:2]):
-        raise KeyError(f"'{parts[0]}' of a layer is {name!r}, which is not in {given!r}: leave out the third part")
-    return name + ("_grad" if gradient else "")
+    name, packed = get_act_name(*parts), PACKED.fullmatch(parts[0]) if len(parts) == 1 else None
+    bare, given = (packed.group(1, 2), packed[3]) if packed else (parts[:2], parts[2] if len(parts) == 3 else None)
+    full = stack + name.removeprefix("blocks") if stack else name
+    if given and name.split(".")[-2:-1] != [SUBLAYERS.get(given, given)] and name == get_act_name(*bare):
+        raise KeyError(f"{bare[0]!r} of a layer is {full!r}, which is not in {given!r}: leave out the third part")
+    return full + ("_grad" if gradient else "")
 
 
 def side_site_name(site: object, n_layers: dict[str, int]) -> str:
@@ -103,10 +108,9 @@ def side_site_name(site: object, n_layers: dict[str, int]) -> str:
     side, _, short = name.partition(".")
     if side not in n_layers or not short:
         raise KeyError(f"a short name begins with its side, as in ('decoder.z', 0), got {site!r}")
-    layer = checked_index(index(layer), n_layers[side], f"{side} layer")
     if sublayer == ["cross_attn"]:
-        return f"{side}.{layer}.cross_attn.hook_{short}"
-    return side + get_act_name(short, layer, *sublayer).removeprefix("blocks")
+        return f"{side}.{checked_index(index(layer), n_layers[side], f'{side} layer')}.cross_attn.hook_{short}"
+    return site_name((short, layer, *sublayer), n_layers[side], side)
 
 
 def checked_index(index: int, length: int, what: str, owner: str = "the model") -> int:

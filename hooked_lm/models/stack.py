@@ -14,9 +14,10 @@ from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
-from hooked_lm.components.readable import is_on_host
+from hooked_lm.components.readable import is_on_host, is_readable
 from hooked_lm.components.streams import MergedRMSNorm
 from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks.padding import note_mask
 from hooked_lm.models.checks import check_cacheable, check_layers, check_mask, ids_on_device, real_of, unknown_id
 from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.weights.init import check_filled
@@ -122,7 +123,11 @@ class Stack:
         if cache is not None:
             check_cacheable(self.blocks_of(model))
             real = cache.full_mask(real, batch, n_pos)
-        return None if real is None or (is_on_host(real) and bool(real.all())) else real.to(new.device)
+        if real is None or (is_on_host(real) and bool(real.all())):
+            return None
+        if is_readable(real):
+            note_mask(self.blocks, real[:, n_past:])
+        return real.to(new.device)
 
 
 def checked_ids(tokens: Tensor, d_vocab: int) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hooked_lm.files import names_the_file, replacing
+from hooked_lm.files import names_the_file, no_such, replacing
 
 __all__ = ["kind_of", "names_the_file", "read", "write"]
 
@@ -78,6 +78,8 @@ def _opened(path: str | Path) -> Iterator[Any]:
 
     if Path(path).is_dir():
         raise IsADirectoryError(f"cannot read {path}: it is a folder; name a file in it")
+    if not Path(path).exists():
+        raise no_such("file", path)
     try:
         with safe_open(str(path), framework="pt") as file:
             yield file

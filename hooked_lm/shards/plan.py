@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from hooked_lm.engine.fingerprint import Digest, modes, tokenizer_digest
-from hooked_lm.files import OF_DAMAGE, made_folder, replacing
+from hooked_lm.files import OF_DAMAGE, made_folder, no_such, replacing
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.notebook_repr import NotebookRepr
 
@@ -95,6 +95,8 @@ class Plan(NotebookRepr, ABC):
     def read(cls: type[Own], folder: str | os.PathLike[str]) -> Own:
         """The plan in a folder. Raises FileNotFoundError without one, ValueError for a damaged one."""
         path = Path(folder) / FILE
+        if not Path(folder).exists():
+            raise no_such("folder", folder)
         if not path.exists():
             inside = sorted(each.parent.name for each in Path(folder).glob(f"*/{FILE}"))
             hint = f"; open one of the folders in it: {', '.join(inside[:10])}" if inside else ""

@@ -177,7 +177,7 @@ DECODER: dict[str, tuple[Callable[[], HookObject], str, ByHand]] = {
         put(EVERYWHERE, [1, 3], to=PATTERN[:, [1, 3]]),
     ),
     "a residual": (
-        lambda: PatchResidual(1, 2, SOURCE),
+        lambda: PatchResidual(1, positions=2, source=SOURCE),
         "blocks.1.hook_resid_post",
         put(EVERYWHERE, 2, to=SOURCE[:, 2]),
     ),

@@ -267,16 +267,20 @@ def test_the_layer_comes_first_where_the_site_is_known():
     model, text = HookedTransformer.from_pretrained("demo"), "The capital of Italy is"
     _, cache = model.run_with_cache(text)
     for kind, site in ((PatchResidual, "resid_post"), (PatchHead, "z"), (PatchMLP, "mlp_out")):
-        hook = kind(3, -1, cache)
+        hook = kind(3, positions=-1, source=cache)
         assert repr(hook).startswith(f"{kind.__name__}(3, hook_point='{site}', positions=-1, source=")
         assert repr(hook) == repr(kind(layer=3, positions=-1, source=cache)), "the keywords are as they were"
         assert torch.equal(hook.source, cache[site, 3])
-        assert_close(hook.source, kind.from_run(model, text, 3, -1).source)
+        assert_close(hook.source, kind.from_run(model, text, 3, positions=-1).source)
         told = f"first argument of {kind.__name__} is a layer, got 'z': give a site as hook_point"
         with unchecked(), pytest.raises(TypeError, match=told):  # users run without the checks of annotations
             kind("z", source=cache)
-    assert repr(FreezeNorm(3, -1)) == "FreezeNorm(hook_point='*.3.*.hook_scale', positions=-1)"
-    with pytest.raises(TypeError, match="too many positional arguments"):
+    assert repr(FreezeNorm(3, positions=-1)) == "FreezeNorm(hook_point='*.3.*.hook_scale', positions=-1)"
+    with pytest.raises(
+        TypeError, match=r"takes layer by position and all else by name, got -1 .*\(hook_point, when, positions"
+    ):
+        PatchResidual(3, -1)
+    with pytest.raises(TypeError, match="from_run of PatchResidual, after the prompts, takes layer by position"):
         PatchResidual.from_run(model, text, 3, -1, cache)
 
 

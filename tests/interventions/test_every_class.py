@@ -9,7 +9,16 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import wrap
 from hooked_lm.interventions.base import HookObject
-from hooked_lm.interventions.controllers import AddDirection, Clamp, Noise, ProjectOut, Scale, SetValue, ZeroAblate
+from hooked_lm.interventions.controllers import (
+    AddDirection,
+    AddValue,
+    Clamp,
+    Noise,
+    ProjectOut,
+    Scale,
+    SetValue,
+    ZeroAblate,
+)
 from hooked_lm.interventions.detectors import NanGradientGuard
 from hooked_lm.interventions.gradient_report import GradientReport
 from hooked_lm.interventions.gradients import ClipGradient, RecordGradient, ScaleGradient
@@ -202,6 +211,7 @@ SITE = "blocks.1.hook_resid_post"
 BY_ROW: list[HookObject] = [
     ZeroAblate(SITE, features=range(9)),
     SetValue(SITE, value=VECTOR, positions=[0, 2]),
+    AddValue(SITE, value=VECTOR, positions=slice(3)),
     Scale(SITE, factor=-2, positions=1),
     Clamp(SITE, min=-5, max=9),
     AddDirection(SITE, vector=VECTOR, schedule=[1, 3, 2, 5]),

@@ -10,7 +10,7 @@ from hooked_lm import HookedTransformer
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.aliases import aliases
 from hooked_lm.models.config.flat import HookedTransformerConfig
-from hooked_lm.models.names import checked_index, get_act_name, site_name
+from hooked_lm.models.names import checked_index, get_act_name, side_site_name, site_name
 
 
 def toy(**changes: object) -> HookedTransformer:
@@ -156,6 +156,8 @@ def test_a_hook_object_may_give_its_full_name_and_its_layer() -> None:
         (("pattern", 1, "mlp"), "which is not in 'mlp': leave out the third part"),
         (("pre", -1, "a"), r"'pre' of a layer is 'blocks.\d.mlp.hook_pre', which is not in 'a'"),
         (("pattern", 1, 7), r"a head or a position is an index of the value: cache\['pattern', 1\]\[:, 7\]"),
+        (("z", 1, 7), r"got \('z', 1, 7\); .* cache\['z', 1\]\[:, :, 7\], or heads=7 of a hook"),
+        ("pattern1.7", r"which is not in '.7': leave out the third part"),
         (("resid_post", 1, "x"), "blocks.1.x.hook_resid_post"),
     ],
 )
@@ -173,3 +175,21 @@ def test_a_third_part_that_is_not_the_sublayer_is_refused(site: Any, message: st
         (("z", 1, None), ("z", 1)),
     ):
         assert cache[right] is cache[same]
+    with pytest.raises(
+        TypeError, match=r"a layer is a number, .*; chosen heads are cache.stack_heads\('z', \['L1H7'\]\)"
+    ):
+        cache["z", "L1H7"]
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (("decoder.pattern", 0, 1), r"got \('decoder.pattern', 0, 1\); .* cache\['decoder.pattern', 0\]\[:, 1\]"),
+        (("decoder.z", 0, "cros"), "'z' of a layer is 'decoder.0.attn.hook_z', which is not in 'cros'"),
+        (("encoder.z", 0, "attn", 3), r"got \('encoder.z', 0, 'attn', 3\)"),
+    ],
+)
+def test_a_third_part_that_is_not_the_sublayer_is_refused_on_both_sides(site: Any, message: str) -> None:
+    with pytest.raises(KeyError, match=message):
+        side_site_name(site, {"encoder": 2, "decoder": 3})
+    assert side_site_name(("decoder.scale", 0, "ln3"), {"decoder": 1}) == "decoder.0.ln3.hook_scale"

@@ -78,13 +78,15 @@ HOOKS = mutants({
         ("negative indices do not count from the end", "interventions/test_indices.py::detectors_and_controllers_mean_the_same",
          "return [i % n for i in numbers]", "return [abs(i) for i in numbers]"),
     ],
-    "hooks/cache.py": [
+    "hooks/recorder.py": [
         ("the device of a cache is ignored", "hooks/test_cache.py::device_and_plain_dict",
          "self.cache[name] = value if self.device is None else self._moved(value)", "self.cache[name] = value"),
         ("a cached slice keeps the whole value alive", "hooks/test_cache.py::pos_slice_reads_the_dims_and_ints_keep_the_axis",
          'return value.clone() if self.pos_slice.mode == "slice" else value', "return value"),
         ("recomputations of checkpoints overwrite the cache", "hooks/test_checkpoint.py::a_cache_is_that_of_the_forward_pass",
          "if not self.suffix and checkpoint.is_recomputing():", "if self.suffix and checkpoint.is_recomputing():"),
+    ],
+    "hooks/cache.py": [
         ("a cache for another model loads without a warning",
          "models/caches/test_activation_cache.py::a_cache_of_another_model_warns",
          "if saved.get(name, value) != value\n", "if saved.get(name, value) == value and False\n"),

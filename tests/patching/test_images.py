@@ -52,8 +52,8 @@ IMAGE = (CORRUPTED.tokens[0] == MODEL.tree.image_token).nonzero()[:, 0].tolist()
 def test_hook_objects_act_on_both_sides():
     """In one list, and in cells of `run_each`, which are the runs one by one."""
     cells = {
-        "residual": PatchResidual(0, IMAGE[3], CACHE),
-        "heads": [PatchHead(0, IMAGE[0], CACHE, heads=[1]), PatchMLP(1, source=CACHE)],
+        "residual": PatchResidual(0, positions=IMAGE[3], source=CACHE),
+        "heads": [PatchHead(0, positions=IMAGE[0], source=CACHE, heads=[1]), PatchMLP(1, source=CACHE)],
         "tower": ZeroAblate(("vision.z", 0), heads=[2]),
         "patch": Scale(("vision.resid_post", 0), factor=3.0, positions=[5]),
         "both": [

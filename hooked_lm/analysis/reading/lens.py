@@ -18,6 +18,7 @@ from hooked_lm.engine.answers import Answers, answers_of_prompts
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
+from hooked_lm.hooks import Slice
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
@@ -200,6 +201,8 @@ def logit_lens(
     at = chosen(positions, len(labels), "position")
     if at is None:
         raise ValueError("a lens looks at each position alone: positions must be 'each' or some, not None")
+    if isinstance(prompts, ActivationCache) and not isinstance(positions, str):
+        prompts.warn_of_padding(Slice(at))
     streams = {name: stream[:, at] for name, stream in streams.items()}
     wanted = None if answers is None else answers_of_prompts(answers, len(streams[last]), "answers", model)
     found: list[dict[str, Tensor]] = []

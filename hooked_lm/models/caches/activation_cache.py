@@ -37,9 +37,6 @@ class NamedCache(Cache):
         super().__init__(cache_dict, has_batch_dim)
         self.model = model
 
-    def _with(self, cache_dict: dict[str, Tensor], has_batch_dim: bool | None = None) -> "NamedCache":
-        return type(self)(cache_dict, self.model, self.has_batch_dim if has_batch_dim is None else has_batch_dim)
-
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None, *, move_model: bool = False
     ) -> "NamedCache":
@@ -66,6 +63,10 @@ class NamedCache(Cache):
         if not isinstance(first, str):
             raise TypeError(f"a cache key must be a name or (name, layer[, sublayer]), got {key!r}")
         bare = first.removesuffix("_grad")
+        if rest and isinstance(rest[0], str):
+            raise TypeError(
+                f"a layer is a number, got {key!r}; chosen heads are cache.stack_heads({first!r}, ['L1H7'])"
+            )
         if rest and rest[0] is not None:
             rest[0] = index(rest[0])  # numpy's and torch's integers too
         aliases = self.model.aliases

@@ -33,6 +33,7 @@ from hooked_lm.models.caches.residual import (
     mid_site,
     named_input_norm,
     output_norm,
+    positions_in,
     stream,
 )
 from hooked_lm.models.checks import check_one_stream
@@ -68,7 +69,7 @@ def accumulated_resid(
 ) -> tuple[Stack, list[str]]:
     """The stream before each block up to a layer, and with `incl_mid` between its sublayers."""
     check_one_stream(model, "there is no accumulated stream")
-    n_layers, layer, pos = model.cfg.n_layers, layer_bound(model, layer), as_slice(pos_slice)
+    n_layers, layer, pos = model.cfg.n_layers, layer_bound(model, layer), positions_in(cache, pos_slice)
     includes_attention = attention_bound(model, layer, mlp_input) > layer
     components, labels = [], []
     for i in range(layer + 1):
@@ -97,7 +98,7 @@ def decompose_resid(
     """What the embeddings and each sublayer added to the stream up to a layer."""
     if mode not in ("all", "mlp", "attn"):
         raise ValueError(f"mode must be 'all', 'mlp' or 'attn', got {mode!r}")
-    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    layer, pos = layer_bound(model, layer), positions_in(cache, pos_slice)
     of = terms_at(model, layer, mlp_input)
     parts = entering(model, cache, of, pos) if incl_embeds else {}
     parts |= written(cache, [term for term in of.terms if term.step and mode in ("all", OF_MODE.get(term.part))], pos)
@@ -132,7 +133,7 @@ def apply_ln_to_stack(
 ) -> Float[Tensor, "component *rest d_model"]:
     """Components of the stream normalized by the norm at a layer, with its scale in the run."""
     check_one_stream(model, "there is no stack of components")
-    layer, pos, rows = layer_bound(model, layer), as_slice(pos_slice), as_slice(batch_slice)
+    layer, pos, rows = layer_bound(model, layer), positions_in(cache, pos_slice), as_slice(batch_slice)
     if rows.mode != "identity" and not cache.has_batch_dim:
         raise ValueError("this cache has no batch dimension to slice: omit batch_slice")
     if has_batch_dim:
@@ -218,7 +219,7 @@ def head_results(
     """The output of each head of a layer before any norm after attention: `hook_result`, or `z W_O` if not cached."""
     if not has_part(model.blocks[layer], "attn"):
         raise ValueError(f"there is no attention at layer {layer}, so it has no heads")
-    pos, name = as_slice(pos_slice), f"blocks.{layer}.attn.hook_result"
+    pos, name = positions_in(cache, pos_slice), f"blocks.{layer}.attn.hook_result"
     if name in cache:
         return pos.apply(cache[name], -3)
     z = pos.apply(cache[f"blocks.{layer}.attn.hook_z"], -3)
@@ -235,7 +236,7 @@ def stack_head_results(
     apply_ln: bool = False,
 ) -> tuple[Stack, list[str]]:
     """What each head before a layer added to the stream; layers without attention are skipped."""
-    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    layer, pos = layer_bound(model, layer), positions_in(cache, pos_slice)
     heads = terms_at(model, layer).of("attn")
     stack, labels = _heads(model, cache, heads, pos, lambda: pos.apply(stream(model, cache, layer), -2))
     if incl_remainder:
@@ -270,7 +271,9 @@ def get_neuron_results(
     layer = checked_index(layer, model.cfg.n_layers, "layer")
     check_mlp(model, layer)
     term = Term.of(model.blocks[layer], layer, "mlp")
-    return neuron_results(model, cache, term, as_slice(neuron_slice), as_slice(pos_slice), project_output_onto)
+    return neuron_results(
+        model, cache, term, as_slice(neuron_slice), positions_in(cache, pos_slice), project_output_onto
+    )
 
 
 def neuron_results(
@@ -316,7 +319,7 @@ def stack_neuron_results(
     project_output_onto: Tensor | None = None,
 ) -> tuple[Projected, list[str]]:
     """What each neuron before a layer added to the stream."""
-    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    layer, pos = layer_bound(model, layer), positions_in(cache, pos_slice)
     norm = input_norm(model, cache, layer, False, pos) if apply_ln else None
     terms, neurons = terms_at(model, layer).of("mlp"), Slice.unwrap(neuron_slice)
     parts, labels = _neurons(model, cache, terms, neurons, pos, project_output_onto, norm)
@@ -379,7 +382,7 @@ def get_full_resid_decomposition(
     project_output_onto: Tensor | None = None,
 ) -> tuple[Projected, list[str]]:
     """Heads, mixers, neurons (or MLPs), embeddings and biases, which sum to the stream at a layer."""
-    layer, pos = layer_bound(model, layer), as_slice(pos_slice)
+    layer, pos = layer_bound(model, layer), positions_in(cache, pos_slice)
     norm = input_norm(model, cache, layer, mlp_input, pos) if apply_ln else None
     of = terms_at(model, layer, mlp_input)
     first = entering(model, cache, of, pos)

@@ -6,6 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from hooked_lm import hooks
 from hooked_lm.components.blocks.wiring import MID, NORMALIZED_MID, PRE, InStream, Wiring, wiring_of
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
@@ -19,6 +20,14 @@ Vectors = Float[Tensor, "*lead d_model"]
 
 def as_slice(part: Part) -> Slice:
     return part if isinstance(part, Slice) else Slice(part)
+
+
+def positions_in(cache: Cache, pos_slice: Part) -> Slice:
+    """The positions as a slice; warns, once for a cache, if they are padding in some rows."""
+    positions = as_slice(pos_slice)
+    if isinstance(cache, hooks.Cache):
+        cache.warn_of_padding(positions)
+    return positions
 
 
 def layer_bound(model: HookedRootModule, layer: int | None) -> int:

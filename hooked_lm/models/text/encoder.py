@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.models.text.bos import ids_of
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.text.tokenizer import Tokenizer
-from hooked_lm.models.text.tokens import ids_of, padded
+from hooked_lm.models.text.tokens import padded
 
 Pair = tuple[str, str]
 Text = str | Pair | Sequence[str] | Sequence[Pair]

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig
 from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.text.bos import ids_of
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.text.tokenizer import Tokenizer
-from hooked_lm.models.text.tokens import Tokens, checked_texts, ids_of, padded
+from hooked_lm.models.text.tokens import Tokens, checked_texts, padded
 
 Padded = tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]
 DecoderInput = str | Sequence[str] | Int[Tensor, "*rows target_pos"]

@@ -12,8 +12,9 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import defaults
 from hooked_lm.models.config.flat import HookedTransformerConfig
+from hooked_lm.models.text.bos import prepends_bos
 from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
-from hooked_lm.models.text.tokens import Tokens, prepends_bos
+from hooked_lm.models.text.tokens import Tokens
 
 
 class TextMethods:

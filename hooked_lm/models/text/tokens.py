@@ -7,7 +7,6 @@ BOS, truncation and padding are applied to the ids here and not by the tokenizer
 tokenizer that another thread or model may share.
 """
 
-import copy
 import operator
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,35 +19,10 @@ from torch import Tensor
 
 from hooked_lm.errors import ArgumentError
 from hooked_lm.models.stack import checked_ids
+from hooked_lm.models.text.bos import ids_of, special_prefix, warn_if_eos_is_bos
 from hooked_lm.models.text.byte_tokens import as_text
 from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
-
-
-def special_prefix(tokenizer: Tokenizer) -> list[int]:
-    """The special tokens that `tokenizer` puts before every text: none, BOS, or (rarely) several."""
-    specials = ids_of(tokenizer, [""], specials=True)[0]
-    if tokenizer.bos_token_id in specials:
-        return specials[: specials.index(tokenizer.bos_token_id) + 1]
-    ends = (tokenizer.eos_token_id, getattr(tokenizer, "sep_token_id", None))
-    while specials and specials[-1] in ends:
-        specials = specials[:-1]
-    return specials
-
-
-def prepends_bos(tokenizer: Tokenizer) -> bool:
-    """Whether `tokenizer` puts a special token before every text (Llama and Gemma do, GPT-2 does not).
-
-    >>> from tokenizers import Tokenizer, models, processors
-    >>> from transformers import PreTrainedTokenizerFast
-    >>> words = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
-    >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-    False
-    >>> words.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
-    >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
-    True
-    """
-    return bool(special_prefix(tokenizer))
 
 
 class Tokens:
@@ -56,8 +30,8 @@ class Tokens:
 
     BOS: `prepend_bos=None` means `default_prepend_bos`. If True, every row begins with BOS exactly once, even if the
     text already begins with it. If False, nothing is added, and a BOS written in the text is kept. BOS is the prefix
-    that the tokenizer adds to every text, else its `bos_token`, else its `eos_token`. The tokens that a tokenizer
-    appends (an EOS) are dropped, because the model continues the text; an EOS written in the text is kept.
+    that the tokenizer adds to every text, else its `bos_token`, else its `eos_token`; that is said once in a warning. The
+    tokens that a tokenizer appends (an EOS) are dropped, because the model continues the text; an EOS in the text is kept.
 
     Padding: on `default_padding_side` unless a call overrides it, with the tokenizer's pad token, else its EOS,
     else id 0. The tokenizer is never modified.
@@ -100,6 +74,7 @@ class Tokens:
         self.default_padding_side = default_padding_side
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
+        self._says_no_more = False  # about BOS
 
     @cached_property
     def _prefix(self) -> list[int]:
@@ -322,6 +297,8 @@ class Tokens:
         if wanted not in (True, False):
             raise ValueError(f"prepend_bos must be True, False or None (the default), got {wanted!r}")
         bos = self.bos_ids if wanted else []
+        if bos and prepend_bos is None and not (self._prefix or self._says_no_more):
+            self._says_no_more = warn_if_eos_is_bos(self.need_tokenizer())
         if prepend_bos and not bos:
             raise ValueError(
                 "prepend_bos=True, but the tokenizer has neither a BOS nor an EOS token to prepend: "
@@ -369,24 +346,6 @@ def padded(
         span = slice(0, len(row)) if side == "right" else slice(longest - len(row), longest)
         tokens[i, span], mask[i, span] = torch.tensor(row, dtype=torch.long), 1
     return tokens, mask
-
-
-def ids_of(tokenizer: Tokenizer, texts: list[str], specials: bool) -> list[list[int]]:
-    """The ids of each text, with or without the tokenizer's special tokens, never padded or truncated."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return tokenizer(texts, add_special_tokens=specials, verbose=False)["input_ids"]
-    # Calling a fast tokenizer would reset the padding and truncation that another caller has set on it. Its backend
-    # only reads these settings, so their effect is removed here.
-    encodings = backend.encode_batch(texts, add_special_tokens=specials)
-    if any(encoding.overflowing for encoding in encodings):
-        backend = copy.deepcopy(backend)
-        backend.no_truncation()
-        encodings = backend.encode_batch(texts, add_special_tokens=specials)
-    return [
-        [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]
-        for encoding in encodings
-    ]
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

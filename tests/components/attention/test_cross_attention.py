@@ -17,7 +17,7 @@ from hooked_lm.components.mlp import MLP
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 from hooked_lm.components.verification import identities, weights_after_norms
-from hooked_lm.hooks.cache import Recorder
+from hooked_lm.hooks.recorder import Recorder
 from tests.close import assert_close
 
 D, HEADS, D_HEAD = 12, 3, 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hooked_lm import HookedEncoderDecoder, HookedTransformer
-from hooked_lm.hooks import cache as cache_module
+from hooked_lm.hooks import recorder as recorder_module
 from tests.families import CASES
 from tests.families._models import hooked
 from tests.models.toys import ids, toy
@@ -54,7 +54,7 @@ def test_filters_text_and_options():
 def test_copies_from_a_gpu_are_awaited_once(monkeypatch: pytest.MonkeyPatch):
     """The order of events, with `meta` as the device of the cache and the CPU as the GPU."""
     waited = []
-    monkeypatch.setattr(cache_module, "_is_on_gpu", lambda value: value.device.type == "cpu")
+    monkeypatch.setattr(recorder_module, "_is_on_gpu", lambda value: value.device.type == "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waited.append(str(device)))
     model = toy()
     _, cache = model.run_with_cache(ids(), device="meta")

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from hooked_lm import HookedTransformer
-from hooked_lm.models.text.tokens import Tokens, checked_texts, prepends_bos, special_prefix
+from hooked_lm.models.text.bos import prepends_bos, special_prefix
+from hooked_lm.models.text.tokens import Tokens, checked_texts
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 CORPUS = ["the cat sat on the mat", "when Mary and John went to the store", "a dog"] * 5
@@ -202,7 +203,13 @@ def test_a_vocabulary_without_letters_or_an_unknown_token() -> None:
 def test_a_tokenizer_without_bos_begins_with_eos() -> None:
     tokenizer = tiny(bos=None)
     helper = Tokens(tokenizer, True, "right", n_ctx=8, d_vocab=len(tokenizer))
-    assert helper.to_str_tokens("a") == [EOS, "a"]
+    assert helper.to_str_tokens("a", prepend_bos=True) == [EOS, "a"], "it is meant"
+    assert helper.to_str_tokens("a", prepend_bos=False) == ["a"]
+    told = rf"no BOS token, so texts begin with its EOS token '{EOS}', .* prepend_bos=False leaves it out"
+    with pytest.warns(UserWarning, match=told):
+        assert helper.to_str_tokens("a") == [EOS, "a"]
+    assert helper.to_tokens("a").shape == (1, 2), "said once: a second warning would be an error"
+    assert Tokens(tokenizer, False, "right", n_ctx=8, d_vocab=len(tokenizer)).to_str_tokens("a") == ["a"]
 
 
 def test_a_prefix_of_two_tokens_is_one_bos() -> None:

@@ -1,0 +1,113 @@
+"""Recorder: the hook that stores values in a cache, and which of their axes are the batch and the positions."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from hooked_lm.errors import ArgumentError
+from hooked_lm.hooks import checkpoint
+from hooked_lm.hooks.point import HookPoint
+from hooked_lm.hooks.slice import Slice, SliceInput
+
+
+class Recorder:
+    """A hook that stores values under the point's name, and gradients under name + "_grad"."""
+
+    records = True
+
+    def __init__(
+        self,
+        cache: dict[str, Tensor],
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        pos_slice: Slice | SliceInput = None,
+        suffix: str = "",
+    ) -> None:
+        self.cache = cache
+        self.device = device
+        self.remove_batch_dim = remove_batch_dim
+        self.pos_slice = Slice.unwrap(pos_slice)
+        self.suffix = suffix
+        self.copies_later = False  # whether the caller calls `wait` before it reads the values
+        self._copied_from: set[torch.device] = set()
+
+    def __call__(self, value: object, hook: HookPoint) -> None:
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the value at '{hook.name}' is a {type(value).__name__}, not a tensor: exclude it from the cache"
+            )
+        if not self.suffix and checkpoint.is_recomputing():
+            return  # the forward pass has stored the value
+        name, value = f"{hook.name}{self.suffix}", value.detach()
+        if self.pos_slice.mode != "identity":
+            value = self._some_positions(value, hook)
+        if self.remove_batch_dim and has_batch_axis(hook.dims):
+            value = only_row(name, value)
+        self.cache[name] = value if self.device is None else self._moved(value)
+
+    def _moved(self, value: Tensor) -> Tensor:
+        """The value on the device of the cache; a copy from a GPU, into pinned memory on the CPU, may still be under way."""
+        assert self.device is not None
+        if not self.copies_later or not _is_on_gpu(value) or value.device == torch.device(self.device):
+            return value.to(self.device)
+        self._copied_from.add(value.device)
+        return value.to(self.device, non_blocking=True)
+
+    def wait(self) -> None:
+        """Waits until all copies have arrived."""
+        for device in self._copied_from:
+            torch.cuda.synchronize(device)
+        self._copied_from.clear()
+
+    def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
+        axis = position_axis(value, hook.name or "", hook.dims)
+        if axis is None:
+            return value
+        value = self.pos_slice.apply(value, axis)
+        return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
+
+
+def _is_on_gpu(value: Tensor) -> bool:
+    return value.is_cuda
+
+
+@contextmanager
+def copying_together(*hooks: list[tuple[str, Recorder]]) -> Iterator[None]:
+    """Within the block, recorders copy values from GPUs while the run goes on; the end of the block waits for the copies."""
+    recorders = [each[0][1] for each in hooks if each]  # all sites have the same
+    for recorder in recorders:
+        recorder.copies_later = True
+    yield
+    for recorder in recorders:
+        recorder.wait()
+
+
+def has_batch_axis(dims: tuple[str, ...]) -> bool:
+    """Whether the first axis of a site is the batch; true for axes without names."""
+    return dims[:1] in ((), ("batch",))
+
+
+def position_axis(value: Tensor, site: str, dims: tuple[str, ...]) -> int | None:
+    """The index of the position axis, or None. Of three axes without names it is the second.
+
+    Raises ValueError for two axes without names, or more than three, because any could be the positions.
+    """
+    if dims:
+        return next((i for i, dim in enumerate(dims) if dim in ("pos", "query_pos")), None)
+    if value.ndim == 2 or value.ndim > 3:
+        raise ValueError(
+            f"pos_slice: the position axis of '{site}', of shape {tuple(value.shape)}, is unknown; "
+            "name its axes (HookPoint('batch', 'pos')), or exclude the site with names_filter"
+        )
+    return 1 if value.ndim == 3 else None
+
+
+def only_row(name: str, value: Tensor) -> Tensor:
+    if value.shape[:1] != (1,):
+        size = f"batch size {len(value)}" if value.ndim else "no axis"
+        raise ArgumentError(
+            f"cannot remove the batch dimension of '{name}', of shape {tuple(value.shape)}: it has {size}, not one row"
+        )
+    return value[0]
