@@ -6,11 +6,15 @@ that is an expression, or the figure that it assigns to the name `figure`.
 What a page states about a snippet stands below it as comments, `<!-- fact: "she" in text -->`, which readers do not see. An
 expression that is not true is an error.
 
+A comment right below a statement, `# raises ValueError: ...` or `# warns UserWarning: ...`, says what it raises or warns of, in
+as many lines as it takes; `...` stands for any text. A statement that does something else is an error.
+
 A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
 that ends with `; echo $?`.
 """
 
 import ast
+import doctest
 import html
 import io
 import os
@@ -21,6 +25,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from itertools import takewhile
+from types import CodeType
 from typing import Any
 
 BLOCK = re.compile(r"^```(python|console)[^\n]*\n(.*?)^```[^\n]*\n((?:<!-- fact: [^\n]* -->\n)*)", flags=re.M | re.S)
@@ -86,20 +92,55 @@ def value_to_html(value: Any) -> str:
     return rich or text_to_html(repr(value))
 
 
+def execute(code: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Runs a snippet in a namespace, as a notebook runs a cell; returns the value of its last statement.
+
+    Raises:
+        SnippetError: a statement did not raise, or not warn of, what the comment below it says.
+    """
+    lines, value = code.splitlines(), None
+    for statement in ast.parse(code).body:
+        comment = takewhile(lambda line: line.startswith("#"), lines[statement.end_lineno :])
+        expected = " ".join(line.removeprefix("#").strip() for line in comment)
+        tree: Any = ast.Expression(statement.value) if isinstance(statement, ast.Expr) else ast.Module([statement], [])
+        step = compile(tree, name, "eval" if isinstance(statement, ast.Expr) else "exec")
+        if not expected.startswith(("raises ", "warns ")):
+            value = eval(step, namespace)
+            continue
+        value = None
+        said, flags = outcome(step, namespace), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        if not doctest.OutputChecker().check_output(f"{expected}\n", f"{said}\n", flags):
+            raise SnippetError(f"{name}: expected that it {expected}\nit {said}\n\n{ast.unparse(statement)}")
+    return value
+
+
+def outcome(step: CodeType, namespace: dict[str, Any]) -> str:
+    """What a statement raises or warns of, as `raises ValueError: ...`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            eval(step, namespace)
+        except Exception as error:
+            message = error.args[0] if isinstance(error, KeyError) else error  # whose str is a repr
+            return f"raises {type(error).__name__}: {message}"
+    return (
+        "; ".join(f"warns {each.category.__name__}: {each.message}" for each in caught) or "raises and warns of nothing"
+    )
+
+
 def run(code: str, name: str, namespace: dict[str, Any]) -> Shown:
-    """Runs a snippet in a namespace, as a notebook runs a cell.
+    """Runs a snippet, and returns what it shows.
 
     Raises:
         SnippetError: the snippet raised; the message has its name, the error and the code.
     """
-    body = ast.parse(code).body
-    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
     old, out = namespace.get("figure"), io.StringIO()
     with redirect_stdout(out), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            exec(compile(ast.Module(body, []), name, "exec"), namespace)
-            value = eval(compile(last, name, "eval"), namespace) if last else None
+            value = execute(code, name, namespace)
+        except SnippetError:
+            raise
         except Exception as error:
             raise SnippetError(f"{name}: {type(error).__name__}: {error}\n\n{code}") from error
     new = namespace.get("figure")

@@ -186,6 +186,28 @@ def test_a_snippet_is_held_to_what_the_page_states():
         snippets.run_page(page.format(1), "a page")
 
 
+@pytest.mark.parametrize(
+    ("code", "it"),
+    [
+        ("int('x')\n# raises ValueError: invalid ... base 10:\n# 'x'\n\n# a comment\ny = 2\ny", None),
+        ("{}['a b']\n# raises KeyError: a b", None),  # without the quotes of its str
+        ("import warnings\nwarnings.warn('old')\n# warns UserWarning: old", None),
+        ("if True:\n    int('x')\n# raises TypeError: invalid", "raises ValueError: invalid literal"),
+        ("int('x')\n# raises ValueError: valid", "raises ValueError: invalid literal"),
+        ("int('1')\n# raises ValueError: ...", "raises and warns of nothing"),
+        ("int('1')\n# warns UserWarning: ...", "raises and warns of nothing"),
+    ],
+)
+def test_a_snippet_is_held_to_the_error_below_a_statement(code: str, it: str | None):
+    page = f"```python\n{code}\n```\n"
+    if it is None:
+        [shown] = snippets.run_page(page, "a page")
+        assert shown.value == ("" if "y" not in code.split() else snippets.value_to_html(2))
+    else:
+        with pytest.raises(snippets.SnippetError, match=f"a page, snippet 1: expected .*\nit {it}"):
+            snippets.run_page(page, "a page")
+
+
 def test_a_console_snippet_shows_what_its_commands_print():
     page = "```console\n$ hooked-lm sites demo \\\n    --match 'nothing*'; echo $?\n$ hooked-lm --version\n```\n"
     [shown] = snippets.run_page(page, "a page")

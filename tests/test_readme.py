@@ -81,7 +81,7 @@ def test_every_snippet_of_a_page_runs(page: str, n_snippets: int, tmp_path: Path
     found = [(code, facts) for (language, code), facts in blocks if language == "python"]
     assert sum(len(facts) for _, facts in found) == text.count("<!-- fact: "), "facts stand right below their snippet"
     for number, (code, facts) in enumerate(found, 1):
-        exec(compile(code, f"{page}, snippet {number}", "exec"), namespace)
+        of_pages.execute(code, f"{page}, snippet {number}", namespace)
         of_pages.check(facts, f"{page}, snippet {number}", namespace)
 
 

@@ -65,7 +65,7 @@ def _usage_errors(ctx: _Context) -> Iterator[None]:
         command_path = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
         wrong = ValueError(f"{error.format_message().rstrip('.')} (see {command_path} --help)")
         flags = ctx.meta["flags"]
-        with _clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
+        with clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
             raise wrong from error
 
 
@@ -125,10 +125,10 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
         def run(**given: object) -> None:
             as_json, debug = bool(given.pop("as_json")), bool(given.pop("debug"))
             stdout = sys.stdout if as_json else None
-            with _output(as_json) as said, _clean_errors(stdout, debug, LINES[interrupt]):
+            with _output(as_json) as said, clean_errors(stdout, debug, LINES[interrupt]):
                 result = function(**given)
             if as_json:
-                with _clean_errors(None, debug, LINES["ends"]):
+                with clean_errors(None, debug, LINES["ends"]):
                     print(as_text({**result, **({"warnings": said} if said else {})}), flush=True)
             if result.get("ok") is False:
                 raise typer.Exit(FAILED)
@@ -174,7 +174,7 @@ def _output(as_json: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
+def clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
     """Errors are a line on stderr, and the exit code says of which kind they are; on `stdout` goes the same as JSON."""
     try:
         yield

@@ -78,7 +78,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_each_command_has_an_example_and_the_options_of_all() -> None:
-    assert set(EXAMPLES) == {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert {*EXAMPLES, "mcp"} == {command.name or command.callback.__name__ for command in app.registered_commands}
     for name, example in EXAMPLES.items():
         shown = call(name, "--help")
         assert shown.exit_code == 0
