@@ -124,10 +124,10 @@ class HFCheckpoint:
 
     def _facts(self) -> dict[str, Any]:
         """The fields of the flat config that are not in the tree; unknown ones keep their defaults."""
-        prepends = self.options.default_prepend_bos
+        prepends, packed = self.options.default_prepend_bos, self.quantization
         facts = {
             **self.labels,
-            "dequantized_from": self.quantization and self.quantization.name,
+            "dequantized_from": packed.name if packed else getattr(self.config, "dequantized_from", None),
             "original_architecture": next(iter(self.architectures), self.config.model_type),
             "default_prepend_bos": getattr(self.family, "PREPENDS_BOS", True) if prepends is None else prepends,
             "default_padding_side": self.options.default_padding_side,

@@ -40,8 +40,8 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
 def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], type]) -> dict[str, Any]:
     """What the config of a checkpoint says: whether it `loads`, its `model_type`, and its `classes` or the `reason`.
 
-    The files of weights are not read. `class_of` maps a tree to a model class. Raises as `load` for a checkpoint that cannot be
-    found.
+    `dequantized_from` says how the weights are quantised, if they are. The files of weights are not read. `class_of` maps a tree
+    to a model class. Raises as `load` for a checkpoint that cannot be found.
     """
     source, options = find(checked_name(model_name), WEIGHT_FILES), Options()
     if (own := find_own(source, options)) is not None:

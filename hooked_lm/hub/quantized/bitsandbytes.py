@@ -34,7 +34,7 @@ class FourBits(Format):
 
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         state, magnitudes = _state(raw), raw[".absmax"]
-        if ".nested_absmax" in raw:
+        if "nested_offset" in state:
             nested = raw[".nested_quant_map"].float()[magnitudes.int()]
             magnitudes = (
                 _times_blocks(nested, raw[".nested_absmax"], state["nested_blocksize"]) + state["nested_offset"]

@@ -19,7 +19,8 @@ class Dequantized(Headers):
     A look-up reads these and computes the weight. Nothing is kept: only one weight at a time is in memory twice. `dtype`
     is that of the weights whose format leaves it open; `unused` are globs of tensors that the weights do not depend on.
 
-    A weight of which a part is missing is no weight: its other tensors remain, for which no model has a parameter.
+    Of a weight of which a part is missing the other parts remain, for which no model has a parameter. Of several formats that
+    fit, the first counts.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Dequantized(Headers):
         for kind in formats:
             stems = (name.removesuffix(kind.parts[0]) for name in tensors if name.endswith(kind.parts[0]))
             for stem in stems:
-                if all(stem + ending in tensors for ending in kind.parts):
+                if stem + kind.weight not in self._formats and all(stem + ending in tensors for ending in kind.parts):
                     raw = {ending: stem + ending for ending in (*kind.parts, *kind.more) if stem + ending in tensors}
                     self._formats[stem + kind.weight] = kind, Renamed(tensors, raw)
                     held |= {*raw.values()}

@@ -12,42 +12,15 @@ from hooked_lm.hub.quantized.scaled import Mxfp4, ScaledFloat8, ScaledFloat8OfV4
 # Globs of fields without effect on the weights: which modules are quantised and in which groups, as the file shows; how they were
 # found; how another library computes with them.
 NO_EFFECT = (
-    *("quant_method", "modules_to_*", "ignored_layers", "ignore", "lm_head", "targets", "group_size", "q_group_size"),
-    *(
-        "activation_scheme",
-        "activation_scale_ub",
-        "fmt",
-        "scale_fmt",
-        "expert_dtype",
-        "dequantize",
-        "backend",
-        "provider",
-    ),
-    *("bnb_4bit_*", "llm_int8_*", "load_in_*", "version", "meta", "global_compression_ratio", "kv_cache_scheme"),
-    *(
-        "desc_act",
-        "sym",
-        "act_group_aware",
-        "static_groups",
-        "true_sequential",
-        "damp_*",
-        "mse",
-        "dataset",
-        "tokenizer",
-    ),
-    *(
-        "batch_size",
-        "model_*",
-        "module_name_*",
-        "block_name_*",
-        "modules_in_*",
-        "max_input_length",
-        "cache_block_outputs",
-    ),
-    *("quantizer", "*exllama*", "use_cuda_fp16", "do_fuse", "fuse_max_seq_len"),
-)
+    *("quant_method", "method", "modules_to_*", "ignored_layers", "ignore", "lm_head", "group_size", "q_group_size", "version"),
+    *("activation_scheme", "activation_scale_ub", "fmt", "scale_fmt", "expert_dtype", "dequantize", "backend", "provider"),
+    *("bnb_4bit_*", "llm_int8_*", "load_in_*", "meta", "global_compression_ratio", "kv_cache_scheme", "quantizer", "sym"),
+    *("desc_act", "act_group_aware", "static_groups", "true_sequential", "damp_*", "mse", "dataset", "tokenizer", "model_*"),
+    *("batch_size", "module_name_*", "block_name_*", "modules_in_*", "max_input_length", "cache_block_outputs"),
+    *("*exllama*", "use_cuda_fp16", "do_fuse", "fuse_max_seq_len"),
+)  # fmt: skip
 OF_ACTIVATIONS = ("*.input_scale", "*.input_zero_point", "*.output_scale", "*.output_zero_point", "*.[kv]_scale")
-AS_TRAINED = "its activations are not rounded to 8 bits, as kernels for such weights round them"
+NOT_ROUNDED = "activations are not rounded to 8 bits, as kernels for such weights do"
 
 
 @dataclass(frozen=True)
@@ -92,7 +65,7 @@ def _float8(given: HFConfig) -> Quantization:
     """The fp8 of DeepSeek, and mxfp8, whose scales are powers of two: the dtypes of the tensors show which."""
     block = _block(given.get("weight_block_size", [128, 128]))
     name = f"{given.quant_method} in blocks of {block[0]} x {block[1]}" if block else f"{given.quant_method}"
-    return Quantization(name, (ScaledFloat8(block), ScaledFloat8OfV4(block)), AS_TRAINED, ("*activation_scale",))
+    return Quantization(name, (ScaledFloat8(block), ScaledFloat8OfV4(block)), NOT_ROUNDED, ("*activation_scale",))
 
 
 def _mxfp4(given: HFConfig) -> Quantization:
@@ -101,7 +74,7 @@ def _mxfp4(given: HFConfig) -> Quantization:
 
 def _bitsandbytes(given: HFConfig) -> Quantization:
     if given.get("load_in_8bit", given.get("_load_in_8bit")):
-        return Quantization("bitsandbytes int8", (Int8Rows(),), AS_TRAINED)
+        return Quantization("bitsandbytes int8", (Int8Rows(),), NOT_ROUNDED)
     return Quantization(f"bitsandbytes {given.get('bnb_4bit_quant_type', 'fp4')}", (FourBits(),))
 
 
@@ -117,11 +90,11 @@ def _gptq(given: HFConfig) -> Quantization:
     bits = given.bits
     if bits not in (2, 4, 8):
         raise ValueError(f"bits={bits!r} of gptq is not supported; only 2, 4 and 8 are")
-    return Quantization(f"gptq with {bits} bits", (GPTQ(bits, layout == "gptq"),))
+    return Quantization(f"gptq with {bits} bits", (GPTQ(bits, less=1 if layout == "gptq" else 0),))
 
 
 def _fbgemm(given: HFConfig) -> Quantization:
-    return Quantization("fbgemm_fp8", (ScaledRows(),), AS_TRAINED, ("*.input_scale_ub",))
+    return Quantization("fbgemm_fp8", (ScaledRows(),), NOT_ROUNDED, ("*.input_scale_ub",))
 
 
 def _compressed(given: HFConfig) -> Quantization:
@@ -129,15 +102,16 @@ def _compressed(given: HFConfig) -> Quantization:
     sparsity, groups = given.get("sparsity_config") or {}, given.config_groups.values()
     if sparsity.get("format", "dense") != "dense":
         raise ValueError(f"sparsity_config={sparsity!r} of compressed-tensors is not supported")
-    formats = dict[str, Format]()
+    kinds = set[tuple[bool, str, tuple[int, int] | None]]()  # sorted: those with zeros are looked for first
     for group in groups:
         layout, weights = group.get("format") or given.format, group.get("weights") or {}
         if layout not in _LAYOUTS:
             raise ValueError(f"format={layout!r} of compressed-tensors is not supported; {', '.join(_LAYOUTS)} are")
-        formats[layout] = _LAYOUTS[layout](_block(weights.get("block_structure")))
+        kinds.add((bool(weights.get("symmetric", True)), layout, _block(weights.get("block_structure"))))
     rounds = any(group.get("input_activations") for group in groups) or given.get("kv_cache_scheme")
-    name = f"compressed-tensors {' and '.join(formats)}"
-    return Quantization(name, tuple(formats.values()), AS_TRAINED if rounds else "", OF_ACTIVATIONS)
+    formats = tuple(_LAYOUTS[layout](block, symmetric) for symmetric, layout, block in sorted(kinds, key=str))
+    name = f"compressed-tensors {' and '.join(sorted({layout for _, layout, _ in kinds}))}"
+    return Quantization(name, formats, NOT_ROUNDED if rounds else "", OF_ACTIVATIONS)
 
 
 def _block(sizes: object) -> tuple[int, int] | None:
@@ -158,8 +132,8 @@ def _one_of(given: HFConfig, fields: tuple[str, ...], supported: tuple[str, ...]
     return next(iter(found.values()), supported[0])
 
 
-_LAYOUTS: Mapping[str, Callable[[tuple[int, int] | None], Format]] = {
-    "pack-quantized": lambda block: PackedRows(),
+_LAYOUTS: Mapping[str, Callable[[tuple[int, int] | None, bool], Format]] = {
+    "pack-quantized": lambda block, symmetric: PackedRows(symmetric),
     **dict.fromkeys(("float-quantized", "int-quantized", "naive-quantized"), ScaledRows),
 }
 METHODS: Mapping[str, Callable[[HFConfig], Quantization]] = {

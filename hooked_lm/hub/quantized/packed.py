@@ -33,13 +33,13 @@ class AWQ(Format):
 class GPTQ(Format):
     """GPTQ (Frantar et al. 2022, arXiv:2210.17323): `qweight` [in / n, out], `qzeros` [group, out / n] and `scales` [group, out].
 
-    `g_idx` has the group of each input. In the first version of the format the stored zeros are one less than the zeros.
+    `g_idx` has the group of each input. What is stored of a zero is `less` than it: 1 in the first version of the format, else 0.
     """
 
     parts = (".qweight", ".scales", ".qzeros", ".g_idx")
 
-    def __init__(self, bits: int, zeros_less_one: bool) -> None:
-        self.bits, self.zeros_less_one = bits, zeros_less_one
+    def __init__(self, bits: int, less: int) -> None:
+        self.bits, self.less = bits, less
 
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:
         return (raw.shape(".qweight")[1], raw.shape(".g_idx")[0]), raw.dtype(".scales")
@@ -48,17 +48,22 @@ class GPTQ(Format):
         numbers, groups, scales = unpack(raw[".qweight"].T, self.bits), raw[".g_idx"].int(), raw[".scales"]
         if numbers.shape[1] != len(groups):
             raise ValueError(f"{list(raw['.qweight'].shape)} words of {self.bits} bits are not of {len(groups)} inputs")
-        zeros = unpack(raw[".qzeros"], self.bits).to(scales.dtype) + self.zeros_less_one
+        zeros = unpack(raw[".qzeros"], self.bits).to(scales.dtype) + self.less
         return (numbers.to(scales.dtype) - zeros[groups].T) * scales[groups].T
 
 
 class PackedRows(Format):
     """`weight_packed` [out, in / n] of compressed-tensors, `weight_scale` [out, group], `weight_zero_point` [out / n, group].
 
-    Without zeros the numbers are signed: a zero is half of the range. `weight_shape` shows how many bits a number has.
+    If they are `symmetric`, each zero is half of the range, and none is stored. `weight_shape` shows how many bits a number has.
     """
 
-    parts, more = (".weight_packed", ".weight_scale", ".weight_shape"), (".weight_zero_point",)
+    parts = (".weight_packed", ".weight_scale", ".weight_shape")
+
+    def __init__(self, symmetric: bool) -> None:
+        self.symmetric = symmetric
+        if not symmetric:
+            self.parts = (*self.parts, ".weight_zero_point")
 
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:
         return tuple(raw[".weight_shape"].tolist()), raw.dtype(".weight_scale")
@@ -69,7 +74,7 @@ class PackedRows(Format):
         if rest or bits not in (2, 4, 8):
             raise ValueError(f"{list(words.shape)} words hold no {n_out} x {n_in} numbers of 2, 4 or 8 bits")
         numbers, shape = unpack(words, bits).to(scales.dtype), (n_out, n_in)
-        if ".weight_zero_point" not in raw:
+        if self.symmetric:
             return (numbers - 2 ** (bits - 1)) * spread(scales, shape)
         zeros = unpack(raw[".weight_zero_point"].T, bits)[:, :n_out].T
         return (numbers - spread(zeros, shape)) * spread(scales, shape)

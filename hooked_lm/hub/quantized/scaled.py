@@ -40,15 +40,17 @@ class ScaledFloat8OfV4(ScaledFloat8):
 
 
 class ScaledRows(Format):
-    """`weight` of 8 bits, integers or not, and `weight_scale`, as in compressed-tensors and fbgemm; also `weight_zero_point`.
+    """`weight` of 8 bits, integers or not, and `weight_scale`, as in compressed-tensors and fbgemm.
 
-    Products are in the dtype of the scales.
+    If they are not `symmetric`, there is a `weight_zero_point` too. Products are in the dtype of the scales.
     """
 
-    parts, more = (".weight_scale", ".weight"), (".weight_zero_point",)
+    parts = (".weight_scale", ".weight")
 
-    def __init__(self, block: tuple[int, int] | None = None) -> None:
-        self.block = block
+    def __init__(self, block: tuple[int, int] | None = None, symmetric: bool = True) -> None:
+        self.block, self.symmetric = block, symmetric
+        if not symmetric:
+            self.parts = (*self.parts, ".weight_zero_point")
 
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:
         return raw.shape(".weight"), raw.dtype(".weight_scale")
@@ -57,7 +59,7 @@ class ScaledRows(Format):
         stored, scales = raw[".weight"], raw[".weight_scale"]
         _check_bits(stored)
         numbers, shape = stored.to(scales.dtype), tuple(stored.shape)
-        if ".weight_zero_point" in raw:
+        if not self.symmetric:
             numbers -= spread(raw[".weight_zero_point"].to(scales.dtype), shape, self.block)
         return numbers.mul_(spread(scales, shape, self.block))
 
