@@ -4,6 +4,7 @@ The functions of `WRITERS` write a weight in a format, number by number, and say
 """
 
 import copy
+import gc
 import json
 import logging
 import weakref
@@ -19,10 +20,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from hooked_lm import HookedTransformer, hub
-from hooked_lm.hub.load import described
 from hooked_lm.hub.quantized import METHODS, Dequantized, quantization
-from hooked_lm.hub.quantized.methods import NOT_ROUNDED
-from hooked_lm.pretrained import class_of
 from hooked_lm.pretrained import from_pretrained_no_processing as load
 from hooked_lm.weights import open_checkpoint
 from hooked_lm.weights.shards import Headers
@@ -364,7 +362,9 @@ def test_one_weight_after_the_other_is_read(quantised: Path):
     name = next(name for name in found if is_projection(name))
     for _ in range(2):
         files.read.clear()
-        assert weakref.ref(found[name])() is None
+        weight = weakref.ref(found[name])
+        gc.collect()  # what checks annotations keeps the frames of calls
+        assert weight() is None
         assert {*files.read} == {name, name + "_scale_inv"}
 
 
@@ -461,22 +461,11 @@ def test_a_quantised_checkpoint_is_verified(quantised: Path):
         ({"quant_method": "compressed-tensors", "config_groups": 3}, r"quantization_config in .*config.json"),
     ],
 )
-def test_what_is_not_understood_is_refused_before_a_weight_is_read(
-    options: dict[str, Any], message: str, llama: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_not_understood_is_refused_before_a_weight_is_read(options: dict[str, Any], message: str, llama: Path):
     set_config(llama, **options)
     (llama / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=message):
         load(llama)
-    found = described(llama, class_of)
-    assert not found["loads"]
-    assert "quantization_config in" in found["reason"]
-
-
-def test_whether_a_quantised_checkpoint_loads(quantised: Path):
-    found = described(quantised, class_of)
-    assert found["loads"]
-    assert found["dequantized_from"] == f"fp8 in blocks of 16 x 16; {NOT_ROUNDED}"
 
 
 @pytest.mark.parametrize("name", WRITERS)

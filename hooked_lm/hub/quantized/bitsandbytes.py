@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from hooked_lm.hub.quantized.format import Format, Header
+from hooked_lm.hub.quantized.format import Format, Header, look_up
 from hooked_lm.weights.shards import Headers
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
@@ -39,8 +39,7 @@ class FourBits(Format):
             magnitudes = (
                 _times_blocks(nested, raw[".nested_absmax"], state["nested_blocksize"]) + state["nested_offset"]
             )
-        pairs = raw[""].reshape(-1).view(torch.uint8)
-        numbers = raw[".quant_map"].float()[torch.stack((pairs >> 4, pairs & 15), -1).flatten().int()]
+        numbers = look_up(raw[""].reshape(-1), raw[".quant_map"].float(), low_first=False)
         weight = _times_blocks(numbers[: prod(state["shape"])], magnitudes.float(), state["blocksize"])
         return weight.view(state["shape"]).to(getattr(torch, state["dtype"]))
 

@@ -3,13 +3,14 @@
 from abc import ABC, abstractmethod
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
 from hooked_lm.weights.shards import Headers
 
 # The numbers of 4 bits with 2 bits of exponent, by their bits.
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
 Header = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -46,14 +47,16 @@ def unpack(words: Int[Tensor, "*rows words"], bits: int) -> UInt8[Tensor, "*rows
     return ((words[..., None] >> shifts) & (1 << bits) - 1).to(torch.uint8).flatten(-2)
 
 
-def unpack_fp4(pairs: Shaped[Tensor, "*rows bytes"]) -> Float[Tensor, "*rows numbers"]:
-    """The numbers of which each byte holds two, the lower bits first.
+def look_up(
+    pairs: Shaped[Tensor, "*rows bytes"], table: Float[Tensor, "16"] = FP4, low_first: bool = True
+) -> Float[Tensor, "*rows numbers"]:
+    """The entries of a table at the places of which each byte holds two.
 
-    >>> unpack_fp4(torch.tensor([0x21, 0xF0], dtype=torch.uint8)).tolist()
+    >>> look_up(torch.tensor([0x21, 0xF0], dtype=torch.uint8)).tolist()
     [0.5, 1.0, 0.0, -6.0]
     """
-    pairs = pairs.contiguous().view(torch.uint8)
-    return torch.tensor(FP4)[torch.stack((pairs & 15, pairs >> 4), -1).int()].flatten(-2)
+    both = torch.cartesian_prod(table, table)  # of each byte, the higher bits first
+    return F.embedding(pairs.contiguous().view(torch.uint8).int(), both.flip(-1) if low_first else both).flatten(-2)
 
 
 def as_scales(scales: Shaped[Tensor, "*grid"]) -> Float[Tensor, "*grid"]:
@@ -85,4 +88,5 @@ def spread(
             said = "" if block is None else f", and the config says blocks of {block[0]} x {block[1]}"
             raise ValueError(f"{grid[0]} x {grid[1]} scales do not fit a weight of {rows} x {columns}{said}")
         block = rows // grid[0], columns // grid[1]
-    return scales.repeat_interleave(block[0], -2)[..., :rows, :].repeat_interleave(block[1], -1)[..., :columns]
+    whole = scales[..., :, None, :, None].expand(*scales.shape[:-1], block[0], grid[1], block[1])
+    return whole.flatten(-2).flatten(-3, -2)[..., :rows, :columns]

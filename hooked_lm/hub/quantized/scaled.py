@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.hub.quantized.format import Format, Header, as_scales, spread, unpack_fp4
+from hooked_lm.hub.quantized.format import Format, Header, as_scales, look_up, spread
 from hooked_lm.weights.shards import Headers
 
 FP4_PAIRS = (torch.int8, torch.uint8)
@@ -29,7 +29,7 @@ class ScaledFloat8(Format):
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         scales, stored = (raw[name] for name in self.parts)
         _check_bits(stored)
-        numbers = unpack_fp4(stored) if stored.dtype in FP4_PAIRS else stored.float()
+        numbers = look_up(stored) if stored.dtype in FP4_PAIRS else stored.float()
         return numbers.mul_(spread(as_scales(scales), tuple(numbers.shape), self.block)).to(wanted)
 
 
@@ -83,7 +83,7 @@ class Mxfp4(Format):
             raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of shape {list(blocks.shape)}")
         weight = torch.empty(self.header(raw, wanted)[0], dtype=wanted)
         for expert, block, scale in zip(weight, blocks, scales, strict=True):  # all at once would take twice the memory
-            expert.copy_((unpack_fp4(block) * as_scales(scale)[..., None]).flatten(1).T)
+            expert.copy_((look_up(block) * as_scales(scale)[..., None]).flatten(1).T)
         return weight
 
 
