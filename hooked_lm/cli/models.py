@@ -67,7 +67,8 @@ def _checkpoint(name: str) -> Result:
         raise ValueError(f"no model that loads has {name!r} in its name; and as a checkpoint: {error}") from error
     kind = f" (model_type {found['model_type']})" if "model_type" in found else ""
     if found["loads"]:
-        say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}")
+        packed = f"; its weights are dequantised from {escape(how)}" if (how := found.get("dequantized_from")) else ""
+        say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}{packed}")
     else:
         say(f"{escape(name)} does not load{kind}: {escape(found['reason'])}")
     return {"model": name, **found}

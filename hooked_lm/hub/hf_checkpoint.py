@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.files import OF_DAMAGE
 from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub.quantized import Dequantized, Quantization, quantization
 from hooked_lm.hub.renamed import recut, rename_tensors
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
@@ -42,7 +44,8 @@ class HFCheckpoint:
     the processor of images, or None and why. `architectures` are
     the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
     that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, or of its vision
-    tower, and `whole` is the config of the composite.
+    tower, and `whole` is the config of the composite. `quantization` says how the file stores weights that `open_weights`
+    dequantises.
     """
 
     name: str
@@ -56,6 +59,7 @@ class HFCheckpoint:
     find_processor: Callable[[], tuple[Any, str | None]]
     options: Options
     whole: "PreTrainedConfig | None" = None
+    quantization: Quantization | None = None
 
     @property
     def reader_of_all(self) -> str | None:
@@ -120,9 +124,10 @@ class HFCheckpoint:
 
     def _facts(self) -> dict[str, Any]:
         """The fields of the flat config that are not in the tree; unknown ones keep their defaults."""
-        prepends = self.options.default_prepend_bos
+        prepends, packed = self.options.default_prepend_bos, self.quantization
         facts = {
             **self.labels,
+            "dequantized_from": packed.name if packed else getattr(self.config, "dequantized_from", None),
             "original_architecture": next(iter(self.architectures), self.config.model_type),
             "default_prepend_bos": getattr(self.family, "PREPENDS_BOS", True) if prepends is None else prepends,
             "default_padding_side": self.options.default_padding_side,
@@ -148,7 +153,13 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
     """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    config, module, whole = _parts(_hf_config(folder, options.overrides), options)
+    written = _hf_config(folder, options.overrides)
+    packed = _quantization(written, str(folder / "config.json"))
+    config, module, whole = _parts(written, options)
+    if packed is not None and options.dtype == "auto":  # that of the weights before they were quantised
+        options = replace(
+            options, dtype=next((c.dtype for c in (config, written) if c.dtype is not None), torch.bfloat16)
+        )
     if whole is not None and options.overrides:
         raise ValueError(
             f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
@@ -163,12 +174,37 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
         architectures=list((whole or config).architectures or []),
         generation=_read_generation(generation) if generation.is_file() else {},
         labels=_labels(source.name, has_name, step, options),
-        open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
+        open_weights=partial(_stored_weights, folder, options, packed),
         find_tokenizer=partial(tokenizer_in, folder, source.repository),
         find_processor=partial(processor_in, folder),
         options=options,
         whole=whole,
+        quantization=packed,
     )
+
+
+def _stored_weights(folder: Path, options: Options, packed: Quantization | None) -> Mapping[str, Tensor]:
+    """The weights of a folder by the names in its files; quantised ones as ordinary weights."""
+    tensors = open_checkpoint(folder, mmap=options.mmap)
+    if packed is None:
+        return tensors
+    return Dequantized(tensors, packed.formats, real_dtype(options.dtype, {}), packed.unused)
+
+
+def _quantization(config: "PreTrainedConfig", name: str) -> Quantization | None:
+    """How a config, or that of a part, says that weights are quantised, which is taken out of it: what is loaded is not.
+
+    Raises ValueError for what is not understood.
+    """
+    parts = [part for part in vars(config).values() if hasattr(part, "model_type")]
+    found = [vars(part).pop("quantization_config", None) for part in (config, *parts)]
+    options = next((each for each in found if each), None)
+    if options is None:
+        return None
+    try:
+        return quantization(options)
+    except OF_DAMAGE as error:
+        raise ValueError(f"quantization_config in {name}: {error}; {NOT_QUANTIZED}") from error
 
 
 def from_model(source: Source, options: Options) -> HFCheckpoint:

@@ -40,8 +40,8 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
 def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], type]) -> dict[str, Any]:
     """What the config of a checkpoint says: whether it `loads`, its `model_type`, and its `classes` or the `reason`.
 
-    The files of weights are not read. `class_of` maps a tree to a model class. Raises as `load` for a checkpoint that cannot be
-    found.
+    `dequantized_from` says how the weights are quantised, if they are. The files of weights are not read. `class_of` maps a tree
+    to a model class. Raises as `load` for a checkpoint that cannot be found.
     """
     source, options = find(checked_name(model_name), WEIGHT_FILES), Options()
     if (own := find_own(source, options)) is not None:
@@ -55,10 +55,11 @@ def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], typ
     if (reason := missing().get(kind)) is not None:
         return {"loads": False, "model_type": kind, "reason": reason}
     try:
-        config = from_source(source, options, weights=False).config
+        checkpoint = from_source(source, options, weights=False)
     except ValueError as error:
         return {"loads": False, "model_type": kind, "reason": str(error)}
-    return {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[config.model_type]}
+    found = {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[checkpoint.config.model_type]}
+    return found | ({"dequantized_from": str(packed)} if (packed := checkpoint.quantization) is not None else {})
 
 
 def checked_name(name: object, hf_model: object = None) -> str | os.PathLike[str]:

@@ -375,6 +375,11 @@ def test_models_by_the_names_that_people_use(tmp_path: Path) -> None:
         ({"model_type": "qwen3_vl"}, {"loads": True, "model_type": "qwen3_vl", "classes": ["HookedVisionLanguage"]}),
         ({"model_type": "whisper"}, {"loads": False, "model_type": "whisper", "reason": "its input is sound"}),
         ({"model_type": "nonsense"}, {"loads": False}),
+        (
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            {"loads": True, "dequantized_from": "gptq with 4 bits"},
+        ),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "hqq"}}, {"loads": False}),
     ],
 )
 def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -382,7 +387,9 @@ def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expe
     answer = json.loads(call("models", tmp_path, "--json").stdout)
     assert expected.items() <= answer.items()
     assert ("reason" in answer) == (not answer["loads"])
-    assert ("loads as" if answer["loads"] else "does not load") in call("models", tmp_path).output.replace("\n", " ")
+    said = call("models", tmp_path).output.replace("\n", " ")
+    assert ("loads as" if answer["loads"] else "does not load") in said
+    assert answer.get("dequantized_from", "") in said
     HookedTransformer.from_pretrained("demo").save(tmp_path / "saved")
     assert json.loads(call("models", tmp_path / "saved", "--json").stdout)["classes"] == ["HookedTransformer"]
     assert json.loads(call("models", "demo-shapes", "--json").stdout)["classes"] == ["HookedVisionLanguage"]

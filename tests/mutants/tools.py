@@ -295,6 +295,24 @@ TOOLS = mutants({
          "post = gate * linear if is_shared else multiply_into(gate, linear)\n            self.hook_post(post)\n"
          "            partial = F.linear(post, self.W_out.T)"),
     ],
+    "hub/quantized/format.py": [
+        ("the two numbers of a byte are swapped", "hub/test_quantized.py::further_scales_of_fp8",
+         "both.flip(-1) if low_first else both)", "both if low_first else both.flip(-1))"),
+        ("blocks at the edge of a matrix are no shorter", "hub/test_quantized.py::weights_have_the_values",
+         "if block is None or grid != (", "if block is not None or grid != ("),
+    ],
+    "hub/quantized/packed.py": [
+        ("zeros are read as they are stored", "hub/test_quantized.py::weights_have_the_values",
+         ".to(scales.dtype) + self.less", ".to(scales.dtype)"),
+        ("the inputs of a group are neighbours", "hub/test_quantized.py::weights_have_the_values",
+         'raw[".g_idx"].int()', 'raw[".g_idx"].int().sort().values'),
+        ("outputs are in another order", "hub/test_quantized.py::weights_have_the_values",
+         "AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)", "AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)"),
+    ],
+    "hub/quantized/methods.py": [
+        ("a field that nobody reads is accepted", "hub/test_quantized.py::what_is_not_understood_is_refused",
+         "if unread := given.unread(NO_EFFECT):", "if not (unread := given.unread(NO_EFFECT)) and unread:"),
+    ],
     "hub/config_checks.py": [
         ("a size of zero is accepted", "hub/test_config_checks.py::values_that_no_model_has",
          "not least <= value <= most:", "not 0 <= value <= most:"),
