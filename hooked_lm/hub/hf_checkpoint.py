@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
+from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, is_supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
@@ -61,7 +62,7 @@ class HFCheckpoint:
     def reader_of_all(self) -> str | None:
         """The model class that reads all of a composite whose language model is read alone; None if there is none."""
         model_type = (self.whole or self.config).model_type
-        return next((name for name in VISION_LANGUAGES.values() if model_type in supported(name)), None)
+        return next((name for name in VISION_LANGUAGES.values() if is_supported(model_type, name)), None)
 
     @property
     def whole_type(self) -> str | None:
@@ -264,20 +265,18 @@ def _parts(
 ) -> "tuple[PreTrainedConfig, ModuleType, PreTrainedConfig | None]":
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
     if options.reads_images is not None:
-        is_supported, wants_tower = (
-            config.model_type in supported(options.reads_images),
-            options.reads_images in VISION_ENCODERS.values(),
-        )
-        if wants_tower and not is_supported and (vision := composite_tower.vision_config(config)) is not None:
+        reads_all = is_supported(config.model_type, options.reads_images)
+        wants_tower = not reads_all and options.reads_images in VISION_ENCODERS.values()
+        if wants_tower and (vision := composite_tower.vision_config(config)) is not None:
             return vision, composite_tower.tower_family(config, vision), config
         return config, family(config.model_type, options.reads_images), None
-    if config.model_type in supported():
+    if is_supported(config.model_type):
         return config, family(config.model_type), None
-    if config.model_type in supported(*DUAL_ENCODERS.values()):
+    if is_supported(config.model_type, *DUAL_ENCODERS.values()):
         return config, family(config.model_type, *DUAL_ENCODERS.values()), None
     if (text := composite.text_config(config)) is not None:
         return text, composite.text_family(config, text), config
-    if config.model_type in supported(*VISION_ENCODERS.values()):
+    if is_supported(config.model_type, *VISION_ENCODERS.values()):
         return config, family(config.model_type, *VISION_ENCODERS.values()), None
     return config, family(config.model_type), None
 
@@ -307,12 +306,17 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     classes = written.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise ValueError(f"architectures={classes!r} in {file} must be a list of names of classes")
-    if model_type in supported():  # a composite's language model is checked when it is known
+    if is_supported(model_type):  # a composite's language model is checked when it is known
         check_values({**written, **overrides}, str(file))
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if model_type not in CONFIG_MAPPING:
-        family(str(model_type))  # which refuses it
+        family(model_type)  # which refuses it, or registers its config class with transformers
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{file} is the config of a {model_type}, which transformers {version('transformers')} does not have: upgrade it. "
+            "A family of another package registers its config class (transformers.AutoConfig.register)"
+        )
     try:
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
