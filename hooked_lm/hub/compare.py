@@ -72,9 +72,10 @@ def verify(
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
     source = find(model_name, WEIGHT_FILES, **options.download)
-    if (reader := from_source(source, options).reader_of_all) is not None:
+    if (reader := from_source(source, options, by_transformers=True).reader_of_all) is not None:
         options = replace(options, reads_images=reader)
-    model, checkpoint = load(model_name, options, model_class).eval(), from_source(source, options)
+    checkpoint = from_source(source, options, by_transformers=True)
+    model = load(model_name, options, model_class).eval()
     reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
     by = _Reference(reference, checkpoint, n_tokens, max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps))
     of_images = (by.check(name, *pair) for name, *pair in compared(model, reference, partial(by.complete, model)))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, is_supported
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.hub import composite, composite_tower
+from hooked_lm.hub.bundled import BundledConfig, bundled_config
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
@@ -47,7 +48,7 @@ class HFCheckpoint:
     """
 
     name: str
-    config: "PreTrainedConfig"
+    config: "PreTrainedConfig | BundledConfig"
     family: ModuleType
     architectures: list[str]
     generation: dict[str, Any]
@@ -145,11 +146,14 @@ class HFCheckpoint:
         return {name: value for name, value in facts.items() if name in known}
 
 
-def from_source(source: Source, options: Options, weights: bool = True) -> HFCheckpoint:
-    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
+def from_source(source: Source, options: Options, weights: bool = True, by_transformers: bool = False) -> HFCheckpoint:
+    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded.
+
+    With `by_transformers` the config is one of transformers; else that of the bundled model is read without it.
+    """
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    config, module, whole = _parts(_hf_config(folder, options.overrides), options)
+    config, module, whole = _parts(_hf_config(folder, options.overrides, by_transformers), options)
     if whole is not None and options.overrides:
         raise ValueError(
             f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
@@ -281,20 +285,19 @@ def _parts(
     return config, family(config.model_type), None
 
 
-def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
-    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
-    file = folder / "config.json"
+def _written(file: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's `config.json`. Raises ValueError if there is none, or if it names no model type."""
     if not file.is_file():
-        if (folder / "hooked_lm.json").is_file():
+        if (file.parent / "hooked_lm.json").is_file():
             raise ValueError(
-                f"{folder} holds a model that model.save wrote, and none in HF format: from_pretrained and load read it, "
+                f"{file.parent} holds a model that model.save wrote, and none in HF format: from_pretrained and load read it, "
                 "model.verify() checks it"
             )
         interrupted = (
-            "; model.save writes it last: was it interrupted?" if (folder / "model.safetensors").is_file() else ""
+            "; model.save writes it last: was it interrupted?" if (file.parent / "model.safetensors").is_file() else ""
         )
         raise ValueError(
-            f"no config.json in {folder}, so it is no model in HF format, and no hooked_lm.json, which model.save "
+            f"no config.json in {file.parent}, so it is no model in HF format, and no hooked_lm.json, which model.save "
             f"writes{interrupted}"
         )
     written = read_json(file)
@@ -306,8 +309,18 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     classes = written.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise ValueError(f"architectures={classes!r} in {file} must be a list of names of classes")
+    return written
+
+
+def _hf_config(folder: Path, overrides: Mapping[str, Any], by_transformers: bool) -> Any:
+    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
+    file = folder / "config.json"
+    written = _written(file)
+    model_type = written["model_type"]
     if is_supported(model_type):  # a composite's language model is checked when it is known
         check_values({**written, **overrides}, str(file))
+    if not (by_transformers or overrides) and (found := bundled_config(folder, written)) is not None:
+        return found
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if model_type not in CONFIG_MAPPING:
@@ -338,7 +351,10 @@ def _merged(hf_model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
 
 
 def read_config(
-    module: ModuleType, config: "PreTrainedConfig", architectures: Sequence[str] = (), tensors: Collection[str] = ()
+    module: ModuleType,
+    config: "PreTrainedConfig | BundledConfig",
+    architectures: Sequence[str] = (),
+    tensors: Collection[str] = (),
 ) -> Tree:
     """The tree of an HF config; the transformers class and the tensor names determine an encoder's heads.
 
@@ -361,8 +377,10 @@ def read_config(
     return tree
 
 
-def _defaults(config: "PreTrainedConfig") -> dict[str, Any]:
+def _defaults(config: "PreTrainedConfig | BundledConfig") -> dict[str, Any]:
     """The default of each field; in a config of a part, those of the kind that the part has."""
+    if isinstance(config, BundledConfig):
+        return config.to_dict()
     from transformers import PreTrainedConfig
 
     parts = {name: _defaults(part) for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}
