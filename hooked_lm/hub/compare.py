@@ -79,9 +79,10 @@ def verify(
         checkpoint = from_adapter(source, folder, options)
         model, reference = load_hf(checkpoint, model_class).eval(), checkpoint.options.hf_model
     else:
-        if (reader := from_source(source, options).reader_of_all) is not None:
+        if (reader := from_source(source, options, by_transformers=True).reader_of_all) is not None:
             options = replace(options, reads_images=reader)
-        model, checkpoint = load(model_name, options, model_class).eval(), from_source(source, options)
+        checkpoint = from_source(source, options, by_transformers=True)
+        model = load(model_name, options, model_class).eval()
         reference = _reference(model, checkpoint, source.folder())
     reference = reference.to(model.device).eval()
     by = _Reference(reference, checkpoint, n_tokens, max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hooked_lm.families import model_class, supported
+from hooked_lm.families import model_class, plugins, supported
 from hooked_lm.hub.composite import text_config
 
 NOT_YET = "not yet"
@@ -83,7 +83,7 @@ def missing() -> dict[str, str]:
     )
     all_reasons = {**REASONS, **{f"{NOT_YET}: {what}": model_types for what, model_types in NOT_BUILT.items()}}
     reasons = {model_type: reason for reason, model_types in all_reasons.items() for model_type in model_types}
-    lacking = {model_type for table in tables for model_type in table} - set(supported())
+    lacking = {model_type for table in tables for model_type in table} - set(supported()) - plugins.model_types()
     return {kind: reasons.get(kind, NOT_YET) for kind in sorted(lacking) if kind in reasons or not _is_composite(kind)}
 
 
