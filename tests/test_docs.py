@@ -224,7 +224,7 @@ def test_every_command_is_on_the_page_of_commands_with_options_that_it_has():
     page = (DOCS / "command-line.md").read_text()
     known = get_command(app).commands
     assert re.findall(r"^## ([a-z]+)$", page, flags=re.M) == list(dict.fromkeys(re.findall(r"\(#([a-z]+)\)", page)))
-    assert set(re.findall(r"^## ([a-z]+)$", page, flags=re.M)) == set(EXAMPLES)
+    assert set(re.findall(r"^## ([a-z]+)$", page, flags=re.M)) == {*EXAMPLES, "mcp"}
     blocks = [code for language, code in snippets.snippets(page) if language == "console"]
     for command in (line for code in blocks for line in snippets.commands(code)):
         _, name, *arguments = shlex.split(command.removesuffix(snippets.SHOW_CODE))

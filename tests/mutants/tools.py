@@ -350,6 +350,12 @@ TOOLS = mutants({
          'row = {"position": number, "token": token} | row | {"position": number}',
          'row = {"position": number, "token": token} | row'),
     ],
+    "cli/mcp.py": [
+        ("a missing argument is taken from the next one", "cli/test_mcp.py::a_call_is_a_command_line",
+         "for key in takewhile(values.__contains__, places)", "for key in filter(values.__contains__, places)"),
+        ("a flag that is off is on", "cli/test_mcp.py::a_call_is_a_command_line",
+         "(param.opts if value else param.secondary_opts)[:1]", "param.opts[:1]"),
+    ],
     "compat/train.py": [
         ("the warm-up starts at the whole rate", "compat/test_train.py::steps_are_those_of_torch",
          "min(1.0, step / config.warmup_steps)", "min(1.0, (step + 1) / config.warmup_steps)"),
