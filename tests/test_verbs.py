@@ -52,6 +52,7 @@ TEXT_IS_ENOUGH = {
         "Rewrite",
         "Location",
         "Part",
+        "SitePart",
         "TrainingConfig",
         "Metric",
     },

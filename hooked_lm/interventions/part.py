@@ -188,13 +188,13 @@ class Part:
         others = [axis for axis in range(len(self.shape)) if axis != self.pos_axis]
         return [_compact(self.indices.get(axis)) for axis in others]
 
-    def has_positions(self, given: object, what: str = "value") -> bool:
+    def has_positions(self, given: object, name: str = "value") -> bool:
         """Whether a tensor that broadcasts to the part differs between positions; raises ValueError as `aligned`."""
         if self.pos_axis is None or not isinstance(given, Tensor):
             return False
-        return self.aligned(given, what).shape[self.pos_axis] > 1
+        return self.aligned(given, name).shape[self.pos_axis] > 1
 
-    def aligned(self, given: Tensor, what: str = "value") -> Tensor:
+    def aligned(self, given: Tensor, name: str = "value") -> Tensor:
         """A view of a tensor with all axes of the site, that broadcasts to the part.
 
         Axes on which one index is selected by an int may be missing, as in `value[:, -1] = given`; and leading ones. Raises
@@ -216,7 +216,7 @@ class Part:
             how = "broadcasts in two ways" if found else "does not broadcast"
             fix = "; give all axes, those of one index with length 1" if found else ""
             raise ValueError(
-                f"{what} has shape {tuple(given.shape)}, which {how} to {tuple(sizes)}{dropped}, what is changed at "
+                f"{name} has shape {tuple(given.shape)}, which {how} to {tuple(sizes)}{dropped}, what is changed at "
                 f"'{self.where}'{fix}"
             )
         view = given.reshape(*found)

@@ -134,6 +134,13 @@ ENGINE = mutants({
         ("grouped heads receive at the wrong key", "patching/test_paths.py::paths_from_heads_are_the_runs_by_hand",
          "return head * self.n_kv(site) // self.n_heads", "return head % self.n_kv(site)"),
     ],
+    "interventions/part.py": [
+        ("a tensor that fits a part in two ways is taken in one of them",
+         "interventions/test_site_part.py::what_does_not_fit_is_refused_by_name",
+         "        if len(found) != 1:", "        if not found:"),
+        ("a row of unequal prompts takes the value of the first", "interventions/test_site_part.py::prompts_of_different_lengths",
+         "[self.rows.index(row) for row in self.indices[0]]", "[0 for row in self.indices[0]]"),
+    ],
     "interventions/controllers.py": [
         ("noise is the same at each position",
          "interventions/test_controllers.py::noise_is_the_same_in_every_run_and_as_large_as_said",

@@ -78,6 +78,12 @@ HOOKS = mutants({
         ("negative indices do not count from the end", "interventions/test_indices.py::detectors_and_controllers_mean_the_same",
          "return [i % n for i in numbers]", "return [abs(i) for i in numbers]"),
     ],
+    "hooks/padding.py": [
+        ("the last token of a padded row is its first", "hooks/test_padding.py::last_is_the_last_token_of_each_row",
+         "torch.arange(1, 1 + real.shape[-1], device=real.device)", "1"),
+        ("positions that are padding do not warn", "hooks/test_padding.py::columns_of_padding_warn_once",
+         "    if not padded.any():\n", "    if True:\n"),
+    ],
     "hooks/recorder.py": [
         ("the device of a cache is ignored", "hooks/test_cache.py::device_and_plain_dict",
          "self.cache[name] = value if self.device is None else self._moved(value)", "self.cache[name] = value"),

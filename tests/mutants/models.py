@@ -111,6 +111,10 @@ MODELS = mutants({
         ("the images of a run are checked twice", "models/vision/test_resolved_once.py::images_are_resolved_once",
          "inputs = self._collected(input, None, attention_mask)", "inputs = self.inputs(input, None, attention_mask)"),
     ],
+    "models/text/bos.py": [
+        ("an EOS takes the place of BOS in silence", "models/text/test_tokens.py::a_tokenizer_without_bos_begins_with_eos",
+         "if tokenizer.bos_token_id is None:", "if False:"),
+    ],
     "models/text/tokens.py": [
         ("rows are padded on the wrong side", "models/text/test_tokens.py::a_row_of_a_batch_is_the_row_alone",
          'slice(0, len(row)) if side == "right" else', 'slice(0, len(row)) if side == "left" else'),

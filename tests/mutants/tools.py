@@ -176,7 +176,9 @@ TOOLS = mutants({
     ],
     "files.py": [
         ("a damaged file raises what it happens to raise", "results/test_damaged.py::damaged_files_are_refused_by_name",
-         "if isinstance(error, ValueError) and path in str(error):", "if not isinstance(error, OSError):"),
+         "or (isinstance(error, ValueError) and path in str(error)):", "or not isinstance(error, OSError):"),
+        ("a file that is not there is a damaged one", "test_saved.py::what_is_not_there_is_said_so",
+         "if not os.path.exists(path):", "if os.path.exists(path):"),
     ],
     "shards/plan.py": [
         ("a plan's hash ignores its settings", "harvest/test_interrupted.py::other_weights_are_another_harvest",
