@@ -309,7 +309,7 @@ TOOLS = mutants({
         ("the inputs of a group are neighbours", "hub/test_quantized.py::weights_have_the_values",
          'raw[".g_idx"].int()', 'raw[".g_idx"].int().sort().values'),
         ("outputs are in another order", "hub/test_quantized.py::weights_have_the_values",
-         "AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)", "AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)"),
+         "[..., AWQ_ORDER].flatten(-2)", "[..., AWQ_ORDER[::-1]].flatten(-2)"),
     ],
     "hub/quantized/methods.py": [
         ("a field that nobody reads is accepted", "hub/test_quantized.py::what_is_not_understood_is_refused",
