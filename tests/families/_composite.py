@@ -115,6 +115,7 @@ COMPOSITES = {
     "phi4_multimodal": "phi3",
     "cosmos3_omni": "qwen3_vl_text",
 }
+COMPOSITES = {kind: text for kind, text in COMPOSITES.items() if kind in transformers.CONFIG_MAPPING}  # as `known`
 
 
 class NoImages(transformers.PreTrainedModel):
