@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from torch import Tensor
 
@@ -63,14 +63,14 @@ class BundledTokenizer:
             raise AttributeError(name)
         return getattr(self._tokenizer(), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._tokenizer(), name, value)
 
     @property
     def __class__(self) -> Any:
         return type(self._tokenizer())
 
-    def decode(self, ids: Any, skip_special_tokens: bool = False, **options: Any) -> Any:
+    def decode(self, ids: object, skip_special_tokens: bool = False, **options: object) -> Any:
         """The text of token ids."""
         row = ids.tolist() if isinstance(ids, Tensor) else ids
         is_row = isinstance(row, list) and all(type(each) is int for each in row)
@@ -78,7 +78,7 @@ class BundledTokenizer:
             return self.backend_tokenizer.decode(row, skip_special_tokens)
         return self._tokenizer().decode(ids, skip_special_tokens=skip_special_tokens, **options)
 
-    def convert_ids_to_tokens(self, ids: Any, **options: Any) -> Any:
+    def convert_ids_to_tokens(self, ids: object, **options: object) -> Any:
         """The token of an id."""
         if "_loaded" not in vars(self) and not options and type(ids) is int:
             return self.backend_tokenizer.id_to_token(ids)
@@ -87,13 +87,13 @@ class BundledTokenizer:
     def __len__(self) -> int:
         return len(self._tokenizer()) if "_loaded" in vars(self) else self.backend_tokenizer.get_vocab_size()
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: object, **options: object) -> Any:
         return self._tokenizer()(*args, **options)
 
     def __repr__(self) -> str:
         return repr(self._tokenizer())
 
-    def __reduce_ex__(self, protocol: Any) -> Any:  # copies are of the tokenizer
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:  # copies are of the tokenizer
         return self._tokenizer().__reduce_ex__(protocol)
 
 

@@ -5,5 +5,3 @@ from hooked_lm.families._shared.llama_like import IGNORED, PREFIX
 from hooked_lm.families.decoders.deepseek_v3 import NO_EFFECT, config
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
-
-PREPENDS_BOS = False
