@@ -157,7 +157,7 @@ def columns_named_by_options() -> Iterator[None]:
         raise ValueError(f"{str(error).partition('; ')[0]}; give {fix}") from None
 
 
-def task_of_file(model: Any, pairs: str, column: list[str] | None, max_pairs: int | None) -> "Task":
+def task_of_file(model: "Decoder", pairs: str, column: list[str] | None, max_pairs: int | None) -> "Task":
     """The pairs of a file or data set, all of which are run together."""
     from hooked_lm.reports.circuit import Task
     from hooked_lm.studies.pairs import text_columns

@@ -200,7 +200,7 @@ def _of_result(model: Decoder, found: SweepResult, held_out: HeldOut, seed: int,
     return _best(model, found, name, limits, about | ({SEEN: known} if known else {}))
 
 
-def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: float | None) -> None:
+def _check_limits(method: object, n_edges: int | None, threshold: float | None) -> None:
     """Raises ValueError unless exactly one limit is given, and the method takes it; TypeError for what is no method."""
     if not isinstance(method, str | SweepResult):
         raise TypeError(

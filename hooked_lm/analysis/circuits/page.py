@@ -8,6 +8,7 @@ from torch import Tensor
 from hooked_lm import viz
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.extras import lazy_import
+from hooked_lm.results.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +33,7 @@ def circuit_section(view: viz.View, text: str, edges: "pd.DataFrame") -> viz.Sec
     return viz.Section("The circuit", *filter(None, [text]), view, *filter(None, [more]), edges.head(SHOWN_EDGES))
 
 
-def faithfulness_section(*evaluations: Any, text: str = "") -> viz.Section:
+def faithfulness_section(*evaluations: Scores, text: str = "") -> viz.Section:
     """Faithfulness and completeness as figures and tables, each of one circuit or of several."""
     parts: list[Any] = [" ".join(filter(None, [MEANING, text]))]
     for found in evaluations:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +14,14 @@ from hypothesis import strategies as st
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedTransformer, Pairs
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
-from hooked_lm.analysis.circuits import Circuit
+from hooked_lm.analysis.circuits import Circuit, Evaluation
 from hooked_lm.analysis.circuits.circuit import EFFECTS, KL
 from hooked_lm.analysis.circuits.paths import feeds, on_paths, strongest_paths
 from hooked_lm.viz.graphs import GraphView
 from tests.close import assert_equal
+from tests.unchecked import unchecked
 
 SIZES = {"n_layers": 2, "d_model": 8, "n_heads": 4, "d_mlp": 8, "n_ctx": 4, "d_vocab": 7, "act_fn": "gelu"}
 MODELS = {"plain": {}, "grouped": {"n_key_value_heads": 2}, "parallel": {"parallel_attn_mlp": True}}
@@ -199,3 +202,44 @@ def test_the_legend_says_what_colours_mean(about: dict[str, Any], scores: tuple[
     assert [kind for kind, _ in legend] == ["up", "down"]
     assert legend[0][1] == meanings
     assert legend[1][1] != meanings
+
+
+def test_a_circuit_writes_a_page(tmp_path: Path) -> None:
+    circuit = drawn(
+        3,
+        "plain",
+        0.3,
+        method="eap",
+        metric="logit difference",
+        search_prompts=["0123abcd"],
+        agreement={"spearman": 0.5},
+    )
+    pairs = Pairs(["one <b>", "two"], ["three", "four"], [[" a", " b"], [" c", " d"]], [" e", " f"])
+    n, empty = circuit.graph.n_edges, torch.zeros(2)
+    values = torch.stack([torch.rand(1, 2), torch.rand(1, 2)])
+    found = Evaluation(
+        values, {"of": ["circuit", "complement"], "circuit": ["it"]}, empty + 1, empty, [circuit.n_edges], n
+    )
+    page = circuit.report(tmp_path / "page.html", found, pairs, command="hooked-lm circuit `x`").read_text(
+        encoding="utf-8"
+    )
+    for part in (
+        "How faithful it is",
+        "one &lt;b&gt;",
+        " a or  b",
+        "<code>hooked-lm circuit ",
+        "spearman 0.5",
+        "logit difference",
+        "srcdoc=",
+        'id="plotly"',
+        f"The 24 edges with the largest scores, of {circuit.pruned().n_edges} on a path.",
+    ):
+        assert part in page, part
+    assert "0123abcd" not in page
+    assert "Not evaluated" not in page
+    assert "http" not in re.sub(r"https?://www\.w3\.org[^ ]*|<script.*?</script>", "", page, flags=re.DOTALL)
+    assert "Not evaluated" in circuit.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"evaluation must be a result of circuits\.evaluate for this model"):
+        circuit.report(tmp_path / "page.html", replace(found, n_all=n + 1))
+    with unchecked(), pytest.raises(TypeError, match="pairs must be Pairs, got"):
+        circuit.report(tmp_path / "page.html", pairs=["one"])  # type: ignore[arg-type]
