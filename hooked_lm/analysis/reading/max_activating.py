@@ -181,7 +181,7 @@ def max_activating_examples(
 
 
 def examples_of(
-    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: Any
+    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: int | bool
 ) -> list[MaxActivating]:
     """The examples of each of the numbers that a measure gives, in one pass; `settings` are those of TopExamples."""
     for name in ("k", "context", "skip"):
