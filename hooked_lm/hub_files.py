@@ -10,6 +10,7 @@ from urllib.request import getproxies
 __all__ = ["files", "snapshot", "unreachable"]
 
 CONNECTION_SECONDS = 5
+Option = str | bool | Path | None  # `revision`, `cache_dir`, `local_files_only`, `token`, `force_download`
 
 
 def unreachable() -> str | None:
@@ -30,7 +31,7 @@ def unreachable() -> str | None:
     return None
 
 
-def snapshot(repository: str, patterns: Sequence[str], **download: Any) -> Path:
+def snapshot(repository: str, patterns: Sequence[str], **download: Option) -> Path:
     """The folder of a repository in the cache, after a download of the files that match a pattern.
 
     Without a connection it is what was downloaded before. `download` are arguments of `snapshot_download` of huggingface_hub,
@@ -38,23 +39,24 @@ def snapshot(repository: str, patterns: Sequence[str], **download: Any) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    why = None if download.get("local_files_only") else unreachable()
+    options: dict[str, Any] = {**download}
+    why = None if options.get("local_files_only") else unreachable()
     if why is not None:
-        download["local_files_only"] = True
+        options["local_files_only"] = True
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(patterns), **download))
+        return Path(snapshot_download(repository, allow_patterns=list(patterns), **options))
     except (OSError, ValueError) as error:
         raise ValueError(f"the hub did not give {', '.join(patterns)} of {repository!r}: {why or error}") from error
 
 
-def files(repository: str, **download: Any) -> list[str]:
+def files(repository: str, **download: Option) -> list[str]:
     """The paths of all files of a repository; without a connection, of those in the cache."""
     from huggingface_hub import HfApi
 
     if not download.get("local_files_only") and unreachable() is None:
-        api, revision = HfApi(token=download.get("token")), download.get("revision")
+        options: dict[str, Any] = {name: download.get(name) for name in ("token", "revision")}
         try:
-            return list(api.list_repo_files(repository, revision=revision))
+            return list(HfApi().list_repo_files(repository, **options))
         except Exception:  # of many kinds without a connection; what is in the cache may do
             pass
     folder = snapshot(repository, ["README.md"], **download)

@@ -72,8 +72,8 @@ def without_weights(model: str) -> Any:
     """The decoder that a checkpoint's config describes, on the meta device: it has sites and no memory."""
     from dataclasses import replace
 
-    from hooked_lm import HookedTransformer
     from hooked_lm.compat.loading import get_pretrained_model_config
+    from hooked_lm.pretrained import HookedTransformer
 
     return HookedTransformer(replace(get_pretrained_model_config(model), device="meta", init_weights=False))
 

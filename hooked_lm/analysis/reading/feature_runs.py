@@ -10,7 +10,15 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.neurons import to_logits
 from hooked_lm.engine.prompts import some_rows
-from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded, run_with_features
+from hooked_lm.interventions.dictionaries.hook import (
+    Coder,
+    Dictionary,
+    Edit,
+    Transcode,
+    decoded,
+    encoded,
+    run_with_features,
+)  # fmt: skip
 from hooked_lm.interventions.dictionaries.site import site_read
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
@@ -98,7 +106,9 @@ class FeatureRuns:
             both = logits[active.to(logits.device)], ablated[active[rows].to(ablated.device)]
             sums.add(acts[active], [found.double().log_softmax(-1).cpu() for found in both], following[active])
 
-    def _run(self, tokens: Rows, real: Bool[Tensor, "batch pos"], edit: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(
+        self, tokens: Rows, real: Bool[Tensor, "batch pos"], edit: Edit | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         hook = self.kind(self.where, sae=self.sae, error="keep", edit=edit)
         mask = real.long().to(self.model.device)
         return run_with_features(self.model, tokens.to(self.model.device), hook, attention_mask=mask)

@@ -233,7 +233,7 @@ def top_features(
     sae: Coder,
     prompt: str | Int[Tensor, "1 pos"],
     *,
-    position: int = -1,
+    positions: int = -1,
     metric: Callable[[Tensor], Tensor] | None = None,
     answers: RightAndWrong | None = None,
     site: Site | None = None,
@@ -243,7 +243,7 @@ def top_features(
     """The features that are active at a position of a prompt, strongest first, with what they contribute to an answer.
 
     Args:
-        position: the position; negative ones count from the end.
+        positions: the position; a negative one counts from the end.
         metric, answers: a differentiable function of the logits, or the right and the wrong next token, whose logit difference
             it is. The column "attribution" is then the gradient of the metric times the activation (Marks et al. 2024,
             arXiv:2403.19647): an estimate of what is lost without the feature at that position, from one backward pass.
@@ -270,7 +270,7 @@ def top_features(
         [features] = by_site.values()
         if len(logits) != 1:
             raise ValueError(f"top_features describes one prompt, and {len(logits)} are given")
-        place = checked_index(position, features.shape[1], "position", "the prompt")
+        place = checked_index(positions, features.shape[1], "position", "the prompt")
         at = features[0, place].detach()
         active = at.nonzero().flatten()
         active = active[at[active].argsort(descending=True)]

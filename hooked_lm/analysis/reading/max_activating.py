@@ -181,7 +181,7 @@ def max_activating_examples(
 
 
 def examples_of(
-    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: Any
+    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: int | bool
 ) -> list[MaxActivating]:
     """The examples of each of the numbers that a measure gives, in one pass; `settings` are those of TopExamples."""
     for name in ("k", "context", "skip"):
@@ -189,11 +189,8 @@ def examples_of(
             raise ValueError(f"{name} must be at least {least}, got {number}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    top, n_positions, skip = (
-        TopExamples(measure.site, measure=measure, activations=True, **settings),
-        0,
-        settings["skip"],
-    )
+    options: dict[str, Any] = {**settings, "activations": True}
+    top, n_positions, skip = TopExamples(measure.site, measure=measure, **options), 0, settings["skip"]
     for tokens, real in batches(model, prompts, batch_size):
         run_to(model, measure.site, tokens, real, top)
         n_positions += int((real.cumsum(1) > skip)[real].sum())

@@ -1,7 +1,7 @@
 """`load`: the dictionary of a file, a folder, or a repository on the hub, in any of the known formats."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hooked_lm import hub_files
 from hooked_lm.interventions.dictionaries.formats import load_dictionary_learning, load_saelens
@@ -24,7 +24,7 @@ FILES = {
 
 @stored.names_the_file
 def load(
-    path: str | Path, sae_id: str | None = None, *, scaling_factor: float | None = None, **download: Any
+    path: str | Path, sae_id: str | None = None, *, scaling_factor: float | None = None, **download: hub_files.Option
 ) -> SAE | Normalized:
     """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote, or of a
     repository on the hub.
@@ -60,7 +60,7 @@ def load(
     return _from_disk(_downloaded(found, download), factor, found.settings)
 
 
-def _downloaded(found: Published, download: dict[str, Any]) -> Path:
+def _downloaded(found: Published, download: Mapping[str, hub_files.Option]) -> Path:
     """The folder of a published dictionary, in the cache of the hub."""
     folder = found.folder.strip("/")
     if folder.endswith("/canonical"):
@@ -75,7 +75,9 @@ def _downloaded(found: Published, download: dict[str, Any]) -> Path:
     return where
 
 
-def _from_disk(path: Path, scaling_factor: float | None, settings: Any = None) -> SAE | Normalized:
+def _from_disk(
+    path: Path, scaling_factor: float | None, settings: Mapping[str, object] | None = None
+) -> SAE | Normalized:
     """The dictionary of a file or folder."""
     kind = next((name for name in FILES if (path / name).exists()), None)
     if kind == "cfg.json":

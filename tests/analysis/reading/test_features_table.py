@@ -133,11 +133,11 @@ def test_features_of_a_prompt_and_what_they_contribute(model: HookedTransformer,
             without = Dictionary(SITE, sae=sae, feature=feature, value=0, positions=[-1])
             exact = score(model(prompt)) - score(model.run_with_hooks(prompt, fwd_hooks=[without]))
             assert_near(estimate, exact[0], 0.3 * abs(exact[0]) + 0.1, "a gradient estimates a large change")
-    first = top_features(model, sae, prompt, position=1)
+    first = top_features(model, sae, prompt, positions=1)
     assert list(first.columns) == ["activation"]
     assert first.about["position"] == 1
     with pytest.raises(IndexError, match="position 9 is out of range"):
-        top_features(model, sae, prompt, position=9)
+        top_features(model, sae, prompt, positions=9)
     with pytest.raises(ValueError, match="describes one prompt, and 2 are given"):
         unwrap(top_features)(model, sae, [prompt, prompt])
 
