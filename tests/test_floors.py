@@ -18,6 +18,7 @@ FLOORS = {
     "hub_files": -2,  # of the hub's cache
     "extras": -2,  # optional packages
     "callers": -3,  # who called the package
+    "keywords": -3,  # the names of arguments
     "renamed": -2,  # former names of arguments
     "progress": -2,  # progress bars
     "notebook_repr": -2,  # what notebooks show, as strings

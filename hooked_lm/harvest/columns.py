@@ -14,7 +14,8 @@ from hooked_lm.harvest.shard import COLUMNS, layout
 from hooked_lm.harvest.shard_file import checked_begin, header_of
 from hooked_lm.harvest.stored_value import SCALE
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.hooks.select import UnknownSite, is_shorthand, nearest
+from hooked_lm.hooks.select import UnknownSite, is_shorthand
+from hooked_lm.keywords import nearest
 from hooked_lm.models.names import get_act_name
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.shards import Shards

@@ -18,8 +18,9 @@ from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
 from hooked_lm.hooks.recorder import has_batch_axis, only_row, position_axis
-from hooked_lm.hooks.select import UnknownSite, nearest, site_glob
+from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
+from hooked_lm.keywords import nearest
 from hooked_lm.notebook_repr import bytes_in_words, html_table, summary
 
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site

@@ -1,11 +1,11 @@
 """Selects hook points by the sites that users pass: names, globs, lists and predicates."""
 
-import difflib
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
+from hooked_lm.keywords import nearest
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
 WHEN = {True: "always", False: "on demand"}
@@ -185,8 +185,3 @@ def _beyond(site: str, full: str, names: Iterable[str]) -> UnknownSite | None:
     which = f"{layers[0]} to {layers[-1]}" if in_a_row else ", ".join(map(str, layers))
     of = "layer" if glob.startswith("blocks.") else "number"
     return UnknownSite(f"no hook point '{site}': '{glob}' exists for {of}{'s' * (len(layers) > 1)} {which}")
-
-
-def nearest(name: str, names: Iterable[str]) -> list[str]:
-    """The three names that are most similar to a name, the best first."""
-    return difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from hooked_lm.hooks.select import nearest
+from hooked_lm.keywords import nearest
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.placement import DevicePlan, Rest, block_of
 from hooked_lm.models.shared_weights import shared_parts

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.keywords import check_arguments
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
+from hooked_lm.keywords import check_arguments
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.results import stored
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.generation_step import current
-from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.collector import Collector
 from hooked_lm.interventions.per_thread import PerThread
+from hooked_lm.keywords import check_keywords
 
 __all__ = ["InputTokens", "Texts"]
 

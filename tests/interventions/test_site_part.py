@@ -176,7 +176,7 @@ def test_where_comes_first_and_all_else_by_name():
         assert first in (["hook_point", "layer"], ["layer"]), kind
     assert len(kinds) > 25
     with pytest.raises(
-        TypeError, match=r"ZeroAblate takes hook_point and layer by position and all else by name, got 7 as"
+        TypeError, match=r"ZeroAblate takes hook_point, layer by position and all else by name, got 7 as"
     ):
         ZeroAblate("z", 1, 7)  # type: ignore[misc]
     with pytest.raises(TypeError, match="Scale has no argument 'head'; did you mean 'heads'"):

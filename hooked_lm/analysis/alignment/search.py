@@ -26,8 +26,8 @@ from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, pair_of, prompts_of
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.vision.inputs import PromptRows
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import Label

@@ -25,7 +25,7 @@ from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts, kind_of
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
-from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.gap import one_warning

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
-from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
@@ -21,6 +20,7 @@ from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
 from hooked_lm.interventions.part import Positions, check_positions, parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
+from hooked_lm.keywords import check_keywords
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")

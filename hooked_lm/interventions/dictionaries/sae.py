@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.keywords import check_keywords
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
 

@@ -14,11 +14,11 @@ from hooked_lm.engine.fingerprint import Digest
 from hooked_lm.engine.prompts import some_rows
 from hooked_lm.files import made_folder, writable_folder
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.hooks.keywords import check_keywords
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary, warn_if_poor
 from hooked_lm.interventions.dictionaries.sae import SAE, config_of, filled, frozen
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.vision.inputs import VisionInputs
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.config.build import tree_of_kind
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.row import ABSENT, table

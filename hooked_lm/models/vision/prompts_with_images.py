@@ -11,7 +11,7 @@ from hooked_lm.components.vision.image_text import PLACEHOLDER, ImageText
 from hooked_lm.components.vision.patches import is_ready
 from hooked_lm.components.vision.pixel_format import check_images
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.hooks.keywords import check_keywords
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.text.tokens import padded
 from hooked_lm.models.vision.given_prompts import (
     Chat,

@@ -1,10 +1,13 @@
-"""Checks the names of keyword arguments that a function passes on, and the number of its other arguments."""
+"""Checks the arguments of a call, and names the nearest of those that there are."""
 
+import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature
 
-from hooked_lm.hooks.select import nearest
-from hooked_lm.notebook_repr import short_repr
+
+def nearest(name: str, names: Iterable[str]) -> list[str]:
+    """The three names that are most similar to a name, the best first."""
+    return difflib.get_close_matches(str(name), names, n=3, cutoff=0.0)
 
 
 def check_keywords(function: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -39,8 +42,8 @@ def check_arguments(function: str, wanted: Signature, args: Sequence[object], kw
     ]
     if len(args) > len(first) and Parameter.VAR_POSITIONAL not in kinds.values():
         names = ", ".join(name for name in kinds if name not in first)
-        more = ", ".join(short_repr(one) for one in args[len(first) :])
+        more = ", ".join(" ".join(repr(one).split())[:80] for one in args[len(first) :])
         raise TypeError(
-            f"{function} takes {' and '.join(first)} by position and all else by name, got {more} as well: give its name "
+            f"{function} takes {', '.join(first)} by position and all else by name, got {more} as well: give its name "
             f"({names})"
         )
