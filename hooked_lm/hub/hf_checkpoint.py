@@ -162,9 +162,7 @@ def from_source(source: Source, options: Options, weights: bool = True, by_trans
     packed = _quantization(written, str(folder / "config.json"))
     config, module, whole = _parts(written, options)
     if packed is not None and options.dtype == "auto":  # that of the weights before they were quantised
-        options = replace(
-            options, dtype=next((c.dtype for c in (config, written) if c.dtype is not None), torch.bfloat16)
-        )
+        options = replace(options, dtype=config.dtype or written.dtype or torch.bfloat16)
     if whole is not None and options.overrides:
         raise ValueError(
             f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
@@ -197,7 +195,7 @@ def _stored_weights(folder: Path, options: Options, packed: Quantization | None)
 
 
 def _quantization(config: "PreTrainedConfig", name: str) -> Quantization | None:
-    """How a config, or that of a part, says that weights are quantised, which is taken out of it: what is loaded is not.
+    """How a config, or that of a part, says that weights are quantised. This is taken out of it: the loaded weights are not.
 
     Raises ValueError for what is not understood.
     """

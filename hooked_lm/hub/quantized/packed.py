@@ -58,7 +58,7 @@ class PackedRows(Format):
     If they are `symmetric`, each zero is half of the range, and none is stored. `weight_shape` shows how many bits a number has.
     """
 
-    parts = (".weight_packed", ".weight_scale", ".weight_shape")
+    parts: tuple[str, ...] = (".weight_packed", ".weight_scale", ".weight_shape")
 
     def __init__(self, symmetric: bool) -> None:
         self.symmetric = symmetric

@@ -45,7 +45,7 @@ class ScaledRows(Format):
     If they are not `symmetric`, there is a `weight_zero_point` too. Products are in the dtype of the scales.
     """
 
-    parts = (".weight_scale", ".weight")
+    parts: tuple[str, ...] = (".weight_scale", ".weight")
 
     def __init__(self, block: tuple[int, int] | None = None, symmetric: bool = True) -> None:
         self.block, self.symmetric = block, symmetric
