@@ -146,6 +146,7 @@ def refusals() -> list[tuple[Any, type[Exception], str]]:
     ]
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize(("hook", "error", "message"), refusals(), ids=range(len(refusals())))
 def test_what_does_not_fit_is_refused_by_name(hook: Any, error: type[Exception], message: str):
     with pytest.raises(error, match=message):

@@ -244,8 +244,9 @@ def test_saelens_that_is_not_understood_is_refused_by_name(tmp_path: Path) -> No
     assert load_saelens(saelens(tmp_path, {**w, "scaling_factor": torch.ones(WIDTH)})).kind == "standard"
     one_head = saelens(tmp_path, w, hook_name="blocks.1.attn.hook_z", hook_head_index=2)
     assert load_saelens(one_head).cfg.hook_point is None
+    (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no cfg.json"):
-        load_saelens(tmp_path / "nowhere")
+        load_saelens(tmp_path / "empty")
 
 
 # ---- dictionary_learning ---------------------------------------------------------------------------------------------
