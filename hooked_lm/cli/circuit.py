@@ -1,7 +1,7 @@
 """`circuit`: the edges that a task needs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,9 @@ from hooked_lm.cli.options import (
     PairsOption,
 )
 from hooked_lm.cli.output import records, say, say_path, show_table, shown
+
+if TYPE_CHECKING:
+    from hooked_lm.reports.circuit import CircuitStudy
 
 PAGE = Path("hooked_lm_circuit.html")
 
@@ -64,7 +67,6 @@ def circuit(
     """
     check_writable(output, save)
     check_one_source(clean, corrupted, answers, pairs)
-    from hooked_lm.analysis.circuits.held_out import JUDGED
     from hooked_lm.reports import circuit as report
 
     task = None if pairs else typed_task(clean, corrupted, answers)
@@ -73,6 +75,13 @@ def circuit(
     options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}
     options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
     study = report.find(loaded, task, **options)
+    return _shown(model, study, output, save)
+
+
+def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
+    """Prints the key figures, and writes the page and the circuit."""
+    from hooked_lm.analysis.circuits.held_out import JUDGED
+
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")
@@ -85,7 +94,7 @@ def circuit(
     say_path("report:", path, f"  ({study.seconds:.1f} s)")
     return {
         "model": model,
-        "n_pairs": len(task),
+        "n_pairs": len(study.task),
         "ahead": study.ahead,
         "n_edges": study.circuit.n_edges,
         "of": study.circuit.graph.n_edges,
