@@ -66,7 +66,7 @@ class BundledTokenizer:
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self._tokenizer(), name, value)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._tokenizer())
 

@@ -2,6 +2,7 @@
 layers of full attention without positions; many small experts and a shared one."""
 
 from dataclasses import replace
+from typing import Any
 
 from hooked_lm.components.blocks.block import PreNormBlock
 from hooked_lm.components.blocks.mixer import MixerMLPBlock
@@ -28,7 +29,7 @@ def config(hf: HFConfig) -> DecoderConfig:
         hf, hf.num_experts, GroupedSoftmaxRouter(renormalize=hf.norm_topk_prob), hf.moe_intermediate_size
     )
     experts = replace(experts, shared=replace(experts.expert, d_mlp=hf.shared_expert_intermediate_size))
-    around = {"ln1": norm, "mlp": experts, "ln2": norm}
+    around: dict[str, Any] = {"ln1": norm, "mlp": experts, "ln2": norm}
     kinds = {
         "linear_attention": MixerMLPBlock.Config(mixer=delta_net.mixer(hf), **around),
         "sliding_attention": PreNormBlock.Config(attn=replace(attn, window=hf.sliding_window), **around),
