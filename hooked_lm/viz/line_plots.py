@@ -77,8 +77,6 @@ def lines(
         raise ValueError(
             f"there is an interval of {odd[0]!r}, but no such line: there are {', '.join(map(repr, lines))}"
         )
-    if logarithmic and points and min(points) < 0:
-        raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
     places = _logarithms(points) if logarithmic else points
     n_left = points.count(0) if logarithmic else 0  # of the break
     figure = go.Figure()
@@ -116,9 +114,7 @@ def lines(
     figure.update_yaxes(axis, title={"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}})
     mark_levels(figure, baselines)
     if 0 < n_left < len(points):
-        middle = (places[n_left - 1] + places[n_left]) / 2
-        slashes = {"text": "//", "showarrow": False, "font": {"size": 14, "color": FAINT}}
-        figure.add_annotation(x=middle, y=0, yref="paper", yanchor="middle", **slashes)
+        _mark_break(figure, (places[n_left - 1] + places[n_left]) / 2)
     return figure
 
 
@@ -132,9 +128,17 @@ def _looks(names: Sequence[str], references: Collection[str]) -> dict[str, dict[
 
 def _logarithms(points: Sequence[float | int]) -> list[float]:
     """The places of points on a logarithmic axis; those at 0 are left of all others."""
+    if points and min(points) < 0:
+        raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
     found = [math.log(point) for point in points if point]
     first, last = (found[0], found[-1]) if found else (0.0, 0.0)
     return [first - GAP * ((last - first) or 1.0)] * (len(points) - len(found)) + found
+
+
+def _mark_break(figure: "go.Figure", place: float) -> None:
+    """Two slashes on the horizontal axis."""
+    slashes = {"text": "//", "showarrow": False, "font": {"size": 14, "color": FAINT}}
+    figure.add_annotation(x=place, y=0, yref="paper", yanchor="middle", **slashes)
 
 
 def _broken(values: Sequence[Any], n_left: int) -> list[Any]:

@@ -18,6 +18,7 @@ from hooked_lm.analysis.circuits import Circuit, Evaluation, Runner, evaluate, m
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.viz.theme import FAINT
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -388,8 +389,10 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     [_, curve, complement, _, by_chance] = found.plot().data
     assert (curve.name, complement.name) == ("faithfulness", "completeness (without the circuit)")
     assert by_chance.name == "random edges (range of 5 draws)"
-    assert curve.customdata == tuple(found.n_edges)
-    assert_close(list(curve.x), [math.log1p(n) for n in found.n_edges])
+    assert curve.customdata == (0, None, *found.n_edges[1:])  # the axis is broken after the empty circuit
+    assert_close(list(curve.x[2:]), [math.log(n) for n in found.n_edges[1:]])
+    assert (by_chance.line.color, by_chance.line.dash) == (FAINT, "dot")
+    assert found.plot().layout.title.subtitle.text.endswith(f"95% intervals over {found.n_prompts} prompts")
     table = found.to_dataframe()
     assert table["low"].iloc[[0, 3]].tolist() == table["high"].iloc[[0, 3]].tolist() == [0.0, 1.0]  # by definition
     assert (table["low"] < table["high"])[1:3].all()
