@@ -55,13 +55,17 @@ class LayerProbes(Tabular, Scores):
             raise ValueError(f"there are folds of {len(self.folds)} prompts, and values of {self.n_prompts}")
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        self,
+        values: Float[Tensor, "cell prompt"],
+        cells: Int[Tensor, " chosen"],
+        resampling: Resampling,
+        at_once: bool = False,
+    ) -> tuple[Float[Tensor, " chosen"], Float[Tensor, " chosen"]]:
         """The wider of two intervals: over prompts, and over the means of folds, each of which one probe predicted."""
         folds, bounds = torch.tensor(self.folds), self._bounds
         means = torch.stack([values[:, folds == fold].mean(-1) for fold in folds.unique()], -1)
-        low, high = super()._interval_of(values, resampling, at_once)
-        fold_low, fold_high = bootstrap(means, *resampling)
+        low, high = super()._interval_of(values, cells, resampling, at_once)
+        fold_low, fold_high = bootstrap(means, *resampling, chosen=cells)
         return low.minimum(fold_low.clamp(min=bounds.least)), high.maximum(fold_high.clamp(max=bounds.most))
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.callers import stacklevel_outside
@@ -52,9 +52,13 @@ class Resampling(NamedTuple):
 
 
 def bootstrap(
-    values: Float[Tensor, "cell prompt"], level: float = 0.95, n_resamples: int = 1000, seed: int = 0
-) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
-    """The confidence interval of each cell's mean over prompts.
+    values: Float[Tensor, "cell prompt"],
+    level: float = 0.95,
+    n_resamples: int = 1000,
+    seed: int = 0,
+    chosen: Int[Tensor, " chosen"] | None = None,
+) -> tuple[Float[Tensor, " chosen"], Float[Tensor, " chosen"]]:
+    """The confidence interval of each cell's mean over prompts, or of the `chosen` cells alone: the same as among all.
 
     Each bound is the wider one of two intervals: the bootstrap quantiles, and Student's interval, which accounts for the
     uncertain variance of few prompts. If half of the cells or more have a skewness above 0.5, over four prompts or more, the
@@ -74,9 +78,10 @@ def bootstrap(
     """
     check_interval(level, n_resamples)
     n_prompts = values.shape[1]
+    of_all, values = values, values if chosen is None else values[chosen]
     ends = torch.full((2, len(values)), torch.nan)
     if n_prompts > 1:
-        is_skewed = warn_if_skewed(values) > SKEWED and n_prompts >= FEWEST_PROMPTS
+        is_skewed = warn_if_skewed(of_all) > SKEWED and n_prompts >= FEWEST_PROMPTS
         tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         student = students_t(level, n_prompts - 1)
         for cells in _chunks(values, n_resamples):

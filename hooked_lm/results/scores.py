@@ -182,9 +182,9 @@ class Scores(NotebookRepr):
         """The confidence intervals of some cells of the flattened grid; `simultaneous`, of all cells at once."""
         values = self.values.reshape(-1, self.n_prompts)
         if not simultaneous or len(values) < 2:
-            return self._interval_of(values[cells], resampling)
+            return self._interval_of(values, cells, resampling)
         level = self._level_of_each(values, resampling.level)
-        low, high = self._interval_of(values[cells], resampling._replace(level=level), at_once=True)
+        low, high = self._interval_of(values, cells, resampling._replace(level=level), at_once=True)
         of_groups = by_group(values, self.groups)
         if self._bounds != UNBOUNDED or of_groups.shape[1] < 2:
             return low, high
@@ -193,13 +193,17 @@ class Scores(NotebookRepr):
         return low.minimum((mean - reach).float()), high.maximum((mean + reach).float())
 
     def _interval_of(
-        self, values: Float[Tensor, "cell prompt"], resampling: Resampling, at_once: bool = False
-    ) -> tuple[Float[Tensor, " cell"], Float[Tensor, " cell"]]:
+        self,
+        values: Float[Tensor, "cell prompt"],
+        cells: Int[Tensor, " chosen"],
+        resampling: Resampling,
+        at_once: bool = False,
+    ) -> tuple[Float[Tensor, " chosen"], Float[Tensor, " chosen"]]:
         """The confidence interval of the means of some cells; `at_once`, for the level of all cells at once."""
         bounds = self._bounds
         if bounds.are_finite:
-            return bounds.interval(values, self.groups, resampling.level, at_once)
-        low, high = bootstrap(by_group(values, self.groups), *resampling)
+            return bounds.interval(values[cells], self.groups, resampling.level, at_once)
+        low, high = bootstrap(by_group(values, self.groups), *resampling, chosen=cells)
         return low.clamp(min=bounds.least), high.clamp(max=bounds.most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------

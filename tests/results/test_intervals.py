@@ -300,6 +300,17 @@ def test_intervals_of_all_cells_contain_those_of_each_and_are_those_of_the_top()
     assert_close(torch.stack(one.interval(simultaneous=True)), torch.stack(one.interval()))
 
 
+@pytest.mark.filterwarnings("ignore::hooked_lm.results.bootstrap.SkewWarning")
+def test_the_intervals_of_the_top_do_not_depend_on_how_many_are_asked_for():
+    few, many = 20 + draw(3, 8), draw(9, 8, seed=1).exp()  # the largest cells are not skewed, most others are
+    found = Scores(torch.cat([few, many]), {"head": list(range(12))})
+    _, high = found.interval(simultaneous=True)
+    for n in (1, 2, 3, 5, 12):
+        assert_close(found.top(n).high.to_numpy(), high[found.top(n)["head"].to_numpy()].numpy())
+    alone = found.select(head=[0, 1, 2]).interval()[1]
+    assert not torch.equal(alone, found.interval()[1][:3])  # what is chosen beforehand is judged by itself
+
+
 def test_each_metric_has_the_intervals_that_it_has_alone():
     values = torch.stack([draw(3, 4, 8), 1000 * draw(3, 4, 8, seed=1).abs().sqrt()])
     axes = {"metric": ["a", "b"], "layer": [0, 1, 2], "head": [0, 1, 2, 3]}

@@ -9,7 +9,6 @@ from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.published import Published, canonical, locate, releases
 from hooked_lm.interventions.dictionaries.sae import SAE, frozen, read_dictionary
 from hooked_lm.interventions.dictionaries.scopes import load_gemma_scope, load_llama_scope
-from hooked_lm.results import stored
 
 BUNDLED = Path(__file__).parents[2] / "demo" / "dictionary.safetensors"
 # A file that says the format of a folder -> the files that are read. The first that is there decides.
@@ -22,7 +21,6 @@ FILES = {
 }
 
 
-@stored.names_the_file
 def load(
     path: str | Path, sae_id: str | None = None, *, scaling_factor: float | None = None, **download: hub_files.Option
 ) -> SAE | Normalized:
