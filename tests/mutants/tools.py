@@ -84,9 +84,9 @@ TOOLS = mutants({
         ("a layer that reads the embeddings is reached through the stream alone",
          "analysis/circuits/test_paths.py::pruned_edges_were_of_no_effect",
          "node.is_input or INPUT in node.fed_by for", "node.is_input for"),
-        ("the path through an edge is any, not the widest",
+        ("the path through an edge takes the strongest next edge, not the widest path",
          "analysis/circuits/test_figure_of_paths.py::the_strongest_edges_come_with_their_widest_paths",
-         "width = widths.max()", "width = widths[widths >= 0].min() if bool((widths >= 0).any()) else widths.max()"),
+         "sizes.masked_fill(widths < width, -2.0)", "sizes.masked_fill(widths < 0, -2.0)"),
     ],
     "analysis/circuits/discover.py": [
         ("what clean edges restore has the sign of what ablating them does",

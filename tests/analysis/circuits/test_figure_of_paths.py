@@ -50,6 +50,7 @@ def nodes_of(view: GraphView) -> set[str]:
     return set(re.findall(r'data-node="(.*?)"', view.svg))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
@@ -88,6 +89,7 @@ def test_every_node_is_on_a_drawn_path_and_the_weaker_edges_are_counted(
         assert f"All {n_all} edges on paths" in view.body
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(sorted(MODELS)), n_edges=st.integers(1, 40))
 def test_the_strongest_edges_come_with_their_widest_paths(seed: int, kind: str, n_edges: int) -> None:
@@ -103,11 +105,14 @@ def test_the_strongest_edges_come_with_their_widest_paths(seed: int, kind: str, 
     assert bool(kept[strongest])
     first = strongest_paths(graph, circuit.edges, scores, 1)  # the path of the strongest edge alone
     assert int(kept.sum()) <= max(n_edges, int(first.sum()))
-    sizes = scores.abs()
-    widest = max(
-        float(size) for size in sizes[there] if bool(on_paths(graph, there & (sizes >= size))[strongest])
-    )  # by trying all thresholds
-    assert float(sizes[first].min()) == widest
+    for place in there.nonzero()[
+        :: max(1, int(there.sum()) // 8)
+    ].tolist():  # some edges, as if each were the strongest
+        sizes = scores.abs()
+        sizes[tuple(place)] = 100.0
+        path = strongest_paths(graph, circuit.edges, sizes, 1)
+        through = [float(size) for size in sizes[there] if bool(on_paths(graph, there & (sizes >= size))[tuple(place)])]
+        assert float(sizes[path].min()) == max(through), "the largest threshold with a path through the edge"
 
 
 def test_small_circuits_are_drawn_whole() -> None:
