@@ -69,7 +69,7 @@ def circuit(
     check_one_source(clean, corrupted, answers, pairs)
     from hooked_lm.reports import circuit as report
 
-    task = None if pairs else typed_task(clean, corrupted, answers)
+    task = typed_task(clean, corrupted, answers) if pairs is None else None
     loaded = decoder(model, "circuit")
     task = task or task_of_file(loaded, str(pairs), column, max_pairs)
     options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from textwrap import wrap
 
 from jaxtyping import Float
 from torch import Tensor
@@ -105,7 +106,7 @@ def layered_graph(
         head=f"<h2>{_text(title)}</h2>" * bool(title) + f'<p class="below">{_text(subtitle)}</p>' * bool(subtitle),
         svgs=svgs,
         legend=graph.legend(),
-        hint=HINT,
+        hint=HINT if edges else "",
         data=as_json({"edges": list(graph.listed()), "value": value_name}),
     )
     picture = drawings[0].picture(title, subtitle)
@@ -301,8 +302,8 @@ class _Drawing:
         """A document of its own, with title and legend, in light colours."""
         light = {name: pair[0] for name, pair in COLOURS.items()} | {"sans": FONT}
         style = re.sub(r"var\(--(\w+)\)", lambda match: light[match[1]], STYLE)
-        above = [("title", title), ("below", subtitle)]
-        lines = [(kind, text) for kind, text in above if text]
+        lines = [("title", line) for line in wrap(title, int(self.width / 8))]
+        lines += [("below", line) for line in wrap(subtitle, int(self.width / 6.6))]
         head = "".join(
             f'<text class="{kind}" x="4" y="{18 + 20 * i}">{_text(t)}</text>' for i, (kind, t) in enumerate(lines)
         )
@@ -310,7 +311,7 @@ class _Drawing:
         keys = [*self.graph.meanings(), *([("", self.graph.width_means)] if self.graph.width_means else [])]
         rows = "".join(
             f'<g transform="translate(4 {top + self.height + 18 + 20 * i:.0f})">'
-            + f'<line class="line {kind}" x2="28" stroke-width="4"/>' * bool(kind)
+            + f'<line class="line {kind}" x2="28" style="stroke-width:4"/>' * bool(kind)
             + f'<text class="below" x="36" y="4">{_text(said)}</text></g>'
             for i, (kind, said) in enumerate(keys)
         )

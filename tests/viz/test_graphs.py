@@ -172,6 +172,11 @@ def test_edges_without_scores_are_alike(tmp_path: Path) -> None:
     assert points[-1][1] < at["low"][1]
     assert view.write_svg(tmp_path / "graph.svg").read_text(encoding="utf-8") == view.svg
     assert "var(" not in view.svg
+    long = layered_graph(LEVELS, EDGES, subtitle="many words " * 30)
+    texts = [text.text for text in elements(long, "below")]
+    assert "".join(f"{text} " for text in texts) == "many words " * 30
+    assert len(texts) > 2
+    assert max(map(len, texts)) < WIDE / 6
 
 
 def test_what_does_not_go_together_is_refused() -> None:

@@ -66,11 +66,16 @@ def ends_on_paths(
     """The writers that depend on the input through these edges, and the readers on which the logits depend."""
     edges, inside = (edges & graph.is_edge).float(), feeds(graph).float()
     reached, useful = torch.zeros(len(graph.writers)), torch.zeros(len(graph.readers))
-    reached[[node.is_input or INPUT in node.fed_by for node in graph.writers]] = useful[graph.reader(LOGITS)] = 1
+    reached[_starts(graph)] = useful[graph.reader(LOGITS)] = 1
     for _ in range(len({node.rank for node in graph.readers})):  # the maximum path length
         reached = reached.maximum(((reached @ edges).clamp(max=1) @ inside).clamp(max=1))
         useful = useful.maximum((inside @ (edges @ useful).clamp(max=1)).clamp(max=1))
     return reached.bool(), useful.bool()
+
+
+def _starts(graph: Graph) -> list[bool]:
+    """Whether each writer depends on the input without an edge."""
+    return [node.is_input or INPUT in node.fed_by for node in graph.writers]
 
 
 def strongest_paths(
@@ -105,7 +110,7 @@ class _WidestPaths:
     """
 
     def __init__(self, graph: Graph, sizes: Float[Tensor, "writer reader"]) -> None:
-        self.starts = [node.is_input or INPUT in node.fed_by for node in graph.writers]
+        self.starts = _starts(graph)
         self.end = graph.reader(LOGITS)
         inside = feeds(graph)
         down, up = torch.full((len(graph.writers),), -1.0), torch.full((len(graph.readers),), -1.0)

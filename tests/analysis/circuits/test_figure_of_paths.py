@@ -12,14 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from hooked_lm import HookedTransformer, Pairs
 from hooked_lm.analysis.attribution.graph import INPUT, LOGITS, Graph
 from hooked_lm.analysis.circuits import Circuit, Evaluation
 from hooked_lm.analysis.circuits.circuit import EFFECTS, KL
-from hooked_lm.analysis.circuits.paths import feeds, on_paths, strongest_paths
+from hooked_lm.analysis.circuits.paths import on_paths, strongest_paths
 from hooked_lm.viz.graphs import GraphView
 from tests.close import assert_equal
 
@@ -52,12 +50,7 @@ def nodes_of(view: GraphView) -> set[str]:
     return set(re.findall(r'data-node="(.*?)"', view.svg))
 
 
-def widths(graph: Graph, scores: Float[Tensor, "writer reader"], edges: Bool[Tensor, "writer reader"]) -> float:
-    """The width of the widest path, by trying all thresholds."""
-    sizes = scores.abs()[edges].sort(descending=True).values
-    return next((float(size) for size in sizes if bool(on_paths(graph, edges & (scores.abs() >= size)).any())), 0.0)
-
-
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000),
@@ -96,6 +89,7 @@ def test_every_node_is_on_a_drawn_path_and_the_weaker_edges_are_counted(
         assert f"All {n_all} edges on paths" in view.body
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), kind=st.sampled_from(sorted(MODELS)), n_edges=st.integers(1, 40))
 def test_the_strongest_edges_come_with_their_widest_paths(seed: int, kind: str, n_edges: int) -> None:
@@ -111,14 +105,14 @@ def test_the_strongest_edges_come_with_their_widest_paths(seed: int, kind: str, 
     assert bool(kept[strongest])
     first = strongest_paths(graph, circuit.edges, scores, 1)  # the path of the strongest edge alone
     assert int(kept.sum()) <= max(n_edges, int(first.sum()))
-    writer, reader = strongest.nonzero()[0].tolist()
-    through = there.clone()  # without the edges beside the strongest one: all paths go through it
-    rank = graph.readers[reader].rank
-    for i, j in there.nonzero().tolist():
-        fed = bool(feeds(graph)[j, writer]) or graph.readers[j].rank <= graph.writers[writer].rank
-        if (i, j) != (writer, reader) and not fed and graph.writers[i].rank < rank:
-            through[i, j] = False
-    assert widths(graph, scores, first) >= widths(graph, scores, through) - 1e-6
+    for place in there.nonzero()[
+        :: max(1, int(there.sum()) // 8)
+    ].tolist():  # some edges, as if each were the strongest
+        sizes = scores.abs()
+        sizes[tuple(place)] = 100.0
+        path = strongest_paths(graph, circuit.edges, sizes, 1)
+        through = [float(size) for size in sizes[there] if bool(on_paths(graph, there & (sizes >= size))[tuple(place)])]
+        assert float(sizes[path].min()) == max(through), "the largest threshold with a path through the edge"
 
 
 def test_small_circuits_are_drawn_whole() -> None:
