@@ -22,6 +22,7 @@ LOADERS = {
     "Examples": "hooked_lm.interventions.top_examples:Examples.load",
     "FeatureReport": "hooked_lm.analysis.reading.feature_report:FeatureReport.load",
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
+    "ImageScores": "hooked_lm.analysis.reading.images:ImageScores.load",
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
     "MetricScores": "hooked_lm.results.measures:MetricScores.load",

@@ -19,7 +19,6 @@ from hooked_lm import (
 )
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.reading.images import ImageScores
 from hooked_lm.harvest import harvest
 from hooked_lm.hooks import Cache, wrap
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples
@@ -40,11 +39,6 @@ def model() -> HookedTransformer:
 
 def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
-
-
-def over_an_image() -> ImageScores:
-    axes = {"head": [0, 1], "patch": ["0,0", "0,1"]}
-    return ImageScores(torch.tensor([[[0.5], [1.0]], [[0.0], [2.0]]]), axes, image=torch.rand(3, 2, 4))
 
 
 def circuit() -> circuits.Circuit:
@@ -133,7 +127,6 @@ class Result:
 
 RESULTS = {
     "Scores": Result(scores),
-    "ImageScores": Result(over_an_image),
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
     "GradientReport": Result(gradients),
