@@ -23,6 +23,7 @@ LOADERS = {
     "FeatureReport": "hooked_lm.analysis.reading.feature_report:FeatureReport.load",
     "FeaturesTable": "hooked_lm.analysis.reading.features_table:FeaturesTable.load",
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
+    "ImageScores": "hooked_lm.analysis.reading.images:ImageScores.load",
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
     "MetricScores": "hooked_lm.results.measures:MetricScores.load",

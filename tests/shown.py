@@ -42,11 +42,6 @@ def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
 
 
-def over_an_image() -> ImageScores:
-    axes = {"head": [0, 1], "patch": ["0,0", "0,1"]}
-    return ImageScores(torch.tensor([[[0.5], [1.0]], [[0.0], [2.0]]]), axes, image=torch.rand(3, 2, 4))
-
-
 def circuit() -> circuits.Circuit:
     graph = Graph.of(model())
     return circuits.Circuit.of(graph, [("input", "m0"), ("input", "logits"), ("m0", "logits")])
@@ -133,7 +128,6 @@ class Result:
 
 RESULTS = {
     "Scores": Result(scores),
-    "ImageScores": Result(over_an_image),
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
     "GradientReport": Result(gradients),

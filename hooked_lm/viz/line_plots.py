@@ -77,10 +77,8 @@ def lines(
         raise ValueError(
             f"there is an interval of {odd[0]!r}, but no such line: there are {', '.join(map(repr, lines))}"
         )
-    places = _logarithms(points) if logarithmic else points
-    n_left = points.count(0) if logarithmic else 0  # of the break
-    figure = go.Figure()
-    looks = _looks(list(lines), references)
+    places, n_left = (_logarithms(points), points.count(0)) if logarithmic else (points, 0)  # of points before a break
+    figure, looks = go.Figure(), _looks(list(lines), references)
     for name, line in drawn.items():
         if (ends := ends_of(line, (intervals or {}).get(name))) is not None:
             figure.add_trace(_ribbon(places[n_left:], ends[n_left:], looks[name]["color"]))

@@ -65,7 +65,7 @@ def scale_of(values: Tensor, centre: float | None = None, limit: float | None = 
     Raises ValueError for other limits.
 
     >>> import torch
-    >>> rows = torch.tensor([[-1.0, 2.0], [-0.1, 2.0], [-2.0, 0.1], [5.0, 6.0]])
+    >>> rows = torch.tensor([[-1.0, 2.0], [-0.05, 2.0], [-2.0, 0.05], [5.0, 6.0]])
     >>> [(scale.low, scale.high) for scale in map(scale_of, rows)]
     [(-2.0, 2.0), (0.0, 2.0), (-2.0, 0.0), (5.0, 6.0)]
     """
