@@ -6,6 +6,9 @@ PY := $(BIN)/python
 READY := .venv/.ready
 READY_FOR_DEMO := .venv/.ready-demo
 CLIENTS := .venv-clients
+PAGES := --line-length 85 README.md $(wildcard docs/*.md docs/*/*.md)
+OLDEST := .venv-oldest
+NEWEST := .venv-newest
 PYTEST := $(PY) -m pytest -p tests.profiling -n 2 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=  # many processes import the package: compiled once
 
@@ -32,6 +35,13 @@ $(CLIENTS)/.ready: pyproject.toml constraints.txt tests/clients/needs.txt tests/
 			--target $(CLIENTS)/transformer-lens-$$version transformer-lens==$$version || exit 1; \
 	done
 	touch $@
+
+# The package without what needs a recent torch, and the programs that test it.
+IN_RANGE := -e ".[accelerate,cli,corpus,probes]" pytest pytest-xdist beartype hypothesis peft pillow
+
+$(OLDEST)/.ready $(NEWEST)/.ready: .venv-%/.ready: pyproject.toml constraints.txt $(wildcard $(OLDEST)/.unfinished $(NEWEST)/.unfinished)
+	@$(PYTHON) tests/environment.py .venv-$* --$* $(IN_RANGE)
+	@touch $@
 
 venv: $(READY)  ## make .venv, or bring it up to date
 
@@ -75,18 +85,27 @@ test-on-%: $(READY)
 test-mutants: $(READY)  ## put faults into the package, one at a time: the tests notice every one of them (minutes)
 	$(PY) -m tests.mutants --select all --jobs 2
 
+# torchao, which quantises, needs a newer torch than the oldest
+test-range: $(OLDEST)/.ready $(NEWEST)/.ready  ## the core with the oldest and the newest versions of what the package depends on
+	for env in $(OLDEST) $(NEWEST); do \
+		$$env/bin/python -m pytest -p tests.profiling -n 2 --dist loadgroup -m "not slow" \
+			--ignore tests/models/weights/test_quantize.py tests/families tests/models tests/engine tests/hub || exit 1; \
+	done
+
 clients: $(CLIENTS)/.ready  ## run tools from PyPI that were written for HookedTransformer, and compare with the original
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/clients
 	$(CLIENTS)/bin/python -m pytest -n 2 --dist loadgroup tests/compat/against
 
 check: $(READY)  ## formatting, lint, types
 	$(PY) -m ruff format --check .
+	$(PY) -m ruff format --check $(PAGES)
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
 format: $(READY)  ## format the code and apply lint's safe fixes
 	$(PY) -m ruff check --fix-only .
 	$(PY) -m ruff format .
+	$(PY) -m ruff format $(PAGES)
 
 bench: $(READY)  ## time against Hugging Face and TransformerLens
 	$(PY) -m tests.benchmarks
@@ -119,4 +138,4 @@ clean:  ## remove what the other targets made, except the environments
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -r {} +
 
 .NOTPARALLEL:  # two targets would make the same environment
-.PHONY: help venv demo test test-all test-part test-profile test-browser test-gpu test-processors test-mutants clients check format bench bench-gpu dist docs demo-model clean
+.PHONY: help venv demo test test-all test-part test-profile test-browser test-gpu test-processors test-mutants test-range clients check format bench bench-gpu dist docs demo-model clean

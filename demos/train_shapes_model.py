@@ -19,10 +19,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import (
+    CLIPImageProcessorPil,
     CLIPVisionConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaForConditionalGeneration,
+    LlavaProcessor,
     PreTrainedTokenizerFast,
 )
 
@@ -61,6 +63,14 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, **special, additional_special_tokens=[shapes.IMAGE], padding_side="left"
     )
+
+
+def new_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """What reads pictures of any size: they are resized to the tower's pixels and scaled to -1 to 1."""
+    size = {"height": shapes.SIZE, "width": shapes.SIZE}
+    scale = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    images = CLIPImageProcessorPil(size=size, do_center_crop=False, **scale)
+    return LlavaProcessor(images, tokenizer, shapes.PATCH, "default", num_additional_image_tokens=1)
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlavaForConditionalGeneration:
@@ -123,7 +133,7 @@ def train(steps: int, seed: int, out: Path) -> None:
             log.append({"step": step + 1, "loss": mean_loss, "accuracy": accuracy})
             print({**log[-1], "minutes": round((time.monotonic() - start) / 60, 1)}, flush=True)
             sums.zero_()
-    tokenizer.save_pretrained(out)
+    new_processor(tokenizer).save_pretrained(out)
     model.save_pretrained(out)
     facts = {"seed": seed, "steps": steps, "minutes": round((time.monotonic() - start) / 60, 1)}
     (out / "training.json").write_text(json.dumps({**facts, "log": log}, indent=1) + "\n")

@@ -1,6 +1,7 @@
 """What mkdocs does besides rendering pages: it runs their snippets, puts the outputs below them, and adds the API reference."""
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,9 +17,17 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import api  # noqa: E402
 import llms  # noqa: E402
+import notebooks  # noqa: E402
+import papers  # noqa: E402
 import snippets  # noqa: E402
 
-OUTPUTS: dict[str, list[str]] = {}
+OUTPUTS: dict[str, list[str]] = {}  # page -> what each of its blocks shows, as HTML
+GALLERY = "<!-- gallery -->"
+
+
+def on_config(config: Any) -> None:
+    """Makes links of papers in the text of pages and of docstrings."""
+    config.markdown_extensions.append(papers.Links())
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -30,8 +39,11 @@ def on_files(files: Files, config: Any) -> Files:
         raise PluginError(f"public names without a docstring: {', '.join(missing)}")
     for module in api.MODULES:
         files.append(File.generated(config, f"api/{module}.md", content=api.page(module)))
-    for notebook in (HERE.parent / "demos").glob("*.ipynb"):
-        files.append(File.generated(config, f"demos/{notebook.name}", abs_src_path=str(notebook)))
+    for path in notebooks.NOTEBOOKS:
+        files.append(File.generated(config, f"demos/{path.name}", abs_src_path=str(path)))
+    for name, notebook in notebooks.all_executed().items():
+        text, OUTPUTS[f"demos/{name}.md"] = notebooks.to_page(name, notebook)
+        files.append(File.generated(config, f"demos/{name}.md", content=text))
     files.append(File.generated(config, "assets/plotly.min.js", content=get_plotlyjs()))
     files.append(File.generated(config, "assets/figures.js", content=figure_script()))
     return files
@@ -48,18 +60,21 @@ def figure_script() -> str:
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
-    """Runs the snippets of a page, leaves a mark below each one that shows something, and links to the notebooks of the site."""
-    markdown = markdown.replace("](../demos/", "](demos/")
-    if not snippets.snippets(markdown):
-        return markdown
-    started = time.perf_counter()
-    try:
-        shown = [output.to_html() for output in snippets.run_page(markdown, page.file.src_uri)]
-    except snippets.SnippetError as error:
-        raise PluginError(str(error)) from error
-    log.info(f"ran the {len(shown)} snippets of {page.file.src_uri} in {time.perf_counter() - started:.1f} s")
-    OUTPUTS[page.file.src_uri] = shown
-    numbers = iter(range(len(shown)))
+    """Runs the snippets of a page, leaves a mark below each one, links to the pages of notebooks, and shows their gallery."""
+    source = page.file.src_uri
+    if source == "notebooks.md":
+        markdown = notebooks.TABLE.sub(GALLERY, markdown)
+    if GALLERY in markdown:
+        markdown = markdown.replace(GALLERY, notebooks.gallery(notebooks.all_executed()))
+    markdown = re.sub(r"\]\(\.\./demos/(\w+)\.ipynb", r"](demos/\1.md", markdown)
+    if source not in OUTPUTS and snippets.snippets(markdown):
+        started = time.perf_counter()
+        try:
+            OUTPUTS[source] = [output.to_html() for output in snippets.run_page(markdown, source)]
+        except snippets.SnippetError as error:
+            raise PluginError(str(error)) from error
+        log.info(f"ran the {len(OUTPUTS[source])} snippets of {source} in {time.perf_counter() - started:.1f} s")
+    numbers = iter(range(len(OUTPUTS.get(source, []))))
     return snippets.BLOCK.sub(lambda block: f"{block.group()}\n{mark(next(numbers))}\n\n", markdown)
 
 

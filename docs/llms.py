@@ -9,9 +9,9 @@ COMMENTS = re.compile(r"<!--.*?-->\n?", flags=re.S)
 
 
 def pages(nav: Any) -> list[str]:
-    """The written pages of a navigation, in its order; the reference is made from code."""
+    """The written pages of a navigation, in its order; the reference is made from code, other pages from notebooks."""
     if isinstance(nav, str):
-        return [] if nav.startswith("api/") else [nav]
+        return [] if nav.startswith(("api/", "demos/")) else [nav]
     parts = nav.values() if isinstance(nav, dict) else nav
     return [page for part in parts for page in pages(part)]
 

@@ -6,11 +6,15 @@ that is an expression, or the figure that it assigns to the name `figure`.
 What a page states about a snippet stands below it as comments, `<!-- fact: "she" in text -->`, which readers do not see. An
 expression that is not true is an error.
 
+A comment right below a statement, `# raises ValueError: ...` or `# warns UserWarning: ...`, says what it raises or warns of, in
+as many lines as it takes; `...` stands for any text. A statement that does something else is an error.
+
 A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
 that ends with `; echo $?`.
 """
 
 import ast
+import doctest
 import html
 import io
 import os
@@ -21,6 +25,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from itertools import takewhile
+from types import CodeType
 from typing import Any
 
 BLOCK = re.compile(r"^```(python|console)[^\n]*\n(.*?)^```[^\n]*\n((?:<!-- fact: [^\n]* -->\n)*)", flags=re.M | re.S)
@@ -40,7 +46,7 @@ class Shown:
 
     def to_html(self) -> str:
         """The output below the snippet, or nothing."""
-        printed = f"<pre tabindex='0'><code>{html.escape(self.printed.rstrip())}</code></pre>" if self.printed else ""
+        printed = text_to_html(self.printed) if self.printed else ""
         return f'<div class="snippet-output">{printed}{self.value}</div>' if printed or self.value else ""
 
 
@@ -66,30 +72,75 @@ def commands(code: str) -> list[str]:
     return [line.removeprefix("$ ") for line in code.replace("\\\n", "").splitlines() if line.strip()]
 
 
+def text_to_html(text: str) -> str:
+    """Text as a terminal shows it."""
+    return f"<pre tabindex='0'><code>{html.escape(text.rstrip())}</code></pre>"
+
+
+def figure_to_html(figure: str) -> str:
+    """The place of a figure of plotly, given as JSON, which `figures.js` draws."""
+    return f'<div class="plotly-figure" data-figure="{html.escape(figure, quote=True)}"></div>'
+
+
 def value_to_html(value: Any) -> str:
     """A value as a notebook shows it: a plotly figure, an object with `_repr_html_`, or text."""
     if value is None:
         return ""
     if hasattr(value, "to_plotly_json"):
-        return f'<div class="plotly-figure" data-figure="{html.escape(value.to_json(), quote=True)}"></div>'
+        return figure_to_html(value.to_json())
     rich = value._repr_html_() if hasattr(value, "_repr_html_") else None
-    return rich or f"<pre tabindex='0'><code>{html.escape(repr(value))}</code></pre>"
+    return rich or text_to_html(repr(value))
+
+
+def execute(code: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Runs a snippet in a namespace, as a notebook runs a cell; returns the value of its last statement.
+
+    Raises:
+        SnippetError: a statement did not raise, or not warn of, what the comment below it says.
+    """
+    lines, value = code.splitlines(), None
+    for statement in ast.parse(code).body:
+        comment = takewhile(lambda line: line.startswith("#"), lines[statement.end_lineno :])
+        expected = " ".join(line.removeprefix("#").strip() for line in comment)
+        tree: Any = ast.Expression(statement.value) if isinstance(statement, ast.Expr) else ast.Module([statement], [])
+        step = compile(tree, name, "eval" if isinstance(statement, ast.Expr) else "exec")
+        if not expected.startswith(("raises ", "warns ")):
+            value = eval(step, namespace)
+            continue
+        value = None
+        said, flags = outcome(step, namespace), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        if not doctest.OutputChecker().check_output(f"{expected}\n", f"{said}\n", flags):
+            raise SnippetError(f"{name}: expected that it {expected}\nit {said}\n\n{ast.unparse(statement)}")
+    return value
+
+
+def outcome(step: CodeType, namespace: dict[str, Any]) -> str:
+    """What a statement raises or warns of, as `raises ValueError: ...`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            eval(step, namespace)
+        except Exception as error:
+            message = error.args[0] if isinstance(error, KeyError) else error  # whose str is a repr
+            return f"raises {type(error).__name__}: {message}"
+    return (
+        "; ".join(f"warns {each.category.__name__}: {each.message}" for each in caught) or "raises and warns of nothing"
+    )
 
 
 def run(code: str, name: str, namespace: dict[str, Any]) -> Shown:
-    """Runs a snippet in a namespace, as a notebook runs a cell.
+    """Runs a snippet, and returns what it shows.
 
     Raises:
         SnippetError: the snippet raised; the message has its name, the error and the code.
     """
-    body = ast.parse(code).body
-    last = ast.Expression(body.pop().value) if body and isinstance(body[-1], ast.Expr) else None
     old, out = namespace.get("figure"), io.StringIO()
     with redirect_stdout(out), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            exec(compile(ast.Module(body, []), name, "exec"), namespace)
-            value = eval(compile(last, name, "eval"), namespace) if last else None
+            value = execute(code, name, namespace)
+        except SnippetError:
+            raise
         except Exception as error:
             raise SnippetError(f"{name}: {type(error).__name__}: {error}\n\n{code}") from error
     new = namespace.get("figure")

@@ -21,6 +21,7 @@ LOADERS = {
     "Evaluation": "hooked_lm.analysis.circuits.evaluate:Evaluation.load",
     "Examples": "hooked_lm.interventions.top_examples:Examples.load",
     "FeatureReport": "hooked_lm.analysis.reading.feature_report:FeatureReport.load",
+    "FeaturesTable": "hooked_lm.analysis.reading.features_table:FeaturesTable.load",
     "GradientReport": "hooked_lm.interventions.gradient_report:GradientReport.load",
     "Lens": "hooked_lm.analysis.reading.lens:Lens.load",
     "MaxActivating": "hooked_lm.analysis.reading.max_activating:MaxActivating.load",
@@ -37,7 +38,7 @@ LOADERS = {
     "SweepResult": "hooked_lm.engine.result:SweepResult.load",
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
-    "dictionary": "hooked_lm.interventions.dictionaries.formats:load",
+    "dictionary": "hooked_lm.interventions.dictionaries.pretrained:load",
     "interventions": "hooked_lm.interventions:Hooks.load",
 }
 # The format in the `plan.json` of a folder -> the class that opens the folder.

@@ -19,9 +19,10 @@ from hooked_lm import (
 )
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.harvest import harvest
+from hooked_lm.analysis.reading.images import ImageScores
+from hooked_lm.harvest import estimate_harvest, harvest
 from hooked_lm.hooks import Cache, wrap
-from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples
+from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries
 from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, TopK, TrainingConfig, train_on
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.patching import Study
@@ -39,6 +40,11 @@ def model() -> HookedTransformer:
 
 def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
+
+
+def over_an_image() -> ImageScores:
+    axes = {"head": [0, 1], "patch": ["0,0", "0,1"]}
+    return ImageScores(torch.tensor([[[0.5], [1.0]], [[0.0], [2.0]]]), axes, image=torch.rand(3, 2, 4))
 
 
 def circuit() -> circuits.Circuit:
@@ -127,6 +133,7 @@ class Result:
 
 RESULTS = {
     "Scores": Result(scores),
+    "ImageScores": Result(over_an_image),
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
     "GradientReport": Result(gradients),
@@ -146,6 +153,7 @@ RESULTS = {
         lambda: interventions.steered_texts(model(), steering(), TEXT, doses=[0.5], max_new_tokens=3)
     ),
     "TrainedDictionary": Result(trained),
+    "FeaturesTable": Result(lambda: analysis.features_table(model(), dictionaries.load("demo"), [TEXT], ablate=1)),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }
 # What is no result, but shows itself in a notebook.
@@ -179,6 +187,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "ActivationStore": harvested,
     "Column": lambda: harvested()["resid_post1"],
     "Plan": lambda: harvested().plan,
+    "HarvestEstimate": lambda: estimate_harvest(model(), [TEXT], "resid_post1"),
     "Study": lambda: Study({"layer": [0, 1]}, {}),
     "Pairs": lambda: Pairs(["a"], ["b"], [HOSTILE], ["d"]),
     "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),

@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import markdown
+import nbformat
 import pytest
 import yaml
 from typer.main import get_command
@@ -23,6 +25,8 @@ sys.path.append(str(DOCS))
 
 import api  # noqa: E402
 import llms  # noqa: E402
+import notebooks  # noqa: E402
+import papers  # noqa: E402
 import snippets  # noqa: E402
 
 
@@ -80,6 +84,58 @@ def test_pages_show_every_character_of_their_text():
     assert escaped == []
 
 
+def test_code_on_pages_is_at_most_85_columns_wide():
+    """So that it fits its column; `ruff format --preview --line-length 85 PAGE` breaks long lines."""
+    too_long = []
+    for page in (DOCS.parent / "README.md", *DOCS.rglob("*.md")):
+        blocks = re.findall(r"^```[^\n]*\n(.*?)^```", page.read_text(), flags=re.M | re.S)
+        lines = [line for block in blocks for line in block.splitlines()]
+        too_long += [(page.name, line) for line in lines if len(line) > 85]
+    assert too_long == []
+
+
+def test_every_notebook_has_a_page_and_a_card_with_a_picture_in_light_and_dark():
+    stored = {path.stem: nbformat.read(path, as_version=4) for path in notebooks.NOTEBOOKS}
+    cards = notebooks.gallery(stored)
+    navigation = (DOCS.parent / "mkdocs.yml").read_text()
+    for name, notebook in stored.items():
+        assert f"- demos/{name}.md\n" in navigation
+        assert f"](demos/{name}.md)" in cards
+        assert len([cell for cell in notebook.cells if cell.metadata.get("picture")]) == 1, (
+            "the cell to draw on the card"
+        )
+        for image in re.findall(rf"images/notebooks/{name}(?:-dark)?\.png", cards):
+            assert (DOCS / image).exists(), "run `make docs`"
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs_and_links_to_pages():
+    code = nbformat.v4.new_code_cell("print('<1>')\nfigure")
+    figure = nbformat.v4.new_output("display_data", {notebooks.FIGURE: {"data": []}})
+    progress = nbformat.v4.new_output("stream", name="stderr", text="50%")
+    code.outputs = [nbformat.v4.new_output("stream", text="<1>\n"), progress, figure]
+    texts = map(
+        nbformat.v4.new_markdown_cell, ("# Title", "See [another](lenses.ipynb), [a page](../docs/porting.md).")
+    )
+    text, [output] = notebooks.to_page("one", nbformat.v4.new_notebook(cells=[*texts, code]))
+    assert text.startswith("# Title\n\n[Download this notebook](one.ipynb)")
+    assert "[another](lenses.md), [a page](../porting.md)" in text
+    assert "&lt;1&gt;" in output
+    assert 'class="plotly-figure"' in output
+    assert "50%" not in output
+
+
+def test_papers_become_links():
+    text = "Wang et al. 2022, arXiv:2211.00593; doi:10.1214/aos/1176344552. Elhage et al.\n2021; `arXiv:1.2` huggingface.co/a/b."
+    html = markdown.markdown(f"{text} [arXiv:2211.00593](x.md)", extensions=[papers.Links()])
+    assert re.findall('href="(.*?)"', html) == [
+        "https://arxiv.org/abs/2211.00593",
+        "https://doi.org/10.1214/aos/1176344552",
+        "https://transformer-circuits.pub/2021/framework/index.html",
+        "https://huggingface.co/a/b",
+        "x.md",
+    ]
+
+
 @pytest.mark.slow
 def test_every_public_name_has_a_docstring_and_a_page():
     assert api.undocumented() == []
@@ -130,6 +186,28 @@ def test_a_snippet_is_held_to_what_the_page_states():
         snippets.run_page(page.format(1), "a page")
 
 
+@pytest.mark.parametrize(
+    ("code", "it"),
+    [
+        ("int('x')\n# raises ValueError: invalid ... base 10:\n# 'x'\n\n# a comment\ny = 2\ny", None),
+        ("{}['a b']\n# raises KeyError: a b", None),  # without the quotes of its str
+        ("import warnings\nwarnings.warn('old')\n# warns UserWarning: old", None),
+        ("if True:\n    int('x')\n# raises TypeError: invalid", "raises ValueError: invalid literal"),
+        ("int('x')\n# raises ValueError: valid", "raises ValueError: invalid literal"),
+        ("int('1')\n# raises ValueError: ...", "raises and warns of nothing"),
+        ("int('1')\n# warns UserWarning: ...", "raises and warns of nothing"),
+    ],
+)
+def test_a_snippet_is_held_to_the_error_below_a_statement(code: str, it: str | None):
+    page = f"```python\n{code}\n```\n"
+    if it is None:
+        [shown] = snippets.run_page(page, "a page")
+        assert shown.value == ("" if "y" not in code.split() else snippets.value_to_html(2))
+    else:
+        with pytest.raises(snippets.SnippetError, match=f"a page, snippet 1: expected .*\nit {it}"):
+            snippets.run_page(page, "a page")
+
+
 def test_a_console_snippet_shows_what_its_commands_print():
     page = "```console\n$ hooked-lm sites demo \\\n    --match 'nothing*'; echo $?\n$ hooked-lm --version\n```\n"
     [shown] = snippets.run_page(page, "a page")
@@ -146,7 +224,7 @@ def test_every_command_is_on_the_page_of_commands_with_options_that_it_has():
     page = (DOCS / "command-line.md").read_text()
     known = get_command(app).commands
     assert re.findall(r"^## ([a-z]+)$", page, flags=re.M) == list(dict.fromkeys(re.findall(r"\(#([a-z]+)\)", page)))
-    assert set(re.findall(r"^## ([a-z]+)$", page, flags=re.M)) == set(EXAMPLES)
+    assert set(re.findall(r"^## ([a-z]+)$", page, flags=re.M)) == {*EXAMPLES, "mcp"}
     blocks = [code for language, code in snippets.snippets(page) if language == "console"]
     for command in (line for code in blocks for line in snippets.commands(code)):
         _, name, *arguments = shlex.split(command.removesuffix(snippets.SHOW_CODE))
@@ -156,7 +234,7 @@ def test_every_command_is_on_the_page_of_commands_with_options_that_it_has():
 
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    """With the outputs of snippets, valid links and anchors, and a page for each module; about a minute."""
+    """With the outputs of snippets and notebooks, valid links and anchors, and a page for each module; minutes."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -165,6 +243,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
         assert 'class="plotly-figure"' in html or "<iframe" in html, f"{page} has no picture"
         assert "https://cdn" not in html
         assert "fonts.g" not in html
+        assert not re.findall(r"et\s+al\.\s+\d{4}(?!</a>|,\s+<a)", html), f"{page} names papers without a link"
     reference = (tmp_path / "site" / "api" / "hooked_lm.patching.html").read_text()
     assert 'id="hooked_lm.patching.ablate"' in reference
     assert 'data-output="' not in "".join(file.read_text() for file in (tmp_path / "site").glob("*.html"))

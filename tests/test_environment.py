@@ -136,6 +136,34 @@ def test_an_environment_that_somebody_made_is_kept(clone: Clone) -> None:
     assert asked(clone.make("demo")[2]) == [f"pip {CLI}"]
 
 
+def test_the_ends_of_the_range_have_environments_of_their_own(clone: Clone) -> None:
+    code, _, log = clone.make("test-range")
+    assert code == 0
+    assert [line for line in log if "pytest -p" in line] == [line for line in log if "tests/models" in line]
+    for end in ("oldest", "newest"):
+        folder = clone.folder / f".venv-{end}"
+        assert any(f"-c .venv-{end}/constraints.txt" in line for line in log)
+        pins = (folder / "constraints.txt").read_text()
+        assert ("\ntorch==" in pins, "\ntransformers==" in pins) == (end == "oldest",) * 2
+        assert "\npytest==" in pins
+        assert not (folder / ".unfinished").exists()
+    assert not (clone.folder / ".venv").exists()
+    assert not any("install" in line for line in clone.make("test-range")[2])  # they are ready
+
+
+def test_the_oldest_versions_are_those_of_the_project() -> None:
+    project, lines = (ROOT / "pyproject.toml").read_text(), environment.at_the_end("--oldest").splitlines()
+    pinned = dict(line.split("==") for line in lines if line.partition("==")[0] in ("torch", "transformers", "einops"))
+    assert len(pinned) == 3
+    assert all(f'    "{name}>={version}' in project for name, version in pinned.items())
+    newest = environment.at_the_end("--newest").splitlines()
+    everything = (ROOT / "constraints.txt").read_text().splitlines()
+    assert {"torch", "tokenizers", "transformers"} <= {
+        line.partition("==")[0] for line in set(everything) - set(newest)
+    }
+    assert set(newest) <= set(everything) | {""}
+
+
 def test_uv_installs_where_it_works(clone: Clone) -> None:
     clone.add("uv", UV)
     code, _, log = clone.make("venv")

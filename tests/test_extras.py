@@ -42,6 +42,59 @@ def test_without_pandas_and_plotly():
     assert plotly == ["this needs the package plotly: pip install 'hooked-lm[viz]'"] * 2
 
 
+WITHOUT_CORPUS = """
+import json, sys
+
+sys.modules["datasets"] = sys.modules["pyarrow"] = None  # as if they were not installed
+
+from pathlib import Path
+from typer.testing import CliRunner
+from hooked_lm.cli import app
+from typer.main import get_command
+
+def call(*arguments):
+    return CliRunner().invoke(app, [*arguments, "--json"])
+
+pair = ["--clean", "Mary and John left, John", "--corrupted", "Mary and John left, Mary", "--answers", " Mary, John"]
+Path("texts.jsonl").write_text('{"text": "Mary left"}')
+commands = {
+    "attention": ["demo", "Mary left"],
+    "cache": ["demo", "Mary left", "--site", "resid_post1", "--output", "cache.safetensors"],
+    "circuit": ["demo", *pair, "--method", "eap"],
+    "demo": ["--n-pairs", "1", "--output", "d.html"],
+    "doctor": [],
+    "generate": ["demo", "Mary left", "--max-new-tokens", "1"],
+    "lens": ["demo", "Mary left"],
+    "models": [],
+    "patch": ["demo", *pair],
+    "sites": ["demo"],
+    "verify": ["demo"],
+}
+for name, arguments in commands.items():
+    done = call(name, *arguments)
+    assert done.exit_code == 0, (name, done.output)
+print(*sorted({*get_command(app).commands} - {*commands}))
+for arguments in (
+    ["harvest", "demo", "texts.jsonl", "out", "--site", "resid_post1"],
+    ["patch", "demo", "--pairs", "texts.jsonl", "--output", "out"],
+):
+    done = call(*arguments)
+    print(done.exit_code, json.loads(done.stdout)["error"]["message"])
+"""
+
+
+@pytest.mark.slow
+def test_commands_need_no_datasets_but_for_files_of_documents_and_of_pairs(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CORPUS], capture_output=True, text=True, timeout=240, cwd=tmp_path
+    )
+    assert run.returncode == 0, run.stderr
+    others, *refused = run.stdout.splitlines()
+    assert others == "harvest"
+    assert len(refused) == 2
+    assert all(line.startswith("2 ") and "pip install 'hooked-lm[corpus]'" in line for line in refused)
+
+
 def test_a_module_that_fails_by_itself_says_why(tmp_path, monkeypatch):
     (tmp_path / "needs_another.py").write_text("import no_such_package")
     monkeypatch.syspath_prepend(tmp_path)

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "hooked_lm"
 FLOORS = {
     "errors": -2,  # classes of exceptions
     "files": -2,  # of the standard library alone
+    "hub_files": -2,  # of the hub's cache
     "extras": -2,  # optional packages
     "callers": -3,  # who called the package
     "keywords": -3,  # the names of arguments

@@ -145,6 +145,13 @@ def test_the_oldest_transformers_is_one_that_is_tested() -> None:
     assert oldest == [min(tested, key=lambda version: [int(part) for part in version.split(".")])]
 
 
+def test_every_version_says_what_changes_numbers_without_raising() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1:]
+    assert versions
+    for version in versions:
+        assert version.count("### Changes numbers without raising\n") == 1, version.splitlines()[0]
+
+
 def test_the_citation_has_the_version_of_the_project() -> None:
     version = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
     assert re.findall(r"^version: (.*)", (ROOT / "CITATION.cff").read_text(), re.M) == version

@@ -55,18 +55,22 @@ def test_the_contributions_of_the_readme_sum_to_the_logit_difference():
 @pytest.mark.parametrize(
     ("page", "n_snippets"),
     [
+        ("index.md", 1),
         ("getting-started.md", 9),
         ("concepts.md", 9),
-        ("new-architecture.md", 1),
+        ("how-to.md", 18),
+        ("mistakes.md", 17),
+        ("errors.md", 7),
+        ("new-architecture.md", 2),
         ("porting-tables.md", 2),
         ("patching.md", 22),
-        ("attribution.md", 7),
+        ("attribution.md", 9),
         ("reading.md", 14),
-        ("interventions.md", 12),
+        ("interventions.md", 14),
         ("pictures.md", 10),
-        ("vision.md", 8),
+        ("vision.md", 9),
         ("scale.md", 2),
-        ("harvest.md", 3),
+        ("harvest.md", 5),
         ("performance.md", 2),
         ("porting.md", 2),
     ],
@@ -80,7 +84,7 @@ def test_every_snippet_of_a_page_runs(page: str, n_snippets: int, tmp_path: Path
     found = [(code, facts) for (language, code), facts in blocks if language == "python"]
     assert sum(len(facts) for _, facts in found) == text.count("<!-- fact: "), "facts stand right below their snippet"
     for number, (code, facts) in enumerate(found, 1):
-        exec(compile(code, f"{page}, snippet {number}", "exec"), namespace)
+        of_pages.execute(code, f"{page}, snippet {number}", namespace)
         of_pages.check(facts, f"{page}, snippet {number}", namespace)
 
 

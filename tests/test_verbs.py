@@ -79,6 +79,7 @@ SHOWN_ELSEWHERE = {
     "Shards": "the base class of harvests and tables of studies",
     "CircuitStudy": "tests/reports",
     "View": "tests/viz/test_view.py",
+    "GraphView": "tests/viz/test_graphs.py",
 }
 
 

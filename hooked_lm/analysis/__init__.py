@@ -16,6 +16,7 @@ from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.dashboards import write_dashboards
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
 from hooked_lm.analysis.reading.feature_report import FeatureReport, feature_report
+from hooked_lm.analysis.reading.features_table import FeaturesTable, features_table, top_features
 from hooked_lm.analysis.reading.head_detector import detect_head
 from hooked_lm.analysis.reading.heads import attention_statistics, head_scores, repeated_random_tokens
 from hooked_lm.analysis.reading.images import attention_to_images, nearest_words, on_image
@@ -33,6 +34,7 @@ __all__ = [
     "BoundlessAlignment",
     "Circuit",
     "FeatureReport",
+    "FeaturesTable",
     "Graph",
     "Lens",
     "Location",
@@ -54,6 +56,7 @@ __all__ = [
     "direct_logit_attribution",
     "evaluate",
     "feature_report",
+    "features_table",
     "head_composition",
     "head_scores",
     "head_top_tokens",
@@ -71,6 +74,7 @@ __all__ = [
     "saliency",
     "source_attribution",
     "sweep_alignments",
+    "top_features",
     "train_alignment",
     "train_probe",
     "train_tuned_lens",

@@ -133,7 +133,17 @@ class LayerProbes(Tabular, Scores):
         lines[guess] = torch.full_like(x, value)
         title = title or f"{self.about.get('site', 'probes')}: {self._about_labels}"
         y_title = f"{self.MEASURE} on held-out prompts"
-        figure = viz.lines(x, lines, bounds, title, self._place, y_title, show_values=show_values)
+        figure = viz.lines(
+            x,
+            lines,
+            bounds,
+            title,
+            self._place,
+            y_title,
+            show_values,
+            subtitle=self._of_each,
+            references=(control, guess),
+        )
         if not is_numbered:
             figure.update_xaxes(tickvals=x.tolist(), ticktext=[str(label) for label in labels])
         return figure

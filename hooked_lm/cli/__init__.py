@@ -1,6 +1,20 @@
 """The command `hooked-lm`, a module for each command. Each imports what it needs when it runs, so that `--help` is fast."""
 
-from hooked_lm.cli import attention, cache, circuit, demo, doctor, generate, harvest, lens, models, patch, sites, verify
+from hooked_lm.cli import (
+    attention,
+    cache,
+    circuit,
+    demo,
+    doctor,
+    generate,
+    harvest,
+    lens,
+    mcp,
+    models,
+    patch,
+    sites,
+    verify,
+)
 from hooked_lm.cli.command import EXAMPLES, app
 
 __all__ = [
@@ -14,6 +28,7 @@ __all__ = [
     "generate",
     "harvest",
     "lens",
+    "mcp",
     "models",
     "patch",
     "sites",

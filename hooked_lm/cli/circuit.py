@@ -1,15 +1,26 @@
 """`circuit`: the edges that a task needs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import answers_of, check_writable, decoder
-from hooked_lm.cli.options import AnswersOption, CleanOption, CorruptedOption, ModelArgument
+from hooked_lm.cli.command import Result, command, command_line
+from hooked_lm.cli.inputs import check_one_source, check_writable, decoder, task_of_file, typed_task
+from hooked_lm.cli.options import (
+    AnswersOption,
+    CleanOption,
+    ColumnOption,
+    CorruptedOption,
+    MaxPairsOption,
+    ModelArgument,
+    PairsOption,
+)
 from hooked_lm.cli.output import records, say, say_path, show_table, shown
+
+if TYPE_CHECKING:
+    from hooked_lm.reports.circuit import CircuitStudy
 
 PAGE = Path("hooked_lm_circuit.html")
 
@@ -22,9 +33,10 @@ PAGE = Path("hooked_lm_circuit.html")
 )
 def circuit(
     model: ModelArgument,
-    clean: CleanOption,
-    corrupted: CorruptedOption,
-    answers: AnswersOption,
+    clean: CleanOption = None,
+    corrupted: CorruptedOption = None,
+    answers: AnswersOption = None,
+    pairs: PairsOption = None,
     method: Annotated[
         str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning or masks.")
     ] = "pruning",
@@ -44,21 +56,32 @@ def circuit(
     nulls: Annotated[
         int, typer.Option(help="The number of null circuits: the same search for the answers of other pairs.")
     ] = 0,
+    column: ColumnOption = None,
+    max_pairs: MaxPairsOption = None,
     output: Annotated[Path, typer.Option("--output", "--out", help="The path of the report.")] = PAGE,
     save: Annotated[Path | None, typer.Option(help="The path of the circuit, a safetensors file.")] = None,
 ) -> Result:
     """Find the edges between heads and MLPs that a task needs.
 
-    The circuit is evaluated against the whole model; the report is an HTML page.
+    The circuit is evaluated against the whole model; the report is an HTML page. All prompts have as many tokens each.
     """
     check_writable(output, save)
-    from hooked_lm.analysis.circuits.held_out import JUDGED
+    check_one_source(clean, corrupted, answers, pairs)
     from hooked_lm.reports import circuit as report
 
-    task = report.Task(clean, corrupted, *answers_of(answers))
+    task = None if pairs else typed_task(clean, corrupted, answers)
+    loaded = decoder(model, "circuit")
+    task = task or task_of_file(loaded, str(pairs), column, max_pairs)
     options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}
     options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
-    study = report.find(decoder(model, "circuit"), task, **options)
+    study = report.find(loaded, task, **options)
+    return _shown(model, study, output, save)
+
+
+def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
+    """Prints the key figures, and writes the page and the circuit."""
+    from hooked_lm.analysis.circuits.held_out import JUDGED
+
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")
@@ -67,10 +90,11 @@ def circuit(
     show_table(nodes, {"effect": "+.2f", "low": "+.2f", "high": "+.2f"})
     if save is not None:
         study.circuit.save(save)
-    path = report.write_report(study, output).resolve()
+    path = study.report(output, command_line()).resolve()
     say_path("report:", path, f"  ({study.seconds:.1f} s)")
     return {
         "model": model,
+        "n_pairs": len(study.task),
         "ahead": study.ahead,
         "n_edges": study.circuit.n_edges,
         "of": study.circuit.graph.n_edges,

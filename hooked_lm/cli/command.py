@@ -6,12 +6,14 @@ The function prints for people and returns the same as a mapping, which `--json`
 
 import functools
 import inspect
+import shlex
 import shutil
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from typing import Annotated, Any, Protocol, TextIO, runtime_checkable
 
 import typer
@@ -41,6 +43,7 @@ class _Commands(TyperGroup):
     """Commands for which a wrong option is an error as any other: a line on stderr, and JSON if `--json` is on the line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        TYPED.set(tuple(args))
         ctx.meta["flags"] = {flag for flag in ("--json", "--debug") if flag in args}
         if not args:
             return super().parse_args(ctx, args)  # shows the help
@@ -62,7 +65,7 @@ def _usage_errors(ctx: _Context) -> Iterator[None]:
         command_path = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
         wrong = ValueError(f"{error.format_message().rstrip('.')} (see {command_path} --help)")
         flags = ctx.meta["flags"]
-        with _clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
+        with clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
             raise wrong from error
 
 
@@ -73,6 +76,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich" if WIDE else None,
 )
+TYPED: ContextVar[tuple[str, ...]] = ContextVar("TYPED", default=())  # the arguments of the command that runs
 EXAMPLES: dict[str, str] = {}  # command -> the example of its help
 
 # of every command
@@ -99,6 +103,11 @@ def main(
     """Transformer language models in which every intermediate value has a name."""
 
 
+def command_line() -> str:
+    """The line of a shell that runs the same command."""
+    return shlex.join(["hooked-lm", *TYPED.get()])
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 Result = Mapping[str, object]
@@ -116,10 +125,10 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
         def run(**given: object) -> None:
             as_json, debug = bool(given.pop("as_json")), bool(given.pop("debug"))
             stdout = sys.stdout if as_json else None
-            with _output(as_json) as said, _clean_errors(stdout, debug, LINES[interrupt]):
+            with _output(as_json) as said, clean_errors(stdout, debug, LINES[interrupt]):
                 result = function(**given)
             if as_json:
-                with _clean_errors(None, debug, LINES["ends"]):
+                with clean_errors(None, debug, LINES["ends"]):
                     print(as_text({**result, **({"warnings": said} if said else {})}), flush=True)
             if result.get("ok") is False:
                 raise typer.Exit(FAILED)
@@ -139,10 +148,12 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
 
 @contextmanager
 def _output(as_json: bool) -> Iterator[list[str]]:
-    """Where lines for people go: to the terminal, or nowhere. Warnings are lines on stderr; yields the list of them."""
+    """Where lines for people go: to the terminal, or nowhere. Each warning is one line on stderr; yields the list of them."""
     said: list[str] = []
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) in said:
+            return
         said.append(str(message))
         to_stderr(f"[bold yellow]warning:[/] {escape(str(message))}")
 
@@ -163,7 +174,7 @@ def _output(as_json: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
+def clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
     """Errors are a line on stderr, and the exit code says of which kind they are; on `stdout` goes the same as JSON."""
     try:
         yield

@@ -15,6 +15,7 @@ BASE = ("hooked-lm", "torch", "transformers", "einops", "jaxtyping", "safetensor
 EXTRAS = {  # as in pyproject.toml
     "viz": ("plotly", "pandas"),
     "cli": ("typer", "rich"),
+    "mcp": ("mcp",),
     "probes": ("scikit-learn",),
     "corpus": ("datasets",),
     "accelerate": ("accelerate",),

@@ -2,16 +2,26 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_writable_folder, integers, load
+from hooked_lm.cli.inputs import check_writable_folder, integers, load, without_weights
 from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
-from hooked_lm.cli.output import say, say_resumed
+from hooked_lm.cli.output import say, say_resumed, show_table
 from hooked_lm.cli.prompts_and_sites import sites_of
+
+PlanOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Show the size instead: sizes (of the model its config alone is read), or time (writes a small shard, too)."
+    ),
+]
+TokensOption = Annotated[
+    int | None, typer.Option(help="With --plan, where DATA is a number of documents: the tokens of each.")
+]
 
 
 @command(
@@ -45,37 +55,29 @@ def harvest(
     workers: WorkersOption = 1,
     executor: ExecutorOption = "processes",
     threads: ThreadsOption = None,
+    plan: PlanOption = None,
+    tokens_per_document: TokensOption = None,
 ) -> Result:
-    """Write the activations of a corpus to disk.
+    """Write the activations of a corpus to disk, or say what that will cost.
 
-    After an interruption the same command resumes. It also runs under torchrun --no-python.
+    After an interruption the same command resumes. It also runs under torchrun --no-python. With --plan nothing is written: it
+    shows the tokens, bytes and hours of the same command.
     """
     check_writable_folder(output)
+    of_rows: dict[str, Any] = {
+        "positions": positions if positions in ("all", "text") else integers("positions", positions),
+    }
+    of_rows |= {"dtype": dtype, "reduce": reduce, "context": context, "long": long, "column": column}
+    of_rows |= {"max_documents": max_documents, "batch_size": batch_size, "shard_size": shard_size}
+    if plan is not None:
+        return _estimate(model, documents, site, plan, tokens_per_document, threads, of_rows)
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of
 
     loaded, started = load(model, threads), time.time()
-    store = run(
-        loaded,
-        documents,
-        sites_of(loaded, site),
-        output,
-        positions=positions if positions in ("all", "text") else integers("positions", positions),
-        dtype=dtype,
-        reduce=reduce,
-        context=context,
-        long=long,
-        column=column,
-        max_documents=max_documents,
-        seed=seed,
-        batch_size=batch_size,
-        shard_size=shard_size,
-        documents_per_shard=documents_per_shard,
-        shard=part_of(shard, "shard"),
-        n_workers=workers,
-        executor=executor,
-        threads=threads,
-    )
+    of_work: dict[str, Any] = {"documents_per_shard": documents_per_shard, "shard": part_of(shard, "shard")}
+    of_work |= {"n_workers": workers, "executor": executor, "threads": threads}
+    store = run(loaded, documents, sites_of(loaded, site), output, **of_rows, seed=seed, **of_work)
     say(escape(str(store)))
     return {
         "model": model,
@@ -83,3 +85,25 @@ def harvest(
         "directory": Path(output).resolve(),
         "shards": say_resumed(store, started),
     }
+
+
+def _estimate(
+    model: str,
+    documents: str,
+    site: list[str],
+    plan: str,
+    tokens_per_document: int | None,
+    threads: int | None,
+    settings: dict[str, Any],
+) -> Result:
+    """The size of a harvest, and its hours."""
+    if plan not in ("sizes", "time"):
+        raise ValueError(f"--plan must be sizes or time, got {plan!r}")
+    from hooked_lm.harvest import estimate_harvest
+
+    loaded = load(model, threads) if plan == "time" else without_weights(model)
+    data = int(documents) if documents.isdigit() else documents
+    found = estimate_harvest(loaded, data, sites_of(loaded, site), tokens_per_document=tokens_per_document, **settings)
+    say(escape(repr(found)))
+    show_table([{"site": name, "bytes": size} for name, size in found.bytes_by_site.items()])
+    return {"model": model, **vars(found), "bytes": found.bytes, "hours": found.hours}

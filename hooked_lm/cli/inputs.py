@@ -1,12 +1,14 @@
 """What is typed: names of models, prompts, choices of layers, positions and heads. Mistakes are ValueErrors."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hooked_lm.models.decoder import Decoder
+    from hooked_lm.reports.circuit import Task
 
 ONE_OR_RANGE = re.compile(r"(-?\d+)(?:-(-?\d+))?")
 
@@ -66,6 +68,16 @@ def load(model: str, threads: int | None = None, **options: Any) -> Any:
         return pretrained.from_pretrained(model, **options)
 
 
+def without_weights(model: str) -> Any:
+    """The decoder that a checkpoint's config describes, on the meta device: it has sites and no memory."""
+    from dataclasses import replace
+
+    from hooked_lm.compat.loading import get_pretrained_model_config
+    from hooked_lm.pretrained import HookedTransformer
+
+    return HookedTransformer(replace(get_pretrained_model_config(model), device="meta", init_weights=False))
+
+
 def decoder(model: str, does: str) -> Any:
     """The model; raises ValueError if it is no decoder. `does` says what needs one."""
     from hooked_lm.models.decoder import Decoder
@@ -107,8 +119,48 @@ def check_writable_folder(path: str) -> None:
     writable_folder(path)
 
 
-def answers_of(given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Right and wrong answers of texts such as " Mary, John"."""
-    from hooked_lm.reports.circuit import answers_of as split
+# ---- pairs of prompts ------------------------------------------------------------------------------------------------
 
-    return split(given)
+
+def check_one_source(
+    clean: Sequence[str] | None, corrupted: Sequence[str] | None, answers: Sequence[str] | None, pairs: str | None
+) -> None:
+    """Raises ValueError unless pairs are typed, all parts of them, or are those of a file."""
+    if pairs is not None and (clean or corrupted or answers):
+        raise ValueError("--pairs replaces --clean, --corrupted and --answers: give one or the other")
+    if pairs is None and not (clean and corrupted and answers):
+        raise ValueError("give --clean, --corrupted and --answers for a pair of prompts, or --pairs for a file of them")
+
+
+def typed_task(clean: Sequence[str] | None, corrupted: Sequence[str] | None, answers: Sequence[str] | None) -> "Task":
+    """Pairs that were typed, with answers such as " Mary, John"; raises ValueError for unequal numbers."""
+    from hooked_lm.reports.circuit import Task, answers_of
+
+    parts = [list(part or ()) for part in (clean, corrupted, answers)]
+    if len({*map(len, parts)}) > 1:
+        n_clean, n_corrupted, n_answers = map(len, parts)
+        raise ValueError(
+            f"give as many --clean, --corrupted and --answers; got {n_clean}, {n_corrupted} and {n_answers}"
+        )
+    return Task(parts[0], parts[1], *answers_of(parts[2]))
+
+
+@contextmanager
+def columns_named_by_options() -> Iterator[None]:
+    """Errors for columns that are missing say which options name them."""
+    from hooked_lm.studies.pairs import MissingColumns
+
+    try:
+        yield
+    except MissingColumns as error:
+        fix = " ".join(f"--column {part}=NAME" for part in error.parts)
+        raise ValueError(f"{str(error).partition('; ')[0]}; give {fix}") from None
+
+
+def task_of_file(model: "Decoder", pairs: str, column: list[str] | None, max_pairs: int | None) -> "Task":
+    """The pairs of a file or data set, all of which are run together."""
+    from hooked_lm.reports.circuit import Task
+    from hooked_lm.studies.pairs import text_columns
+
+    with columns_named_by_options():
+        return Task(**text_columns(model, pairs, named("column", column), max_pairs))

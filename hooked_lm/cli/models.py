@@ -40,17 +40,25 @@ def models(
 
 def _listed(name: str | None) -> list[dict[str, Any]]:
     """The model types whose names have this part, all for None."""
-    from hooked_lm.families import model_classes
+    from hooked_lm.families import model_classes, of_other_packages
     from hooked_lm.families.well_known import WELL_KNOWN, found
 
     classes = model_classes()
     chosen = [kind for kind in classes if name is None or name.lower() in kind.lower() or kind in found(name)]
     rows = [{"model_type": kind, "classes": list(classes[kind]), "models": WELL_KNOWN.get(kind, "")} for kind in chosen]
+    for kind, package, model_class, problem in of_other_packages():
+        if name is None or name.lower() in kind.lower():
+            row = {"model_type": kind, "classes": [model_class] if model_class else [], "models": f"of {package}"}
+            rows.append(row if problem is None else {**row, "problem": problem})
     if rows:
         show_table(
             [
-                {"model_type": kind, "class": " or ".join(classes[kind]), "models": WELL_KNOWN.get(kind, "")}
-                for kind in chosen
+                {
+                    "model_type": row["model_type"],
+                    "class": " or ".join(row["classes"]),
+                    "models": row.get("problem", row["models"]),
+                }
+                for row in rows
             ]
         )
     return rows
@@ -67,7 +75,8 @@ def _checkpoint(name: str) -> Result:
         raise ValueError(f"no model that loads has {name!r} in its name; and as a checkpoint: {error}") from error
     kind = f" (model_type {found['model_type']})" if "model_type" in found else ""
     if found["loads"]:
-        say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}")
+        packed = f"; its weights are dequantised from {escape(how)}" if (how := found.get("dequantized_from")) else ""
+        say(f"{escape(name)} loads as {' or '.join(found['classes'])}{kind}{packed}")
     else:
         say(f"{escape(name)} does not load{kind}: {escape(found['reason'])}")
     return {"model": name, **found}

@@ -40,11 +40,25 @@ SitesOption = Annotated[
         "glob. May be repeated.",
     ),
 ]
-CleanOption = Annotated[list[str], typer.Option(help="A prompt that the model answers correctly; may be repeated.")]
-CorruptedOption = Annotated[list[str], typer.Option(help="The prompt with a change that reverses the answer.")]
-AnswersOption = Annotated[
-    list[str], typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
+CleanOption = Annotated[
+    list[str] | None, typer.Option(help="A prompt that the model answers correctly; may be repeated.")
 ]
+CorruptedOption = Annotated[list[str] | None, typer.Option(help="The prompt with a change that reverses the answer.")]
+AnswersOption = Annotated[
+    list[str] | None, typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
+]
+PairsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="In place of one pair: a file, folder or pattern of jsonl, parquet or csv with the columns clean, corrupted, "
+        "answer and wrong_answer; or a data set."
+    ),
+]
+ColumnOption = Annotated[
+    list[str] | None,
+    typer.Option(help="The name of a column of --pairs, such as clean=prompt; may be repeated."),
+]
+MaxPairsOption = Annotated[int | None, typer.Option(help="The number of pairs to read.")]
 # of the commands whose work is cut into shards
 ShardOption = Annotated[
     str | None, typer.Option(help="i/n: compute shards i, i + n, i + 2n, ... alone; counted from 0.")

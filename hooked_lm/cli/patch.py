@@ -11,41 +11,41 @@ from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import (
-    answers_of,
+    check_one_source,
     check_readable,
     check_text,
     check_writable,
     check_writable_folder,
+    columns_named_by_options,
     decoder,
     load,
     named,
+    typed_task,
     which,
 )
-from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, ThreadsOption, WorkersOption
+from hooked_lm.cli.options import (
+    AnswersOption,
+    CleanOption,
+    ColumnOption,
+    CorruptedOption,
+    ExecutorOption,
+    MaxPairsOption,
+    ModelArgument,
+    PairsOption,
+    ShardOption,
+    ThreadsOption,
+    WorkersOption,
+)
 from hooked_lm.cli.output import cells, records, say, say_path, say_resumed, show_table
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
+    from hooked_lm.reports.circuit import Task
     from hooked_lm.studies import PairTable
-    from hooked_lm.studies.pairs import MissingColumns
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
 
-PairClean = Annotated[
-    list[str] | None, typer.Option(help="A prompt that the model answers correctly; may be repeated.")
-]
-PairCorrupted = Annotated[list[str] | None, typer.Option(help="The prompt with a change that reverses the answer.")]
-PairAnswers = Annotated[
-    list[str] | None, typer.Option(help="The right and a wrong next token, with their spaces: ' Mary, John'.")
-]
-PairsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="In place of one pair: a file, folder or pattern of jsonl, parquet or csv with the columns clean, corrupted, "
-        "answer and wrong_answer; or a data set."
-    ),
-]
 DirectoryOption = Annotated[
     str | None, typer.Option("--output", "--out", help="With --pairs: the directory; the study is a folder in it.")
 ]
@@ -65,10 +65,6 @@ FurtherOption = Annotated[
 MetricOption = Annotated[
     list[str] | None, typer.Option(help="With --pairs: logit_difference (the default), logit, probability, ...")
 ]
-ColumnOption = Annotated[
-    list[str] | None,
-    typer.Option(help="The name of a column of --pairs, such as clean=prompt; may be repeated."),
-]
 
 
 @command(
@@ -80,9 +76,9 @@ ColumnOption = Annotated[
 )
 def patch(
     model: ModelArgument,
-    clean: PairClean = None,
-    corrupted: PairCorrupted = None,
-    answers: PairAnswers = None,
+    clean: CleanOption = None,
+    corrupted: CorruptedOption = None,
+    answers: AnswersOption = None,
     pairs: PairsOption = None,
     output: DirectoryOption = None,
     html: HtmlOption = None,
@@ -97,7 +93,7 @@ def patch(
     raw: Annotated[
         bool, typer.Option("--raw/--normalized", help="Show logit differences in nats, or the share that is restored.")
     ] = False,
-    max_pairs: Annotated[int | None, typer.Option(help="The number of pairs to read.")] = None,
+    max_pairs: MaxPairsOption = None,
     batch_size: Annotated[int, typer.Option(help="The number of pairs of one length that run together.")] = 16,
     pairs_per_shard: Annotated[int, typer.Option(help="The number of pairs in a file.")] = 64,
     shard: ShardOption = None,
@@ -111,18 +107,13 @@ def patch(
     """
     options = _options(site, option, layers=layers, positions=positions, heads=heads)
     check_writable(html)
+    check_one_source(clean, corrupted, answers, pairs)
     if pairs is None:
-        if not (clean and corrupted and answers):
-            raise ValueError(
-                "give --clean, --corrupted and --answers for a pair of prompts, or --pairs for a file of them"
-            )
         if output is not None or metric or experiment != "sweep":
             raise ValueError(
                 "--output, --metric and --experiment are of a study of --pairs; a page is written with --html"
             )
-        return _sweep(model, clean, corrupted, answers, options, not raw, html)
-    if clean or corrupted or answers:
-        raise ValueError("--pairs replaces --clean, --corrupted and --answers: give one or the other")
+        return _sweep(model, typed_task(clean, corrupted, answers), options, not raw, html)
     if output is None:
         raise ValueError("--pairs needs --output, the directory of the study")
     check_writable_folder(output)
@@ -139,20 +130,11 @@ def _study(
 ) -> Result:
     """Runs an experiment on the pairs of a file, or goes on with it."""
     from hooked_lm.studies import study_pairs
-    from hooked_lm.studies.pairs import MissingColumns
 
     started = time.time()
-    try:
+    with columns_named_by_options():
         study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
-    except MissingColumns as error:
-        raise _named_by_options(error) from None
     return _show_study(study, started, html)
-
-
-def _named_by_options(error: "MissingColumns") -> ValueError:
-    """The error for columns that are missing, with the options that name them."""
-    fix = " ".join(f"--column {part}=NAME" for part in error.parts)
-    return ValueError(f"{str(error).partition('; ')[0]}; give {fix}")
 
 
 def _options(site: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
@@ -163,28 +145,16 @@ def _options(site: list[str] | None, further: list[str] | None, **chosen: str | 
     return {**sites, **which_ones, **{name: _value(name, text) for name, text in named("option", further).items()}}
 
 
-def _sweep(
-    model: str,
-    clean: list[str],
-    corrupted: list[str],
-    answers: list[str],
-    options: dict[str, Any],
-    normalized: bool,
-    html: Path | None,
-) -> Result:
+def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, html: Path | None) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
     from hooked_lm import patching
     from hooked_lm.engine.study import SwapWarning
     from hooked_lm.reports import sweep
-    from hooked_lm.reports.circuit import Task, check_answers
+    from hooked_lm.reports.circuit import check_answers
 
-    if not len(clean) == len(corrupted) == len(answers):
-        raise ValueError(
-            f"give as many --clean, --corrupted and --answers; got {len(clean)}, {len(corrupted)} and {len(answers)}"
-        )
-    task = Task(clean, corrupted, *answers_of(answers))
     loaded = decoder(model, "patch")
-    tokens = [check_text(loaded, prompt, "patch") for prompt in (*clean, *corrupted)]
+    typed: list[Any] = [task.clean, task.corrupted]
+    tokens = [check_text(loaded, prompt, "patch") for prompts in typed for prompt in prompts]
     if "heads" not in options and options.get("sites") == "z":
         options = {"heads": "each", "positions": None, **options}
     baselines = check_answers(loaded, task)
@@ -199,7 +169,7 @@ def _sweep(
     show_table(records(sweep.readable(shares.top())), NUMBERS)
     say(escape(sweep.finding(result).replace("`", "")))
     if html is not None:
-        sweep.write_report(result, task, (tokens[0], tokens[len(clean)]), html, normalized)
+        sweep.write_report(result, task, (tokens[0], tokens[len(task)]), html, normalized)
         say_path("page:", html)
     return {
         "model": model,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 def solu(x: Tensor) -> Tensor:
-    """Softmax linear unit: `x * softmax(x)` (Elhage et al. 2022)."""
+    """Softmax linear unit: `x * softmax(x)` (Elhage et al. 2022, transformer-circuits.pub/2022/solu/index.html)."""
     return x * x.softmax(-1)
 
 

@@ -12,6 +12,8 @@ from hooked_lm.engine.answers import NEST, Answers, Rows, answer_rows, whole_num
 from hooked_lm.models.text.methods import TextMethods
 
 Positions = int | Sequence[int] | Tensor
+RISING = ("accuracy", "log_probability", "logit", "logit_difference", "probability")  # with a better answer
+FALLING = ("kl_divergence", "loss", "rank")
 
 
 # ---- shared parts -----------------------------------------------------------------------------------------------------
@@ -102,7 +104,7 @@ class Metric:
     @property
     def rises_with_answer(self) -> bool:
         """Whether a larger number means a better answer."""
-        return self.name in ("accuracy", "log_probability", "logit", "logit_difference", "probability")
+        return self.name in RISING
 
     def __repr__(self) -> str:
         return f"{self.name}({self.arguments})"

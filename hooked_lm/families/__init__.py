@@ -9,6 +9,8 @@ prepended only on request; `adjusted_to_tensors(tree, tensors)`, which corrects 
 `text_names(hf)`, regular expressions of tensor names that differ on text alone: their replacements, and None for a part that only
 images use; `JOINED`, tensors that files have in parts, and the names of the parts; `cuts(tree, shapes)`, of files that cut such
 tensors elsewhere: the names of the parts, and the rows of all of them together that belong to each name.
+
+Other packages add families, which are found by entry points (`plugins`).
 """
 
 import pkgutil
@@ -16,6 +18,8 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+
+from hooked_lm.families import plugins
 
 # folder -> model class in `hooked_lm.pretrained`
 OF_TEXT = {
@@ -40,13 +44,28 @@ def supported(*classes: str) -> list[str]:
     return list(_folders(classes or tuple(OF_TEXT.values())))
 
 
+def is_supported(model_type: str, *classes: str) -> bool:
+    """Whether a model type can be loaded as one of these classes, by a family of this package or of another one.
+
+    Raises ValueError if the family of another package is broken.
+
+    >>> is_supported("llama"), is_supported("vit"), is_supported("no_such_type")
+    (True, False, False)
+    """
+    classes = classes or tuple(OF_TEXT.values())
+    return model_type in _folders(classes) or _plugin(model_type, classes) is not None
+
+
 def model_class(model_type: str) -> str:
-    """The name of the model class of a family of text, without importing torch or the family.
+    """The name of the model class of a family of text, without importing torch or a family of this package.
 
     >>> model_class("gpt2")
     'HookedTransformer'
     """
-    return CLASSES[_folders(tuple(OF_TEXT.values()))[model_type]]
+    classes = tuple(OF_TEXT.values())
+    if (folder := _folders(classes).get(model_type)) is not None:
+        return CLASSES[folder]
+    return plugins.model_class(family(model_type))
 
 
 def model_classes() -> dict[str, list[str]]:
@@ -62,22 +81,41 @@ def model_classes() -> dict[str, list[str]]:
     return dict(sorted(found.items()))
 
 
+def of_other_packages() -> list[tuple[str, str, str, str | None]]:
+    """The model type, the package and the model class of each family of another package, and why it cannot be used, or None.
+
+    >>> of_other_packages()
+    []
+    """
+    return plugins.listed(_folders(tuple(CLASSES.values())), tuple(CLASSES.values()))
+
+
 def family(model_type: str, *classes: str) -> ModuleType:
     """The module of a model type that can be loaded as one of these classes, by default one of text alone.
 
-    Raises ValueError, listing the supported types, for an unknown one.
+    Raises ValueError, listing the supported types, for an unknown one, and naming the package if that of another one is broken.
 
     >>> family("gpt2").PREFIX
     'transformer.'
     """
     folder = _folders(classes or tuple(OF_TEXT.values())).get(model_type)
-    if folder is None:
+    if folder is not None:
+        return import_module(f"{__name__}.{folder}.{model_type}")
+    if (module := _plugin(model_type, classes or tuple(OF_TEXT.values()))) is None:
         as_class = f" as a {' or '.join(classes)}" if classes else ""
         raise ValueError(
             f"model_type {model_type!r} is not supported{as_class}; supported are {', '.join(supported(*classes))}. To hook a "
             "model by the names of its modules, without conversion, use hooked_lm.hooks.wrap(model)"
         )
-    return import_module(f"{__name__}.{folder}.{model_type}")
+    return module
+
+
+def _plugin(model_type: str, classes: tuple[str, ...]) -> ModuleType | None:
+    """The family of another package, of one of these classes, unless this one has a family of that name, of whatever class."""
+    if model_type in _folders(tuple(CLASSES.values())):
+        return None
+    module = plugins.plugin(model_type, tuple(CLASSES.values()))
+    return module if module is None or plugins.model_class(module) in classes else None
 
 
 @cache

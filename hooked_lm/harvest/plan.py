@@ -1,18 +1,20 @@
 """The plan of a harvest: everything that determines its files, written before the first forward pass of the corpus."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from hooked_lm import shards
 from hooked_lm.harvest.documents import SAMPLE, Documents
-from hooked_lm.harvest.rows import RowMaker
+from hooked_lm.harvest.rows import DocumentRows, RowMaker
 from hooked_lm.harvest.stored_value import DTYPES, REDUCTIONS, StoredValue
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.shards.plan import check_counts, facts_of_model
+from hooked_lm.shards.plan import check_counts, facts_of_model, name_of
+
+OF_COLUMNS = 17  # bytes of the id, the document, the position and the flag of a token
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,6 +41,15 @@ class HarvestPlan(shards.Plan):
         """How the value of each site is stored."""
         return {site: StoredValue(**about) for site, about in self.sites.items()}
 
+    @property
+    def bytes_per_vector(self) -> int:
+        """The bytes on disk of one token that is kept, at all sites, with its id, document, position and flag."""
+        return sum(value.bytes_per_token for value in self.values.values()) + OF_COLUMNS
+
+    def n_vectors(self, rows: DocumentRows) -> int:
+        """How many vectors of each site are kept of these rows."""
+        return len(rows.ids) if self.reduce else sum(rows.n_kept)
+
 
 def planned(
     model: HookedRootModule,
@@ -56,6 +67,25 @@ def planned(
 
     Raises ValueError for a site without one vector for each token, and for numbers out of range.
     """
+    plan, _ = sketched(
+        model, documents, sites, rows, dtype, reduce, batch_size, shard_bytes, documents_per_shard, threads
+    )
+    return replace(plan, model=facts_of_model(model), data=documents.about())
+
+
+def sketched(
+    model: HookedRootModule,
+    documents: Documents,
+    sites: Site,
+    rows: RowMaker,
+    dtype: torch.dtype,
+    reduce: str | None,
+    batch_size: int,
+    shard_bytes: int,
+    documents_per_shard: int | None = None,
+    threads: int | None = None,
+) -> tuple[HarvestPlan, DocumentRows]:
+    """The plan without what identifies the model and the documents, and the rows of a sample; reads nothing else."""
     check_counts(
         batch_size=batch_size, shard_size=shard_bytes, documents_per_shard=documents_per_shard, threads=threads
     )
@@ -76,13 +106,10 @@ def planned(
             "tokens: there is nothing to harvest"
         )
     values = stored_values(model, sites, found.ids[0], dtype)
-    n_vectors = len(found.ids) if reduce else sum(found.n_kept)
-    size = sum(value.bytes_per_token for value in values.values()) + 17  # of ids, documents, positions and flags
-    n_documents = documents_per_shard or max(1, round(shard_bytes / size / max(n_vectors / len(sample), 1e-9)))
-    return HarvestPlan(
-        model=facts_of_model(model),
-        data=documents.about(),
-        items_per_shard=min(n_documents, documents.n_documents or n_documents),
+    plan = HarvestPlan(
+        model={"name": name_of(model)},
+        data={"kind": "sample", "documents": documents.n_documents},
+        items_per_shard=1,
         batch_size=batch_size,
         threads=threads or torch.get_num_threads(),
         versions=shards.versions(),
@@ -91,6 +118,9 @@ def planned(
         reduce=reduce,
         tokens_per_document=sum(map(len, found.ids)) / len(sample),
     )
+    per_document = plan.n_vectors(found) / len(sample)
+    n_documents = documents_per_shard or max(1, round(shard_bytes / plan.bytes_per_vector / max(per_document, 1e-9)))
+    return replace(plan, items_per_shard=min(n_documents, documents.n_documents or n_documents)), found
 
 
 def _about_rows(rows: RowMaker) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def harvest(
         sites,
         directory,
         RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos),
-        dtype=_dtype(dtype),
+        dtype=dtype_of(dtype),
         reduce=reduce,
         batch_size=batch_size,
         shard_bytes=bytes_of(shard_size, "shard_size"),
@@ -103,7 +103,7 @@ def harvest(
     return ActivationStore(job.folder)
 
 
-def _dtype(given: str | torch.dtype) -> torch.dtype:
+def dtype_of(given: str | torch.dtype) -> torch.dtype:
     """A type of torch, given itself or by its name."""
     found = getattr(torch, given, None) if isinstance(given, str) else given
     if not isinstance(found, torch.dtype):

@@ -13,8 +13,10 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from hooked_lm.extras import quiet_torchao
+from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.compare_images import compared, words
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint, from_source
+from hooked_lm.hub.hf_load import load_hf
 from hooked_lm.hub.load import checked_name, load
 from hooked_lm.hub.logit_factors import left_out_by_transformers, with_factors
 from hooked_lm.hub.model_classes import Model, model_class
@@ -64,7 +66,8 @@ def verify(
 
     Compares the logits and greedy tokens of decoders and encoder-decoders, and the embeddings and head outputs of encoders.
     Models that read images are compared on random images, vision-language models also on text alone. Of other composites
-    the language model is compared with the composite, on text alone, and the names of these checks say so.
+    the language model is compared with the composite, on text alone, and the names of these checks say so. An adapter (LoRA) is
+    compared with the model that peft merges it into.
     Numbers may differ by 1e-4 of the largest (four machine epsilons in low precision). A greedy token of transformers counts
     as wrong if our logit of another token is larger by more than that.
     """
@@ -72,10 +75,16 @@ def verify(
     where: dict[str, Any] = {"revision": revision, "local_files_only": local_files_only}
     options = Options(dtype=dtype, device=one_device(device), **where)
     source = find(model_name, WEIGHT_FILES, **options.download)
-    if (reader := from_source(source, options).reader_of_all) is not None:
-        options = replace(options, reads_images=reader)
-    model, checkpoint = load(model_name, options, model_class).eval(), from_source(source, options)
-    reference = _reference(model, checkpoint, source.folder()).to(model.device).eval()
+    if (folder := find_adapter(source)) is not None:
+        checkpoint = from_adapter(source, folder, options)
+        model, reference = load_hf(checkpoint, model_class).eval(), checkpoint.options.hf_model
+    else:
+        if (reader := from_source(source, options, by_transformers=True).reader_of_all) is not None:
+            options = replace(options, reads_images=reader)
+        checkpoint = from_source(source, options, by_transformers=True)
+        model = load(model_name, options, model_class).eval()
+        reference = _reference(model, checkpoint, source.folder())
+    reference = reference.to(model.device).eval()
     by = _Reference(reference, checkpoint, n_tokens, max(1e-4, 4 * torch.finfo(model.cfg.dtype).eps))
     of_images = (by.check(name, *pair) for name, *pair in compared(model, reference, partial(by.complete, model)))
     return Verification((*of_images, *_on_text(model, by)))

@@ -239,7 +239,8 @@ class _Finder:
             return None
         rest = name.removeprefix(self._outer)
         roots = self._beside if self.is_nested else self._roots
-        return rest if rest.removeprefix("" if self.is_nested else self._base).split(".")[0] in roots else None
+        present = present_name(rest, self._renamed).removeprefix("" if self.is_nested else self._base)
+        return rest if present.split(".")[0] in roots else None
 
     def for_images(self, rest: str) -> str | None:
         """The part of the language model that has this tensor, if only images use that part; else None."""

@@ -194,6 +194,8 @@ def exported(model: Model) -> tuple[Any, dict[str, Planned]]:
 
     config = CONFIG_MAPPING[model.hf_config["model_type"]].from_dict(copy.deepcopy(model.hf_config))
     config.dtype, tree = model.cfg.dtype, model.cfg.tree
+    if model.cfg.dequantized_from is not None:
+        config.dequantized_from = model.cfg.dequantized_from
     assert tree is not None
     kind = type(tree)
     module = family(config.model_type, *_FAMILIES.get(kind, {}).values())

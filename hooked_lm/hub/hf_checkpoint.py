@@ -3,8 +3,9 @@
 import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, supported
+from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES, family, is_supported
 from hooked_lm.families._shared.reader import HFConfig
+from hooked_lm.files import OF_DAMAGE
 from hooked_lm.hub import composite, composite_tower
+from hooked_lm.hub.bundled import BundledConfig, bundled_config
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
 from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub.quantized import Dequantized, Quantization, quantization
 from hooked_lm.hub.renamed import recut, rename_tensors
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
 from hooked_lm.models.config.flat_config import FlatConfig
@@ -42,11 +46,12 @@ class HFCheckpoint:
     the processor of images, or None and why. `architectures` are
     the transformers classes of the weights, `generation` is the generation config, and `labels` are fields of the flat config
     that neither config has. Of a composite checkpoint, `config` and `family` are those of its language model, or of its vision
-    tower, and `whole` is the config of the composite.
+    tower, and `whole` is the config of the composite. `quantization` says how the file stores weights that `open_weights`
+    dequantises.
     """
 
     name: str
-    config: "PreTrainedConfig"
+    config: "PreTrainedConfig | BundledConfig"
     family: ModuleType
     architectures: list[str]
     generation: dict[str, Any]
@@ -56,12 +61,13 @@ class HFCheckpoint:
     find_processor: Callable[[], tuple[Any, str | None]]
     options: Options
     whole: "PreTrainedConfig | None" = None
+    quantization: Quantization | None = None
 
     @property
     def reader_of_all(self) -> str | None:
         """The model class that reads all of a composite whose language model is read alone; None if there is none."""
         model_type = (self.whole or self.config).model_type
-        return next((name for name in VISION_LANGUAGES.values() if model_type in supported(name)), None)
+        return next((name for name in VISION_LANGUAGES.values() if is_supported(model_type, name)), None)
 
     @property
     def whole_type(self) -> str | None:
@@ -120,9 +126,10 @@ class HFCheckpoint:
 
     def _facts(self) -> dict[str, Any]:
         """The fields of the flat config that are not in the tree; unknown ones keep their defaults."""
-        prepends = self.options.default_prepend_bos
+        prepends, packed = self.options.default_prepend_bos, self.quantization
         facts = {
             **self.labels,
+            "dequantized_from": packed.name if packed else getattr(self.config, "dequantized_from", None),
             "original_architecture": next(iter(self.architectures), self.config.model_type),
             "default_prepend_bos": getattr(self.family, "PREPENDS_BOS", True) if prepends is None else prepends,
             "default_padding_side": self.options.default_padding_side,
@@ -144,11 +151,18 @@ class HFCheckpoint:
         return {name: value for name, value in facts.items() if name in known}
 
 
-def from_source(source: Source, options: Options, weights: bool = True) -> HFCheckpoint:
-    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
+def from_source(source: Source, options: Options, weights: bool = True, by_transformers: bool = False) -> HFCheckpoint:
+    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded.
+
+    With `by_transformers` the config is one of transformers; else that of the bundled model is read without it.
+    """
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    config, module, whole = _parts(_hf_config(folder, options.overrides), options)
+    written = _hf_config(folder, options.overrides, by_transformers)
+    packed = _quantization(written, str(folder / "config.json"))
+    config, module, whole = _parts(written, options)
+    if packed is not None and options.dtype == "auto":  # that of the weights before they were quantised
+        options = replace(options, dtype=config.dtype or written.dtype or torch.bfloat16)
     if whole is not None and options.overrides:
         raise ValueError(
             f"{', '.join(options.overrides)} cannot be given for a {whole.model_type}: the fields of its language model are in "
@@ -163,12 +177,37 @@ def from_source(source: Source, options: Options, weights: bool = True) -> HFChe
         architectures=list((whole or config).architectures or []),
         generation=_read_generation(generation) if generation.is_file() else {},
         labels=_labels(source.name, has_name, step, options),
-        open_weights=partial(open_checkpoint, folder, mmap=options.mmap),
+        open_weights=partial(_stored_weights, folder, options, packed),
         find_tokenizer=partial(tokenizer_in, folder, source.repository),
         find_processor=partial(processor_in, folder),
         options=options,
         whole=whole,
+        quantization=packed,
     )
+
+
+def _stored_weights(folder: Path, options: Options, packed: Quantization | None) -> Mapping[str, Tensor]:
+    """The weights of a folder by the names in its files; quantised ones as ordinary weights."""
+    tensors = open_checkpoint(folder, mmap=options.mmap)
+    if packed is None:
+        return tensors
+    return Dequantized(tensors, packed.formats, real_dtype(options.dtype, {}), packed.unused)
+
+
+def _quantization(config: "PreTrainedConfig", name: str) -> Quantization | None:
+    """How a config, or that of a part, says that weights are quantised. This is taken out of it: the loaded weights are not.
+
+    Raises ValueError for what is not understood.
+    """
+    parts = [part for part in vars(config).values() if hasattr(part, "model_type")]
+    found = [vars(part).pop("quantization_config", None) for part in (config, *parts)]
+    options = next((each for each in found if each), None)
+    if options is None:
+        return None
+    try:
+        return quantization(options)
+    except OF_DAMAGE as error:
+        raise ValueError(f"quantization_config in {name}: {error}; {NOT_QUANTIZED}") from error
 
 
 def from_model(source: Source, options: Options) -> HFCheckpoint:
@@ -264,38 +303,35 @@ def _parts(
 ) -> "tuple[PreTrainedConfig, ModuleType, PreTrainedConfig | None]":
     """The config of the model to load and its family; the whole config if the model is part of a composite, else None."""
     if options.reads_images is not None:
-        is_supported, wants_tower = (
-            config.model_type in supported(options.reads_images),
-            options.reads_images in VISION_ENCODERS.values(),
-        )
-        if wants_tower and not is_supported and (vision := composite_tower.vision_config(config)) is not None:
+        reads_all = is_supported(config.model_type, options.reads_images)
+        wants_tower = not reads_all and options.reads_images in VISION_ENCODERS.values()
+        if wants_tower and (vision := composite_tower.vision_config(config)) is not None:
             return vision, composite_tower.tower_family(config, vision), config
         return config, family(config.model_type, options.reads_images), None
-    if config.model_type in supported():
+    if is_supported(config.model_type):
         return config, family(config.model_type), None
-    if config.model_type in supported(*DUAL_ENCODERS.values()):
+    if is_supported(config.model_type, *DUAL_ENCODERS.values()):
         return config, family(config.model_type, *DUAL_ENCODERS.values()), None
     if (text := composite.text_config(config)) is not None:
         return text, composite.text_family(config, text), config
-    if config.model_type in supported(*VISION_ENCODERS.values()):
+    if is_supported(config.model_type, *VISION_ENCODERS.values()):
         return config, family(config.model_type, *VISION_ENCODERS.values()), None
     return config, family(config.model_type), None
 
 
-def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
-    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
-    file = folder / "config.json"
+def _written(file: Path) -> dict[str, Any]:
+    """The fields of a checkpoint's `config.json`. Raises ValueError if there is none, or if it names no model type."""
     if not file.is_file():
-        if (folder / "hooked_lm.json").is_file():
+        if (file.parent / "hooked_lm.json").is_file():
             raise ValueError(
-                f"{folder} holds a model that model.save wrote, and none in HF format: from_pretrained and load read it, "
+                f"{file.parent} holds a model that model.save wrote, and none in HF format: from_pretrained and load read it, "
                 "model.verify() checks it"
             )
         interrupted = (
-            "; model.save writes it last: was it interrupted?" if (folder / "model.safetensors").is_file() else ""
+            "; model.save writes it last: was it interrupted?" if (file.parent / "model.safetensors").is_file() else ""
         )
         raise ValueError(
-            f"no config.json in {folder}, so it is no model in HF format, and no hooked_lm.json, which model.save "
+            f"no config.json in {file.parent}, so it is no model in HF format, and no hooked_lm.json, which model.save "
             f"writes{interrupted}"
         )
     written = read_json(file)
@@ -307,12 +343,27 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     classes = written.get("architectures")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(each, str) for each in classes)):
         raise ValueError(f"architectures={classes!r} in {file} must be a list of names of classes")
-    if model_type in supported():  # a composite's language model is checked when it is known
+    return written
+
+
+def _hf_config(folder: Path, overrides: Mapping[str, Any], by_transformers: bool) -> Any:
+    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
+    file = folder / "config.json"
+    written = _written(file)
+    model_type = written["model_type"]
+    if is_supported(model_type):  # a composite's language model is checked when it is known
         check_values({**written, **overrides}, str(file))
+    if not (by_transformers or overrides) and (found := bundled_config(folder, written)) is not None:
+        return found
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if model_type not in CONFIG_MAPPING:
-        family(str(model_type))  # which refuses it
+        family(model_type)  # which refuses it, or registers its config class with transformers
+    if model_type not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{file} is the config of a {model_type}, which transformers {version('transformers')} does not have: upgrade it. "
+            "A family of another package registers its config class (transformers.AutoConfig.register)"
+        )
     try:
         config, unused = AutoConfig.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, return_unused_kwargs=True, **overrides
@@ -334,7 +385,10 @@ def _merged(hf_model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
 
 
 def read_config(
-    module: ModuleType, config: "PreTrainedConfig", architectures: Sequence[str] = (), tensors: Collection[str] = ()
+    module: ModuleType,
+    config: "PreTrainedConfig | BundledConfig",
+    architectures: Sequence[str] = (),
+    tensors: Collection[str] = (),
 ) -> Tree:
     """The tree of an HF config; the transformers class and the tensor names determine an encoder's heads.
 
@@ -357,8 +411,10 @@ def read_config(
     return tree
 
 
-def _defaults(config: "PreTrainedConfig") -> dict[str, Any]:
+def _defaults(config: "PreTrainedConfig | BundledConfig") -> dict[str, Any]:
     """The default of each field; in a config of a part, those of the kind that the part has."""
+    if isinstance(config, BundledConfig):
+        return config.to_dict()
     from transformers import PreTrainedConfig
 
     parts = {name: _defaults(part) for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}

@@ -51,6 +51,8 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     give_processor(model, checkpoint.find_processor)
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
+    if (packed := checkpoint.quantization) is not None:
+        logger.warning("the checkpoint is quantised (%s): its weights were dequantised to %s", packed, model.cfg.dtype)
     if (left_out := model.cfg.left_out) is not None:
         whole, kind = cfg.original_architecture, checkpoint.config.model_type
         more = f"; {reader}.from_pretrained loads all of it" if (reader := checkpoint.reader_of_all) else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hooked_lm.families import model_classes
+from hooked_lm.families import model_class, model_classes
 from hooked_lm.hub.adapter import find_adapter, from_adapter
 from hooked_lm.hub.hf_checkpoint import from_model, from_source, read_json
 from hooked_lm.hub.hf_load import load_hf
@@ -40,8 +40,8 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
 def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], type]) -> dict[str, Any]:
     """What the config of a checkpoint says: whether it `loads`, its `model_type`, and its `classes` or the `reason`.
 
-    The files of weights are not read. `class_of` maps a tree to a model class. Raises as `load` for a checkpoint that cannot be
-    found.
+    `dequantized_from` says how the weights are quantised, if they are. The files of weights are not read. `class_of` maps a tree
+    to a model class. Raises as `load` for a checkpoint that cannot be found.
     """
     source, options = find(checked_name(model_name), WEIGHT_FILES), Options()
     if (own := find_own(source, options)) is not None:
@@ -50,15 +50,18 @@ def described(model_name: str | os.PathLike[str], class_of: Callable[[Tree], typ
         return {"loads": True, "classes": ["HookedTransformer"]}
     if find_adapter(source) is not None:
         raise ValueError(f"{source.name!r} is an adapter: ask for the model that it belongs to")
-    file, classes = source.folder(False) / "config.json", model_classes()
+    file = source.folder(False) / "config.json"
     kind = str(read_json(file).get("model_type")) if file.is_file() else ""
     if (reason := missing().get(kind)) is not None:
         return {"loads": False, "model_type": kind, "reason": reason}
     try:
-        config = from_source(source, options, weights=False).config
+        checkpoint = from_source(source, options, weights=False)
     except ValueError as error:
         return {"loads": False, "model_type": kind, "reason": str(error)}
-    return {"loads": True, "model_type": kind, "classes": classes.get(kind) or classes[config.model_type]}
+    config, packed = checkpoint.config, checkpoint.quantization
+    names = model_classes().get(kind) or [model_class(config.model_type)]
+    found = {"loads": True, "model_type": kind, "classes": names}
+    return found | ({"dequantized_from": str(packed)} if packed is not None else {})
 
 
 def checked_name(name: object, hf_model: object = None) -> str | os.PathLike[str]:

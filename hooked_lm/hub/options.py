@@ -26,10 +26,9 @@ QUANTIZE_LATER = (
     "weights are quantised after loading and folding: leave this out, and call model.quantize('int8') or 'int4'"
 )
 NOT_QUANTIZED = (
-    "weights that were quantised by another library cannot be read, because they are rearranged by heads and folded when "
-    "loaded: use the original checkpoint, and call model.quantize('int8') or 'int4'. If there is none, load this one with "
-    "transformers as ordinary weights (model.dequantize() for bitsandbytes; FineGrainedFP8Config, Mxfp4Config and "
-    "CompressedTensorsConfig have dequantize=True), and pass hf_model=model"
+    "use the original checkpoint, and call model.quantize('int8') or 'int4'. If there is none, load this one with transformers "
+    "as ordinary weights (model.dequantize() for bitsandbytes, dequantize=True in the configs of other methods), and pass "
+    "hf_model=model"
 )
 
 
@@ -68,7 +67,10 @@ class Options:
         if isinstance(self.hf_model, nn.Module):
             for name, weight in self.hf_model.named_parameters():
                 if type(weight).__module__.partition(".")[0] in QUANTIZED_TENSORS:
-                    raise ValueError(f"{name!r} of the given model is of type {type(weight).__name__}: {NOT_QUANTIZED}")
+                    raise ValueError(
+                        f"{name!r} of the given model is of type {type(weight).__name__}, which is quantised: load its "
+                        f"checkpoint by name, without hf_model=, or {NOT_QUANTIZED}"
+                    )
 
     @property
     def download(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hooked_lm.extras import quiet_torchao
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.vision.vision_language import VisionLanguage
 
@@ -22,6 +23,7 @@ def give_processor(model: BaseModel, find: Callable[[], tuple[Any, str | None]])
         model.processor, model.why_no_processor = find()
 
 
+@quiet_torchao()
 def processor_in(folder: Path) -> tuple[Any, str | None]:
     """The processor of images and text in a directory, or None; and why there is none, if a file describes one."""
     if not any((folder / file).is_file() for file in PROCESSOR_FILES):

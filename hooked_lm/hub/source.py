@@ -1,23 +1,21 @@
 """Where a checkpoint is: a local directory, or a repository on the hub. Both give files by their paths, and a tokenizer."""
 
 import os
-import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from hooked_lm.families.short_names import BUNDLED_NAMES, SHORT_NAMES
+from hooked_lm.hub.bundled import bundled_tokenizer
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
+from hooked_lm.hub_files import unreachable
 
 TEXT_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-CONNECTION_SECONDS = 5
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "*.pth")
 
 
@@ -210,24 +208,6 @@ def find(model_name: str | os.PathLike[str], files: Iterable[str] = ("*",), **do
     return replace(repository, local_files_only=True, unreachable=why)
 
 
-def unreachable() -> str | None:
-    """Why no connection to the hub can be made, found out within seconds; None if it can, or if that is unknown.
-
-    huggingface_hub tries each request six times, for half a minute in all.
-    """
-    from huggingface_hub import constants
-
-    if constants.is_offline_mode() or getproxies():
-        return None
-    address = urlsplit(constants.ENDPOINT)
-    host, port = address.hostname or "", address.port or (443 if address.scheme == "https" else 80)
-    try:
-        socket.create_connection((host, port), timeout=CONNECTION_SECONDS).close()
-    except OSError as error:
-        return f"{host}:{port}: {error.strerror or error}"
-    return None
-
-
 def _folders_in(folder: Path) -> list[str]:
     try:
         return [path.name for path in folder.iterdir() if path.is_dir()]
@@ -268,6 +248,11 @@ def tokenizer_in(folder: Path, repository: str | None = None) -> Any:
     """
     if not has_tokenizer(folder):
         return None
+    load = partial(_tokenizer_of_transformers, folder, repository)
+    return load() if (bundled := bundled_tokenizer(folder, load)) is None else bundled
+
+
+def _tokenizer_of_transformers(folder: Path, repository: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:

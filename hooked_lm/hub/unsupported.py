@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hooked_lm.families import model_class, supported
+from hooked_lm.families import model_class, plugins, supported
 from hooked_lm.hub.composite import text_config
 
 NOT_YET = "not yet"
@@ -25,7 +25,7 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "its layers attend to images or proteins": ("evolla", "idefics"),
     "it writes codes of sound": ("moshi", "musicgen", "musicgen_melody"),
-    "its input is sound": ("whisper",),
+    "its input is sound": ("omniasr", "whisper"),
     "an encoder of sound beside that of text": ("seamless_m4t", "seamless_m4t_v2"),
     "a policy for robots, of two towers that attend jointly": ("pi0",),
     "it denoises blocks of text": ("diffusion_gemma",),
@@ -43,13 +43,15 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "gates of the residual stream, and projections around its experts": ("muse_spark",),
     "tokens with boxes on a page, and images of it": ("udop",),
     "entities beside tokens": ("luke",),
-    "blocks that are run again and again": ("hrm_text",),
+    "blocks that are run again and again": ("dory", "hrm_text"),
     "an indexer that chooses blocks of keys": ("minimax_m3_vl", "minimax_m3_vl_text"),
     "learned factors of rotary, and scores scaled for each head": ("mistral_large4",),
     "hyper-connections of another kind, beside the delta rule": ("glm5_next",),
     "an indexer that chooses blocks of keys, and embeddings of n-grams": ("qwen4_exp", "qwen4_exp_text"),
     "attention with relative logits and convolutions": (
         "inkling2",
+        "inkling2_loop",
+        "inkling2_loop_text",
         "inkling2_text",
         "inkling_mm_model",
         "inkling_text",
@@ -83,7 +85,7 @@ def missing() -> dict[str, str]:
     )
     all_reasons = {**REASONS, **{f"{NOT_YET}: {what}": model_types for what, model_types in NOT_BUILT.items()}}
     reasons = {model_type: reason for reason, model_types in all_reasons.items() for model_type in model_types}
-    lacking = {model_type for table in tables for model_type in table} - set(supported())
+    lacking = {model_type for table in tables for model_type in table} - set(supported()) - plugins.model_types()
     return {kind: reasons.get(kind, NOT_YET) for kind in sorted(lacking) if kind in reasons or not _is_composite(kind)}
 
 

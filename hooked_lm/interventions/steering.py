@@ -133,7 +133,8 @@ class SteeringVectors(Tabular):
         of_metric = self.separation.select(metric=metric)
         lines = {IN_WORDS.get(of, of): of_metric.select(of=of).mean for of in (self.method, "random")}
         title = title or f"Steering directions at {self.site}, on held-out pairs"
-        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=IN_WORDS.get(metric, metric))
+        y_title = IN_WORDS.get(metric, metric)
+        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=y_title, references=[*lines][1:])
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 

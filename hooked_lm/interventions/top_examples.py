@@ -111,6 +111,7 @@ class TopExamples(Streaming[TopPositions]):
         largest: False for the smallest.
         skip: how many real tokens at the start of each text are excluded, such as a BOS with large activations.
         activations: whether to keep the feature's activations in the context; in generation, those of the same step.
+        one_per_text: keep the best position of each text alone; in generation, of each step.
         tokens: the site of the ids; "hook_decoder_tokens" for the decoder of an encoder-decoder.
 
     A queue of up to `k` candidates is merged into the results when it is full and before results are read; `n_bytes` includes
@@ -135,6 +136,7 @@ class TopExamples(Streaming[TopPositions]):
     largest: bool = field(default=True, kw_only=True)
     skip: int = field(default=0, kw_only=True)
     activations: bool = field(default=False, kw_only=True)
+    one_per_text: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -167,7 +169,8 @@ class TopExamples(Streaming[TopPositions]):
         settings = self.k, self.context, self.largest, self.activations
         best = self._state(name, features, lambda: TopPositions(features, *settings, found))
         values = found.reshape(*found.shape[:2], prod(features))
-        if not best.add(NewTokens(values, texts, self.context, self.skip)):
+        only = None if not self.one_per_text else "max" if self.largest else "min"
+        if not best.add(NewTokens(values, texts, self.context, self.skip, only)):
             raise ValueError(f"'{name}' is NaN at some position of the texts from {texts.first} on")
 
     def _measured(self, value: Tensor, name: str) -> Tensor:

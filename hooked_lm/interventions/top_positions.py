@@ -19,21 +19,37 @@ GROUP = 16  # places, at most, whose maximum is compared first
 class NewTokens:
     """The values at the new tokens of a batch, which of them count, and the ids of their context (-1: no token).
 
-    Places are rows of `flat` [place, feature]. Padding and the first `skip` real tokens of a text do not count.
+    Places are rows of `flat` [place, feature]. Padding and the first `skip` real tokens of a text do not count. With
+    `best`, "max" or "min", `flat` has one place of each text for each feature, and no search finds the others.
     """
 
-    def __init__(self, values: Shaped[Tensor, "batch new feature"], texts: Texts, context: int, skip: int) -> None:
+    def __init__(
+        self,
+        values: Shaped[Tensor, "batch new feature"],
+        texts: Texts,
+        context: int,
+        skip: int,
+        best: str | None = None,
+    ) -> None:
         self.values, self.texts, self.context, self.n_new = values, texts, context, values.shape[1]
         self.flat, self.n_before = values.flatten(0, 1), texts.ids.shape[1] - self.n_new
         real = texts.mask & (texts.mask.cumsum(1) > skip) if skip else texts.mask
         real = real[:, -self.n_new :].flatten()
         self.n_counted, self.counts = int(real.count_nonzero()), real.to(values.device)
+        if best is not None:
+            self.flat = self._best_of_texts(best).flatten(0, 1)
 
     @cached_property
     def tokens(self) -> Int[Tensor, "batch new around"]:
         ids = self.texts.ids.masked_fill(~self.texts.mask, -1).to(self.values.device)
         around = F.pad(ids, (self.context, self.context), value=-1).unfold(1, 2 * self.context + 1, 1)
         return around[:, self.n_before :]
+
+    def _best_of_texts(self, best: str) -> Shaped[Tensor, "batch new feature"]:
+        worst = -torch.inf if best == "max" else torch.inf
+        counted = self.values.masked_fill(~self.counts.view(-1, self.n_new, 1), worst)
+        place = counted.argmax(1, keepdim=True) if best == "max" else counted.argmin(1, keepdim=True)
+        return torch.full_like(counted, worst).scatter(1, place, counted.gather(1, place))
 
     def has_nan(self, n_at_once: int) -> bool:
         """Whether a value that counts is NaN."""

@@ -20,7 +20,8 @@ from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.circuits.circuit import EFFECTS
+from hooked_lm.analysis.circuits import page
+from hooked_lm.analysis.circuits.circuit import EFFECTS, SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
 from hooked_lm.analysis.circuits.run import check_replacement
 from hooked_lm.callers import stacklevel_outside
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 else:
     pd = lazy_import("pandas", "viz")
 
-SHOWN_EDGES = SHOWN_NODES = 12  # rows of the tables
+SHOWN_NODES = 12  # rows of the table
 SHARE = 0.05  # the default share of edges to keep
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
@@ -171,6 +172,10 @@ class CircuitStudy(NotebookRepr):
     def repr_table(self) -> Table:
         """The key figures."""
         return Table(("", "value"), [*self.facts.items()])
+
+    def report(self, path: str | os.PathLike[str], command: str = "") -> Path:
+        """As `write_report`."""
+        return write_report(self, path, command)
 
     def __repr__(self) -> str:
         return f"CircuitStudy({self.circuit!r} of {len(self.task)} pairs, in {self.seconds:.1f} s)"
@@ -318,16 +323,20 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def write_report(study: CircuitStudy, path: str | os.PathLike[str]) -> Path:
-    """Writes the study as one self-contained HTML page; returns its path."""
-    clean, right, wrong = _text(study), study.task.answers[0], study.task.wrong_answers[0]
+def write_report(study: CircuitStudy, path: str | os.PathLike[str], command: str = "") -> Path:
+    """Writes the study as one self-contained HTML page and returns its path; `command` is the line of a shell that did so."""
+    clean, (right, wrong) = _text(study), map(page.in_words, (study.task.answers[0], study.task.wrong_answers[0]))
     answer = f"“{right.strip()}” after “{clean}”"
     question = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
     if not study.ahead["clean"] > 0:
         question = f"The model does not prefer {answer}. What it says instead has a circuit too."
     edges = f"{study.circuit.graph.n_edges:,} edges, from each head and MLP to every later one"
     lead = f"{question} What it knows travels along {edges}. Here are those that are needed."
-    sections = [_task_section(study), _circuit_section(study), _sizes_section(study), _parts_section(study)]
+    sections = [_task_section(study), _circuit_section(study), _faithfulness_section(study), _parts_section(study)]
+    if not isinstance(study.task.clean, VisionInputs):
+        sections.append(page.pairs_section(study.task))
+    about = {**study.circuit.about, "measured by": study.chosen.about["metric"], SEEN: None}
+    sections.append(page.made_section(about, command))
     return viz.report("A circuit", sections, path, lead=lead)
 
 
@@ -356,20 +365,17 @@ def _task_section(study: CircuitStudy) -> viz.Section:
     task, n = study.task, len(study.task)
     clean, corrupted = _words(study, task.clean), _words(study, task.corrupted)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
-    known = (
-        "Intervals hold 95% of the means that these pairs make plausible."
-        if n > 1
-        else "One pair says nothing about others."
-    )
-    which = f"The first of {n} pairs" if n > 1 else "One pair"
+    which, known = f"The first of {n} pairs", "Intervals hold 95% of the means that these pairs make plausible."
+    if n == 1:
+        which, known = "One pair", "One pair says nothing about others."
     return viz.Section(
         "The task",
         viz.TokenRow("clean", clean, marked),
         viz.TokenRow("corrupted", corrupted, marked),
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
         + f"carries {REPLACED[str(study.chosen.about['replace_with'])]}. The metric is {study.chosen.about['metric']}. "
-        "Faithfulness is the share of the difference between no edges and all edges that the circuit makes up (1: all of "
-        "it); completeness is that of the model without the circuit (0: nothing is left). " + known + _controls(study),
+        + known
+        + _controls(study),
         _key_figures(study),
     )
 
@@ -416,26 +422,18 @@ def _circuit_section(study: CircuitStudy) -> viz.Section:
     how = "measured by patching it alone" if exact or method == "exact" else "estimated from gradients"
     text = f"Found by `{method}`. The effect of an edge on the logit difference, in nats, is {how} in the full model."
     title = f"{n_edges} of {study.circuit.graph.n_edges:,} edges, {len(study.circuit.nodes)} nodes"
-    plate = viz.CaptionedFigure(
-        study.drawn.plot(title=title),
-        "From the embeddings below to the logits above. Point at the middle of an edge for its ends and its effect.",
-    )
-    table, n = study.edges, len(study.edges)
-    strongest = f"The {SHOWN_EDGES} edges with the largest effects, of {n:,} on a path." if n > SHOWN_EDGES else ""
-    return viz.Section("The circuit", text, plate, *filter(None, [strongest]), table.head(SHOWN_EDGES))
+    return page.circuit_section(study.drawn.plot(title=title), text, study.edges)
 
 
-def _sizes_section(study: CircuitStudy) -> viz.Section:
+def _faithfulness_section(study: CircuitStudy) -> viz.Section:
     found = study.evaluation
-    table = found.to_dataframe().dropna(axis="columns", how="all")  # one pair of prompts has no intervals
     if found is study.chosen:
-        return viz.Section("How well it does", table)
-    text = (
-        f"Circuits of the strongest edges, from none to all, by {found.about['metric']}. The area under the curve of "
-        f"faithfulness is {rounded(found.area)} of its width."
+        return page.faithfulness_section(study.chosen)
+    sizes = (
+        f"The curve is of circuits of the strongest edges, from none to all, by {found.about['metric']}. The area under it is "
+        f"{rounded(found.area)} of its width."
     )
-    curve = viz.CaptionedFigure(found.plot(), "Faithfulness and completeness over the number of edges.")
-    return viz.Section("How many edges it takes", text, curve, table)
+    return page.faithfulness_section(study.chosen, found, text=sizes)
 
 
 def _parts_section(study: CircuitStudy) -> viz.Section:

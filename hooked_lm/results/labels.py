@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, SupportsIndex
 
+import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks.head_labels import LABEL, parse_head_label
@@ -143,3 +145,23 @@ def entries_at(of_metrics: Tensor | list[bool] | None, index: int | list[int]) -
     if isinstance(of_metrics, list):
         return [of_metrics[i] for i in ([index] if isinstance(index, int) else index)]
     return None if of_metrics is None else of_metrics[index]
+
+
+def over_image(
+    values: Float[Tensor, "*axis patch"], labels: Sequence[Label]
+) -> Float[Tensor, "*axis row column"] | None:
+    """Values of patches by their places, for labels such as "0,1"; NaN where there is none. Labels without a place are left out;
+    None if no label is one.
+
+    >>> over_image(torch.tensor([9.0, 1.0, 2.0]), [0, "0,0", "1,0"])
+    tensor([[1.],
+            [2.]])
+    """
+    places = {i: tuple(map(int, label.split(","))) for i, label in enumerate(labels) if isinstance(label, str)}
+    if not places:
+        return None
+    n_rows, n_columns = (max(place) + 1 for place in zip(*places.values(), strict=True))
+    picture = values.new_full((*values.shape[:-1], n_rows, n_columns), torch.nan)
+    for index, (row, column) in places.items():
+        picture[..., row, column] = values[..., index]
+    return picture

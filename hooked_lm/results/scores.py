@@ -328,14 +328,13 @@ class Scores(NotebookRepr):
         >>> Scores(torch.tensor([[1.0], [2.0]]), {"head": ["L1H7", "L2H0"]}).plot().data[0].type
         'bar'
         """
-        from hooked_lm.results.pictures import ScoreFigure, shown
+        from hooked_lm.results.pictures import ScoreFigure, selected
 
         ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
         name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
         about = self._pictured() or {"title": self._headline(), "subtitle": "", "value_name": name, "baselines": [{}]}
         about["title"] = title or about["title"]
-        selected = [f"{axis} {shown(axis, [label])[0]}" for axis, label in self.about.get(SELECTED, {}).items()]
-        about["subtitle"] = "; ".join(filter(None, [about["subtitle"], ", ".join(selected)]))
+        about["subtitle"] = "; ".join(filter(None, [about["subtitle"], selected(self.about.get(SELECTED, {}))]))
         note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
         return ScoreFigure(
             torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about
@@ -346,6 +345,12 @@ class Scores(NotebookRepr):
         """What the intervals of figures are, in words."""
         n_cells = prod(len(labels) for name, labels in self.axes.items() if name != METRIC)
         return "with its 95% interval" if n_cells == 1 else f"with 95% intervals of all {n_cells:,} cells at once"
+
+    @property
+    def _of_each(self) -> str:
+        """What intervals of single cells are, in words: "95% intervals over 8 prompts"; nothing if there is one."""
+        n, what = (self.n_prompts, self._counted) if self.groups is None else (len({*self.groups}), "group")
+        return f"95% intervals over {n} {what}s" if n > 1 else ""
 
     def _pictured(self) -> dict[str, Any] | None:
         """Titles and baselines of the figure, if they are known: `title`, `subtitle`, `value_name`, `baselines`."""

@@ -120,11 +120,16 @@ class Plan(NotebookRepr, ABC):
         return plan
 
 
+def name_of(model: HookedRootModule) -> str:
+    """The name of a model in plans."""
+    return str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__)
+
+
 def facts_of_model(model: HookedRootModule) -> dict[str, Any]:
     """What a plan says of the model: its name, the hashes of its weights and of its tokenizer, where and how it computes."""
     tokenizer, parameter = getattr(model, "tokenizer", None), next(model.parameters())
     return {
-        "name": str(getattr(getattr(model, "cfg", None), "model_name", None) or type(model).__name__),
+        "name": name_of(model),
         "sha256": Digest().of(model).hex(),
         "tokenizer": None if tokenizer is None else tokenizer_digest(tokenizer),
         "device": parameter.device.type,

@@ -3,10 +3,11 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Int
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from hooked_lm.engine.answers import whole_numbers
 from hooked_lm.engine.pairs import Pairs, aligned
-from hooked_lm.engine.prompts import tokens_of
+from hooked_lm.engine.prompts import kind_of, tokens_of
 from hooked_lm.extras import lazy_import
 from hooked_lm.harvest.documents import loaded
 from hooked_lm.models.text.methods import TextMethods
@@ -61,6 +62,36 @@ def pairs_of(
     Raises ValueError for no pairs, for missing columns, and for pairs that cannot run, named by their numbers; FileNotFoundError
     for a path without files; TypeError for another source; ImportError if the package `datasets` is needed and missing.
     """
+    rows, names = _read(source, columns, max_pairs)
+    return _checked_rows(model, rows, names)
+
+
+def text_columns(
+    model: TextMethods, source: object, columns: Mapping[str, str] | None = None, max_pairs: int | None = None
+) -> dict[str, list[Any]]:
+    """The texts of pairs that run together, with their answers, by the arguments of `Pairs`.
+
+    Raises as `pairs_of`, also for a source without wrong answers; ValueError for prompts of different lengths, or no texts.
+    """
+    rows, names = _read(source, columns, max_pairs)
+    if "wrong_answer" not in names:
+        _names(rows[0], {"wrong_answer": "wrong_answer", **(columns or {})})  # raises
+    lengths = Counter(len(pair.clean) for pair in _checked_rows(model, rows, names))
+    if len(lengths) > 1:
+        found = ", ".join(f"{n} of {length} tokens" for length, n in sorted(lengths.items()))
+        raise ValueError(f"all pairs run together, so their prompts must have as many tokens each; there are {found}")
+    parts = {name: [row[column] for row in rows] for name, column in names.items()}
+    if other := [part for name in ("clean", "corrupted") for part in parts[name] if not isinstance(part, str)]:
+        raise ValueError(f"the prompts must be texts, which a page shows; got {kind_of(other[0])}")
+    return {
+        {"answer": "answers", "wrong_answer": "wrong_answers"}.get(name, name): part for name, part in parts.items()
+    }
+
+
+def _read(
+    source: object, columns: Mapping[str, str] | None, max_pairs: int | None
+) -> tuple[list[Row], Mapping[str, str]]:
+    """The rows of a source, and the column of each part of a pair."""
     if max_pairs is not None and max_pairs < 1:
         raise ValueError(f"max_pairs must be at least 1, got {max_pairs}")
     if isinstance(source, (str, os.PathLike)):
@@ -76,7 +107,10 @@ def pairs_of(
     rows = list(islice(source, max_pairs))
     if not rows:
         raise ValueError("there are no pairs: the source is empty")
-    names = _names(rows[0], columns or {})
+    return rows, _names(rows[0], columns or {})
+
+
+def _checked_rows(model: TextMethods, rows: Sequence[Row], names: Mapping[str, str]) -> list[Pair]:
     pairs: list[Pair] = []
     wrong: list[str] = []
     for number, row in enumerate(rows):

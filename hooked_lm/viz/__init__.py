@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hooked_lm.renamed import former_names
 from hooked_lm.viz.attention_view import attention
-from hooked_lm.viz.graphs import layered_graph
+from hooked_lm.viz.graphs import GraphView, layered_graph
 from hooked_lm.viz.heatmaps import MOST_PANELS, feature_maps, heatmap
 from hooked_lm.viz.images import image_heat_map
 from hooked_lm.viz.labels import position_labels, token_label, visible
@@ -33,6 +33,7 @@ from hooked_lm.viz.view import View
 __all__ = [
     "MOST_PANELS",
     "CaptionedFigure",
+    "GraphView",
     "KeyFigures",
     "Section",
     "TokenRow",

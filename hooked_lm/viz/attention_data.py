@@ -1,6 +1,7 @@
 """Attention as bytes that fit into a page: rounded, without what a causal mask hides, and compressed."""
 
 import base64
+import math
 import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 MOST_CELLS = 200_000_000  # bytes that a browser holds after decompression
 FINE_CELLS = 500_000  # below this the values have 16 bits, otherwise 8
 KEPT_KEYS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1)
-SAMPLED_HEADS = 8
+SAMPLED_HEADS = 4
 HIDDEN = -1e30  # scores below are those of a mask
 
 Matrix = Float[Tensor, "query_pos key_pos"]
@@ -22,7 +23,8 @@ Matrix = Float[Tensor, "query_pos key_pos"]
 
 @dataclass(frozen=True)
 class Packed:
-    """Heads in order, row after row, as base64 of gzip. A value is `low + code * step`; the largest code is a missing value.
+    """Heads in order, row after row, as base64 of gzip. A value is the square of `low + code * step`, with its sign, so that
+    small ones are told apart; the largest code is a missing value.
 
     With `causal` a row ends at its own position. `kept` is the number of keys of each query that were kept (None: all), and
     `coverage` the share of the sum of absolute values that they have.
@@ -54,7 +56,7 @@ def pack(matrices: Sequence[Matrix], max_bytes: int) -> Packed:
         )
     causal = n_queries == n_keys and all(_is_causal(matrix) for matrix in matrices)
     bits = 16 if cells <= FINE_CELLS else 8
-    low, high = _range(matrices)
+    low, high = (math.copysign(math.sqrt(abs(end)), end) for end in _range(matrices))
     coder = _Coder(low, (high - low) / (2**bits - 2), bits, np.tri(n_queries, n_keys, dtype=bool) if causal else None)
     kept = _kept_keys(matrices, coder, max_bytes, n_keys)
     while len(data := coder.compressed(matrices, kept)) * 4 / 3 > max_bytes:
@@ -77,17 +79,18 @@ class _Coder:
 
     def compressed(self, matrices: Sequence[Matrix], kept: int | None) -> bytes:
         """The codes of all cells, as gzip."""
-        packer = zlib.compressobj(6, zlib.DEFLATED, 31)
+        packer = zlib.compressobj(6, zlib.DEFLATED, 31, 8, zlib.Z_RLE)  # weights repeat, their sequences do not
         return b"".join([*(packer.compress(self._codes(matrix, kept)) for matrix in matrices), packer.flush()])
 
     def _codes(self, matrix: Matrix, kept: int | None) -> bytes:
-        shown = _strongest(_plain(matrix), kept)
+        shown = _strongest(plain(matrix), kept)
+        shown = shown.abs().sqrt().copysign(shown)
         kind, missing = ("<u2", 2**16 - 1) if self.bits == 16 else ("u1", 2**8 - 1)
         codes = ((shown - self.low) / self.step).round().nan_to_num(nan=missing).numpy().astype(kind)
         return (codes if self.below is None else codes[self.below]).tobytes()
 
 
-def _plain(matrix: Matrix) -> Matrix:
+def plain(matrix: Matrix) -> Matrix:
     """In fp32 on the CPU; what is infinite or masked is NaN."""
     plain = matrix.detach().to("cpu", torch.float32)
     return plain.where((plain > HIDDEN) & (plain < torch.inf), torch.nan)
@@ -100,7 +103,7 @@ def _is_causal(matrix: Matrix) -> bool:
 
 def _range(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """From zero, or the lowest negative value, to one, or the highest value above."""
-    ends = [_plain(matrix).nan_to_num().aminmax() for matrix in matrices]
+    ends = [plain(matrix).nan_to_num().aminmax() for matrix in matrices]
     return min(0.0, *(float(low) for low, _ in ends)), max(1.0, *(float(high) for _, high in ends))
 
 
@@ -128,6 +131,6 @@ def _coverage(matrices: Sequence[Matrix], kept: int) -> float:
     """The share of the sum of absolute values that the largest of each row have."""
     shown = whole = 0.0
     for matrix in matrices:
-        size = _plain(matrix).abs().nan_to_num(0.0)
+        size = plain(matrix).abs().nan_to_num(0.0)
         shown, whole = shown + float(size.topk(kept, -1).values.sum()), whole + float(size.sum())
     return shown / whole if whole else 1.0

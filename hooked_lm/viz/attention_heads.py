@@ -11,6 +11,7 @@ from torch import Tensor
 Layer: TypeAlias = Float[Tensor, "..."]  # [head, query_pos, key_pos], checked in words
 Layers: TypeAlias = Layer | np.ndarray | Sequence[Layer | np.ndarray] | Mapping[int, Layer | np.ndarray]
 Heads: TypeAlias = str | int | Sequence[str | int]
+LONG = 64  # queries and keys from which on few weights are near 1, and colours end at the usual ones
 Place: TypeAlias = tuple[int | None, int]  # a layer, if it has a number, and a head
 
 

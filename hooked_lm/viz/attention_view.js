@@ -1,6 +1,6 @@
 // The attention view: a head picker, a heat map of one head, and the text with where a token looks. No library.
 (() => {
-  const THUMB = 32, SMALLEST_CELL = 0.5, LARGEST_CELL = 34, TALLEST = 600, TOP = 8;
+  const THUMB = 32, LARGEST_CELL = 34, TALLEST = 600, TOP = 8, FEWEST = 8, ZOOMED = 48, TITLE = 16;
   const MINUS = "\u2212";
   const dark = matchMedia("(prefers-color-scheme: dark)");
 
@@ -36,39 +36,46 @@
 
   function draw(root, meta, data) {
     const $ = (css) => root.querySelector(css);
-    const { queries, heads, causal, low, step } = meta;
+    const { queries, heads, causal, low, step, signed } = meta;
     const crossed = meta.keys !== null, keys = crossed ? meta.keys : queries;
-    const nq = queries.length, nk = keys.length, missing = 2 ** meta.bits - 1, signed = low < 0;
+    const nq = queries.length, nk = keys.length, missing = 2 ** meta.bits - 1;
+    const square = (root) => root * Math.abs(root), full = Math.max(square(low + step * (missing - 1)), -square(low)), least = (step / 2) ** 2;
     const size = causal ? (nq * (nq + 1)) / 2 : nq * nk;
     const decimals = meta.bits === 16 ? 3 : 2;
-    const state = { head: meta.start, side: "query", token: nq - 1, held: false, hide: false, stretch: nq > 64, q: nq - 1, k: 0, cell: false };
-    let colours, geometry = null;
+    const state = { head: meta.start, side: "query", token: nq - 1, held: false, hide: false, stretch: meta.stretch, q: nq - 1, k: 0, cell: false };
+    const view = { q: 0, k: 0, rows: nq, columns: nk };  // what of the matrix is shown
+    let colours, geometry = null, painted = null;
 
     const code = (h, q, k) => (causal ? data[h * size + (q * (q + 1)) / 2 + k] : data[h * size + q * nk + k]);
     // NaN: missing. Cells above the diagonal of a causal head are zero.
     function value(h, q, k) {
       if (causal && k > q) return 0;
       const c = code(h, q, k);
-      return c === missing ? NaN : low + c * step;
+      return c === missing ? NaN : square(low + c * step);
     }
     function strongest(h, q) {  // the key, other than the first, at which a query looks most; the first if it looks at no other
       let best = 0;
       for (let k = 1; k < nk; k++)
-        if (Math.abs(value(h, q, k)) > (best ? Math.abs(value(h, q, best)) : step / 2)) best = k;
+        if (Math.abs(value(h, q, k)) > (best ? Math.abs(value(h, q, best)) : least)) best = k;
       return best;
     }
     const shown = (h, q, k) => (state.hide && k === 0 ? 0 : value(h, q, k));
-    const number = (v) => (Number.isNaN(v) ? "no value" : v.toFixed(decimals).replace(/^-(0\.?0*)$/, "$1").replace("-", MINUS));
+    const digits = (v) => (decimals === 2 && Math.abs(v) < 0.1 && Math.abs(v) > 1e-4 ? v.toPrecision(2) : v.toFixed(decimals));
+    const number = (v) => (Number.isNaN(v) ? "no value" : digits(v).replace(/^-(0\.?0*)$/, "$1").replace("-", MINUS));
     const named = (tokens, i) => `${tokens[i]} (${i})`;
 
-    function limit() {
-      if (!state.stretch) return Math.max(low + step * (missing - 1), -low);
-      let most = 0;
-      for (let q = 0; q < nq; q++) for (let k = state.hide ? 1 : 0; k < (causal ? q + 1 : nk); k++) {
-        const v = Math.abs(value(state.head, q, k));
-        if (v > most) most = v;
+    const limit = (h = state.head) => (state.stretch ? meta.limits[h] : full) || 1;
+    // Of each block of the shown cells the value that is farthest from 0: as many blocks as pixels, so none is lost.
+    function blocks(h, wide, tall, { q: top, k: left, rows, columns }) {
+      const most = new Float32Array(wide * tall).fill(NaN);
+      for (let q = top; q < top + rows; q++) {
+        const line = Math.floor(((q - top) * tall) / rows) * wide;
+        for (let k = left; k < left + columns; k++) {
+          const v = shown(h, q, k), at = line + Math.floor(((k - left) * wide) / columns);
+          if (Number.isNaN(most[at]) || Math.abs(v) > Math.abs(most[at])) most[at] = v;
+        }
       }
-      return most || 1;
+      return most;
     }
     function shade(v, most) {
       const t = signed ? (v / most + 1) / 2 : v / most;
@@ -113,18 +120,9 @@
     }
     function thumbnail(h) {
       const canvas = radios[h].firstChild, wide = Math.min(nk, THUMB), tall = Math.min(nq, THUMB);
-      const most = new Float32Array(wide * tall), known = new Uint8Array(wide * tall);
-      for (let q = 0; q < nq; q++) {
-        const line = Math.floor((q * tall) / nq) * wide;
-        for (let k = state.hide ? 1 : 0; k < (causal ? q + 1 : nk); k++) {
-          const v = value(h, q, k), at = line + Math.floor((k * wide) / nk);
-          if (Number.isNaN(v) ? !known[at] : !known[at] || Math.abs(v) > Math.abs(most[at])) most[at] = v;
-          if (!Number.isNaN(v)) known[at] = 1;
-        }
-      }
       canvas.width = wide;
       canvas.height = tall;
-      paint(canvas.getContext("2d"), wide, tall, (q, k) => most[q * wide + k], Math.max(low + step * (missing - 1), -low));
+      paint(canvas.getContext("2d"), wide, tall, blocks(h, wide, tall, { q: 0, k: 0, rows: nq, columns: nk }), limit(h));
     }
     function spread() {  // each layer in rows of equally many heads
       const box = $(".heads"), some = box.querySelector("button"), { width } = some.getBoundingClientRect();
@@ -174,7 +172,7 @@
     function paint(context, wide, tall, of, most) {
       const image = context.createImageData(wide, tall), blank = rgbOf("--line"), stroke = rgbOf("--faint");
       for (let q = 0, at = 0; q < tall; q++) for (let k = 0; k < wide; k++, at += 4) {
-        const v = of(q, k), rgb = Number.isNaN(v) ? ((q + k) % 4 ? blank : stroke) : shade(v, most);
+        const v = of[q * wide + k], rgb = Number.isNaN(v) ? ((q + k) % 4 ? blank : stroke) : shade(v, most);
         image.data[at] = rgb[0]; image.data[at + 1] = rgb[1]; image.data[at + 2] = rgb[2]; image.data[at + 3] = 255;
       }
       context.putImageData(image, 0, 0);
@@ -185,36 +183,40 @@
       if (!width) return;  // hidden: it is drawn as soon as it has a width
       context.font = `12px ${style.fontFamily}`;
       const longest = (tokens) => Math.min(width < 480 ? 92 : 110, Math.max(...tokens.map((t) => context.measureText(t).width)));
-      const left = Math.ceil(longest(queries)) + 10, top = Math.ceil(longest(keys) * 0.87) + 16;
-      const right = Math.ceil(longest(keys.slice(-4)) * 0.5) + 4;
-      let across = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, (width - left - right) / nk)), down = Math.min(LARGEST_CELL, TALLEST / nq);
+      const left = Math.ceil(longest(queries)) + 10 + TITLE, top = Math.ceil(longest(keys) * 0.87) + 16 + TITLE;
+      const right = Math.ceil(longest(keys.slice(-4)) * 0.5) + 4, { rows, columns } = view;
+      let across = Math.min(LARGEST_CELL, (width - left - right) / columns), down = Math.min(LARGEST_CELL, TALLEST / rows);
       if (!crossed) across = down = Math.min(across, down);
       geometry = { left, top, across, down };
-      const height = Math.ceil(top + down * nq + 2);
+      const height = Math.ceil(top + down * rows + 2);
       canvas.width = width * ratio;
       canvas.height = height * ratio;
       canvas.style.height = `${height}px`;
       context.scale(ratio, ratio);
       const most = limit(), h = state.head;
-      const small = element("canvas");
-      small.width = nk;
-      small.height = nq;
-      paint(small.getContext("2d"), nk, nq, (q, k) => shown(h, q, k), most);
+      const wide = Math.min(columns, Math.ceil(across * columns * ratio)), tall = Math.min(rows, Math.ceil(down * rows * ratio));
+      const what = [h, most, state.hide, dark.matches, wide, tall, ...Object.values(view)].join();
+      if (!painted || painted.what !== what) {  // the pointer moves often, and the cells are many
+        const small = element("canvas", { width: wide, height: tall }), of = blocks(h, wide, tall, view);
+        paint(small.getContext("2d"), wide, tall, of, most);
+        painted = { what, small, of };
+      }
       context.imageSmoothingEnabled = false;
-      context.drawImage(small, left, top, across * nk, down * nq);
-      hatch(context, style, h);
+      context.drawImage(painted.small, left, top, across * columns, down * rows);
+      hatch(context, style, painted.of, wide, tall);
       if (Math.min(across, down) > 8) grid(context, style);
       context.strokeStyle = style.getPropertyValue("--line");
-      context.strokeRect(left - 0.5, top - 0.5, across * nk + 1, down * nq + 1);
+      context.strokeRect(left - 0.5, top - 0.5, across * columns + 1, down * rows + 1);
       labels(context, style);
       $(".low").textContent = signed ? number(-most) : number(0);
-      $(".high").textContent = number(most);
+      $(".high").textContent = number(most) + (state.stretch ? " or more" : "");
       $(".ramp").style.background = `linear-gradient(to right, ${[0, 64, 128, 191, 255].map((i) => css(colours[i])).join(",")})`;
       mark(context, style);
       read();
     }
-    function hatch(context, style, h) {  // the runs of cells without a value in each row
-      const { left, top, across, down } = geometry, tile = element("canvas");
+    function hatch(context, style, of, wide, tall) {  // the runs of cells without a value in each row
+      const { left, top } = geometry, across = (geometry.across * view.columns) / wide, down = (geometry.down * view.rows) / tall;
+      const tile = element("canvas");
       tile.width = tile.height = 6;
       const pen = tile.getContext("2d");
       pen.fillStyle = style.getPropertyValue("--line");
@@ -223,8 +225,8 @@
       for (const shift of [-6, 0, 6]) { pen.moveTo(shift - 1, 7); pen.lineTo(shift + 7, -1); }
       pen.stroke();
       context.fillStyle = context.createPattern(tile, "repeat");
-      for (let q = 0; q < nq; q++) for (let k = 0, from = 0; k < nk; k = from) {
-        for (from = k; from < nk && Number.isNaN(shown(h, q, from));) from++;
+      for (let q = 0; q < tall; q++) for (let k = 0, from = 0; k < wide; k = from) {
+        for (from = k; from < wide && Number.isNaN(of[q * wide + from]);) from++;
         if (from > k) context.fillRect(left + k * across, top + q * down, (from - k) * across, down);
         else from++;
       }
@@ -234,8 +236,9 @@
       context.strokeStyle = style.getPropertyValue("--line");
       context.lineWidth = 1;
       context.beginPath();
-      for (let k = 1; k < nk; k++) { context.moveTo(left + k * across, top); context.lineTo(left + k * across, top + nq * down); }
-      for (let q = 1; q < nq; q++) { context.moveTo(left, top + q * down); context.lineTo(left + nk * across, top + q * down); }
+      const { rows, columns } = view;
+      for (let k = 1; k < columns; k++) { context.moveTo(left + k * across, top); context.lineTo(left + k * across, top + rows * down); }
+      for (let q = 1; q < rows; q++) { context.moveTo(left, top + q * down); context.lineTo(left + columns * across, top + q * down); }
       context.stroke();
     }
     function labels(context, style) {
@@ -250,26 +253,35 @@
       context.textBaseline = "middle";
       const every = (cell) => Math.ceil(13 / cell);
       const row = state.q, column = state.k;
+      context.textAlign = "center";
+      context.fillStyle = style.getPropertyValue("--faint");
+      context.fillText("key", left + (view.columns * across) / 2, 8);
+      context.save();
+      context.translate(8, top + (view.rows * down) / 2);
+      context.rotate(-Math.PI / 2);
+      context.fillText("query", 0, 0);
+      context.restore();
       context.textAlign = "right";
-      for (let q = 0; q < nq; q += every(down)) {
+      for (let q = view.q; q < view.q + view.rows; q += every(down)) {
         context.fillStyle = style.getPropertyValue(q === row ? "--ink" : "--faint");
-        context.fillText(cut(queries[q], left - 8), left - 6, top + (q + 0.5) * down);
+        context.fillText(cut(queries[q], left - 8 - TITLE), left - 6, top + (q - view.q + 0.5) * down);
       }
       context.textAlign = "left";
-      for (let k = 0; k < nk; k += every(across)) {
+      for (let k = view.k; k < view.k + view.columns; k += every(across)) {
         context.save();
-        context.translate(left + (k + 0.5) * across, top - 6);
+        context.translate(left + (k - view.k + 0.5) * across, top - 6);
         context.rotate(-Math.PI / 3);
         context.fillStyle = style.getPropertyValue(k === column ? "--ink" : "--faint");
-        context.fillText(cut(keys[k], (top - 12) / 0.87), 0, 0);
+        context.fillText(cut(keys[k], (top - 12 - TITLE) / 0.87), 0, 0);
         context.restore();
       }
     }
     function mark(context, style) {
-      const { left, top, across, down } = geometry;
+      const { left, top, across, down } = geometry, [q, k] = [state.q - view.q, state.k - view.k];
+      if (q < 0 || q >= view.rows || k < 0 || k >= view.columns) return;
       context.strokeStyle = style.getPropertyValue("--marker");
       context.lineWidth = 2;
-      context.strokeRect(left + state.k * across, top + state.q * down, Math.max(3, across), Math.max(3, down));
+      context.strokeRect(left + k * across, top + q * down, Math.max(3, across), Math.max(3, down));
     }
     function sentence(q, k) {
       const v = value(state.head, q, k), hidden = state.hide && k === 0 ? " (hidden)" : "";
@@ -281,11 +293,38 @@
     }
     function cellAt(event) {
       const box = $("canvas[role=application]").getBoundingClientRect(), { left, top, across, down } = geometry;
-      const k = Math.floor((event.clientX - box.left - left) / across), q = Math.floor((event.clientY - box.top - top) / down);
-      return q >= 0 && q < nq && k >= 0 && k < nk ? [q, k] : null;
+      const at = [(event.clientY - box.top - top) / down, (event.clientX - box.left - left) / across];
+      const [q, k] = at.map(Math.floor);
+      if (q < 0 || q >= view.rows || k < 0 || k >= view.columns) return null;
+      let best = [view.q + q, view.k + k];
+      if (Math.max(1 / across, 1 / down) > 1)  // of the cells below the pointer the one whose colour is seen
+        for (let i = view.q + q; i < Math.min(nq, view.q + q + 1 / down); i++) for (let j = view.k + k; j < Math.min(nk, view.k + k + 1 / across); j++)
+          if (Math.abs(shown(state.head, i, j)) > Math.abs(shown(state.head, ...best))) best = [i, j];
+      return best;
+    }
+    function look(q, k, rows, columns) {  // at a part of the matrix, or all of it
+      view.rows = Math.max(Math.min(FEWEST, nq), Math.min(nq, Math.round(rows)));
+      view.columns = Math.max(Math.min(FEWEST, nk), Math.min(nk, Math.round(columns)));
+      view.q = Math.max(0, Math.min(nq - view.rows, Math.round(q)));
+      view.k = Math.max(0, Math.min(nk - view.columns, Math.round(k)));
+      drawMap();
+      tellHeight();
+    }
+    function zoom(factor) {  // around the marked cell
+      const rows = view.rows * factor, columns = view.columns * factor;
+      look(state.q - rows / 2, state.k - columns / 2, rows, columns);
     }
     function listenToMap() {
       const canvas = $("canvas[role=application]"), tip = $(".tip");
+      let from = null, dragged = false;
+      canvas.addEventListener("pointerdown", (event) => { from = event.pointerType === "mouse" ? event : null; dragged = false; });
+      addEventListener("pointerup", (event) => {
+        const start = from, one = start && cellAt(start), other = start && cellAt(event);
+        from = null;
+        if (!dragged || !one || !other) return;
+        const [q, k] = [0, 1].map((i) => Math.min(one[i], other[i]));
+        look(q, k, Math.abs(one[0] - other[0]) + 1, Math.abs(one[1] - other[1]) + 1);
+      });
       canvas.addEventListener("pointermove", (event) => {
         const cell = cellAt(event);
         tip.hidden = cell === null;
@@ -297,21 +336,32 @@
         const x = Math.min(event.clientX - box.left + 14, box.width - tip.offsetWidth - 4);
         tip.style.transform = `translate(${Math.max(0, x)}px, ${event.clientY - box.top + 16}px)`;
         drawMap();
+        if (from && Math.hypot(event.clientX - from.clientX, event.clientY - from.clientY) > 5) {
+          dragged = true;
+          const frame = canvas.getBoundingClientRect(), context = canvas.getContext("2d");
+          context.strokeStyle = getComputedStyle(root).getPropertyValue("--ink");
+          context.strokeRect(from.clientX - frame.left, from.clientY - frame.top, event.clientX - from.clientX, event.clientY - from.clientY);
+        }
       });
       canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
       canvas.addEventListener("click", (event) => {
-        const cell = cellAt(event);
+        const cell = dragged ? null : cellAt(event);
         if (cell) { state.held = true; select("query", cell[0]); }
       });
       canvas.addEventListener("keydown", (event) => {
+        const factor = { "+": 0.5, "=": 0.5, "-": 2 }[event.key];
+        if (factor && !event.ctrlKey && !event.metaKey) zoom(factor);
         const move = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
         if (!move) return;
         event.preventDefault();
         state.cell = true;
         state.q = Math.max(0, Math.min(nq - 1, state.q + move[0]));
         state.k = Math.max(0, Math.min(nk - 1, state.k + move[1]));
-        drawMap();
+        look(Math.max(Math.min(view.q, state.q), state.q - view.rows + 1), Math.max(Math.min(view.k, state.k), state.k - view.columns + 1), view.rows, view.columns);
       });
+      $(".zoom").hidden = Math.max(nq, nk) <= ZOOMED;
+      $(".closer").addEventListener("click", () => zoom(0.5));
+      $(".wider").addEventListener("click", () => zoom(2));
     }
 
     // ---- the text ----
@@ -394,7 +444,7 @@
       for (let i = 0; i < n; i++) {
         const v = of(i);
         if (Number.isNaN(v)) absent++;
-        else if (Math.abs(v) >= step / 2) found.push([Math.abs(v), i, v]);
+        else if (Math.abs(v) >= least) found.push([Math.abs(v), i, v]);
       }
       found.sort((a, b) => b[0] - a[0] || a[1] - b[1]);
       for (const [strength, i, v] of found.slice(0, TOP)) {
@@ -421,11 +471,11 @@
     root.classList.toggle("single", heads.length === 1);
     $(".first").textContent = keys[0];
     $(".stretch").checked = state.stretch;
-    $(".stretch").addEventListener("change", (event) => { state.stretch = event.target.checked; drawMap(); drawText(); });
+    $(".stretch").addEventListener("change", (event) => { state.stretch = event.target.checked; recolour(); });
     $(".hide-first").addEventListener("change", (event) => { state.hide = event.target.checked; recolour(); });
     const gaps = countMissing();
     const notes = [...meta.notes, ...(gaps ? [`${gaps} cells have no value (NaN or infinite); they are hatched.`] : [])];
-    $(".notes").textContent = ["Rows are queries, columns keys.", ...notes].join(" ");
+    $(".notes").textContent = notes.join(" ");
     function countMissing() {
       let n = 0;
       for (let i = 0; i < data.length; i++) if (data[i] === missing) n++;

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.viz.attention_data import Packed, pack
-from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
+from hooked_lm.viz.attention_data import Packed, pack, plain
+from hooked_lm.viz.attention_heads import LONG, Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.labels import visible
+from hooked_lm.viz.scales import scale_of, usual_limit
 from hooked_lm.viz.theme import DARK_DIVERGING, DARK_SEQUENTIAL, DIVERGING, SEQUENTIAL
 from hooked_lm.viz.view import View, as_json
 
@@ -33,6 +35,9 @@ def attention(
     In the page arrow keys move through heads (layer 0 is at the bottom), cells and tokens; a click on a token holds it. The
     first token, which often takes most of the attention, can be hidden. Values are shown as they are, whether or not rows
     sum to one; NaN and infinite ones are missing. Attention scores work, too.
+
+    Of long texts a pixel shows the largest of its cells, colours end at what most rows look at most besides the first token, and
+    a part is enlarged by dragging over it, or with + and - around the marked cell.
 
     Args:
         pattern: one layer [head, query_pos, key_pos], or several: a list from layer 0 on, or a dict by layer. Layers may have a
@@ -60,12 +65,18 @@ def attention(
     n_queries, n_keys = next(iter(layers.values())).shape[1:]
     check_tokens(tokens, key_tokens, n_queries, n_keys)
     packed = pack([layers[layer][head] for layer, head in places], max_bytes)
+    patterns = [plain(layers[layer][head]) for layer, head in places]
+    ends = scale_of(torch.stack([end for each in patterns for end in each.nan_to_num().aminmax()]), 0.0)
+    signed = ends.low < ends.white
     meta = {
         "queries": [visible(str(token), LONGEST) for token in tokens],
         "keys": None if key_tokens is None else [visible(str(token), LONGEST) for token in key_tokens],
-        "start": 0 if heads is not None else _widest_look([layers[layer][head] for layer, head in places]),
+        "start": 0 if heads is not None else _widest_look(patterns),
         "heads": [{"layer": layer, "head": head, "label": head_label(layer, head)} for layer, head in places],
-        "scales": _scales(signed=packed.low < 0),
+        "stretch": max(n_queries, n_keys) > LONG,
+        "limits": [usual_limit(each) for each in patterns],
+        "signed": signed,
+        "scales": _scales(signed),
         "notes": _notes(packed, n_keys),
         **{name: value for name, value in asdict(packed).items() if name != "data"},
     }
@@ -86,7 +97,7 @@ def _height(heads: Mapping[int | None, int], texts: Sequence[Sequence[str]]) -> 
     labels = min(110, 7 * max(len(token) for tokens in texts for token in tokens))
     room = (880 if alone else 500) - 1.5 * labels
     n_queries, n_keys = len(texts[0]), len(texts[-1])
-    cells = n_queries * max(1.0, min(34, room / n_keys, 600 / n_queries))
+    cells = n_queries * min(34, room / n_keys, 600 / n_queries)
     lines = sum(min(240, 36 + 28 * (sum(len(token) + 1 for token in tokens) // 95)) for tokens in texts)
     return round(max(picker, cells + labels + 130) + lines + 40 * len(texts) + 50 + 33 + 26 * min(8, n_keys))
 
@@ -111,8 +122,8 @@ def _notes(packed: Packed, n_keys: int) -> list[str]:
     """What the page says of its numbers."""
     notes = []
     if packed.bits == 8:
-        step = "1/254" if abs(packed.step * 254 - 1) < 1e-9 else f"{packed.step:.2g}"
-        notes.append(f"Values are rounded to {step}.")
+        largest = max(-packed.low, packed.low + 254 * packed.step)
+        notes.append(f"Values are rounded: the largest by up to {largest * packed.step:.1g}, small ones by less.")
     if packed.kept is not None:
         notes.append(
             f"Of the {n_keys} keys of each query the {packed.kept} with the largest values are kept, so that the page stays "
@@ -132,8 +143,10 @@ BODY = """<div class="attention">
 <div class="options">
 <label><input type="checkbox" class="hide-first"> Hide the first key, <span class="first"></span></label>
 <label><input type="checkbox" class="stretch"> Stretch colours to this head</label>
+<span class="zoom"><button type="button" class="closer" aria-label="Zoom in">+</button>
+<button type="button" class="wider" aria-label="Zoom out">&minus;</button></span>
 </div>
-<div class="frame"><canvas tabindex="0" role="application" aria-label="Heat map; arrow keys move"></canvas>
+<div class="frame"><canvas tabindex="0" role="application" aria-label="Heat map; arrow keys move, + and - zoom"></canvas>
 <div class="tip" hidden></div></div>
 <p class="reading" aria-live="polite"></p>
 <div class="legend"><span class="low"></span><span class="ramp"></span><span class="high"></span></div>

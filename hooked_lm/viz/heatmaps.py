@@ -3,21 +3,21 @@
 import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
+from hooked_lm.viz.cells import Cells
 from hooked_lm.viz.figure import (
     WIDEST,
     Interval,
     Values,
     and_missing,
     as_numbers,
-    ends_of,
     room_above,
     said_of,
     style,
@@ -36,6 +36,7 @@ else:
     subplots = lazy_import("plotly.subplots", "viz")
 
 Centre = float | Sequence[float] | None
+Limit = float | Sequence[float] | None
 Marks = Mapping[str, float] | Sequence[Mapping[str, float]] | None
 
 MOST_PANELS = 32
@@ -43,7 +44,7 @@ MOST_PANELS = 32
 BETWEEN = 44  # pixels from a panel to the one below, for its title
 NARROW = 16  # columns of a panel that has others beside it, at most
 TITLE_LETTER, BESIDE = 7.5, 130  # pixels of a letter in the title of a panel, and of what is beside the panels
-MAP = 150  # pixels of a feature map
+MAP, BAR = 150, 72  # pixels of a feature map; of a colour bar
 
 
 def heatmap(
@@ -55,7 +56,7 @@ def heatmap(
     y_title: str = "",
     value_name: str = "",
     show_values: bool = False,
-    limit: float | None = None,
+    limit: Limit = None,
     interval: Interval | None = None,
     upwards: bool = False,
     centre: Centre = None,
@@ -64,19 +65,22 @@ def heatmap(
     note: str = "",
     panels: Sequence[Any] | None = None,
     columns: int | None = None,
+    every_cell: bool = False,
 ) -> "go.Figure":
     """A heat map of a matrix, or a panel for each of several; row 0 is at the top.
 
     Colours diverge from white at the centre: blue above, orange below. If all values are on one side, they go from white to one
     end. Cells without a value (NaN) and infinite ones are hatched, say so on hover, and are counted below the title. Long labels
-    are cut, and of many every second, third, ... is written; hover shows all.
+    are cut, and of many every second, third, ... is written; hover shows all. First columns that are equal in every row are drawn
+    as one, "10 equal columns", and of more cells than pixels the largest of each block.
 
     Args:
         values: [row, column] or [panel, row, column], as a tensor, an array or lists.
         x_labels, y_labels: one for each column and row; may contain duplicates. Indices if None.
         value_name: the title of the colour bar.
         show_values: write the values into the cells, except for those that are exactly zero.
-        limit: the distance from the centre at the end of the colour scale; the largest one if None.
+        limit: the distance from the centre at the end of the colour scale; the largest one if None. With one for each panel, each
+            has its own scale, which has a bar if panels are below each other.
         interval: the lower and upper bounds of each value, shown on hover.
         upwards: put row 0 at the bottom, as for layers.
         centre: the value that is white, such as that of an unchanged run; zero if None, unless all values are far from it. With
@@ -86,6 +90,7 @@ def heatmap(
         note: the last line on hover, such as the number of prompts.
         panels: the title of each panel; numbers if None.
         columns: the number of panels beside each other; None: few enough for their labels, as many in each row as possible.
+        every_cell: draw each column and row, even if they are equal or many.
 
     Raises ValueError for values with other axes or none at all, the wrong number of labels, titles or centres, an interval of
     another shape, and more than 32 panels.
@@ -101,26 +106,31 @@ def heatmap(
     table = as_numbers(values)
     _check_axes(table)
     matrices = table if table.ndim > 2 else table[None]
-    n, n_rows, n_columns = matrices.shape
+    n = len(matrices)
     titles = panel_titles(panels, n) if table.ndim > 2 or panels is not None else []
     scales = _scales(matrices, centre, limit)
-    x_axis, y_axis = Axis.of(x_labels, n_columns, "columns", x_title), Axis.of(y_labels, n_rows, "rows", y_title)
-    across = _across(n, n_columns, len(scales) > 1, columns)
+    below = and_missing(subtitle, matrices, marks if isinstance(marks, Mapping) else None)
+    x_axis = Axis.of(x_labels, matrices.shape[2], "columns", x_title)
+    y_axis = Axis.of(y_labels, matrices.shape[1], "rows", y_title)
+    cells = Cells.of(table, interval, x_axis, y_axis, every_cell)
+    across = _across(n, len(cells.x_axis.names), len(scales) > 1, columns)
+    cells = cells if every_cell else cells.in_blocks([scale.white for scale in scales], across)
+    x_axis, y_axis = replace(cells.x_axis, most=MOST // across), cells.y_axis
+    n_rows, n_columns = cells.numbers.shape[2:]
+    below = "; ".join(filter(None, [below, cells.said]))
     figure, drawn = panel_grid(n, across, _panel_height(n, n_rows))
-    traces = _traces(matrices, ends_of(table, interval), titles, x_axis, y_axis, show_values, note)
-    for i, (cells, holes) in enumerate(traces):
-        cells.update({**scales[i % len(scales)].settings(), "showscale": i == 0 or len(scales) > 1})
-        figure.add_traces([cells, *holes], i // across + 1, i % across + 1)
+    traces = _traces(cells.numbers, titles, x_axis, y_axis, show_values, note)
+    for i, (shown, holes) in enumerate(traces):
+        shown.update({**scales[i % len(scales)].settings(), "showscale": i == 0 if len(scales) == 1 else across == 1})
+        figure.add_traces([shown, *holes], i // across + 1, i % across + 1)
     figure.update_traces(xgap=int(n_columns <= 128), ygap=int(n_rows <= 64), selector={"type": "heatmap"})
     _set_axes(figure, n, across, x_axis, y_axis, upwards)
-    below = and_missing(subtitle, matrices, marks if isinstance(marks, Mapping) else None)
     top, bottom = room_above(title, below) + 24 * bool(titles), x_axis.height
     style(figure, title, drawn + top + bottom, {"t": top, "b": bottom, "l": x_axis.left}, below)
     _colour_bars(figure, scales, marks, value_name, drawn)
-    cell = 36 if show_values else 18 if n == 1 else 14
-    name_panels(
-        figure, titles, across, 150 + y_axis.width + across * max(cell * min(n_columns, MOST), 90 * bool(titles))
-    )
+    cell = 30 if show_values else 18 if n == 1 else 14
+    beside = BAR + max(x_axis.left, y_axis.width + 16)
+    name_panels(figure, titles, across, beside + across * max(cell * min(n_columns, MOST), 90 * bool(titles)))
     return figure
 
 
@@ -175,8 +185,7 @@ def feature_maps(
 
 
 def _traces(
-    matrices: Float[Tensor, "panel row column"],
-    ends: Float[np.ndarray, "*panel row column 2"] | None,
+    numbers: Float[Tensor, "which panel row column"],
     titles: Sequence[str],
     x_axis: Axis,
     y_axis: Axis,
@@ -185,9 +194,9 @@ def _traces(
 ) -> "Iterator[tuple[go.Heatmap, list[go.Heatmap | go.Scatter]]]":
     """The cells of each panel, and those without a value."""
     names, where = _cell_names(x_axis, y_axis)
-    said = said_of(note, has_interval=ends is not None)
-    bounds = None if ends is None else ends.reshape(*matrices.shape, 2)
-    for i, matrix in enumerate(matrices):
+    said = said_of(note, has_interval=len(numbers) > 1)
+    bounds = numbers[1:].movedim(0, -1).numpy() if len(numbers) > 1 else None
+    for i, matrix in enumerate(numbers[0]):
         hover = f"{html.escape(titles[i], quote=False)}<br>{where}" if titles else where
         texts = [[_number(value) for value in row] for row in matrix.tolist()] if show_values else None
         trace = go.Heatmap(
@@ -353,27 +362,30 @@ def evenly(n: int, most: int) -> int:
 
 def _panel_height(n: int, n_rows: int) -> int:
     """Pixels of a panel: fewer for each row if there are many."""
-    row = max(8, min(34, 760 // max(1, n_rows)))
-    return max(140, row * n_rows) if n == 1 else max(90, min(22, row) * n_rows)
+    least, row, most = (140, 34, 760) if n == 1 else (90, 22, 600)
+    return round(max(least, n_rows * max(2, min(row, most / n_rows))))
 
 
 # ---- the colours ---------------------------------------------------------------------------------------------------------
 
 
-def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: float | None) -> list[ColourScale]:
+def _scales(matrices: Float[Tensor, "panel row column"], centre: Centre, limit: Limit) -> list[ColourScale]:
     """The scale that all panels share, or one for each."""
-    if centre is None or isinstance(centre, float | int):
+    n, each = len(matrices), dict[str, list[float | None]]()
+    for name, given in (("centres", centre), ("limits", limit)):
+        each[name] = [*given] if isinstance(given, Sequence) else [given] * n
+        if len(each[name]) != n:
+            raise ValueError(f"{len(each[name])} {name} for {n} panels: give one number for all, or one for each")
+    if not isinstance(centre, Sequence) and not isinstance(limit, Sequence):
         return [scale_of(matrices, centre, limit)]
-    if len(centre) != len(matrices):
-        raise ValueError(f"{len(centre)} centres for {len(matrices)} panels: give one number for all, or one for each")
-    return [scale_of(matrix, middle, limit) for matrix, middle in zip(matrices, centre, strict=True)]
+    return [scale_of(*panel) for panel in zip(matrices, each["centres"], each["limits"], strict=True)]
 
 
 def _colour_bars(figure: "go.Figure", scales: Sequence[ColourScale], marks: Marks, name: str, drawn: int) -> None:
     """A bar for the scale of all panels, or one beside each panel."""
     every = [marks] if marks is None or isinstance(marks, Mapping) else [*marks, None]
     shown = [trace for trace in figure.data if trace.type == "heatmap" and trace.showscale]
-    for i, (trace, scale) in enumerate(zip(shown, scales, strict=True)):
+    for i, (trace, scale) in enumerate(zip(shown, scales, strict=bool(shown))):
         own = len(scales) > 1
         axis = figure.layout[trace.yaxis.replace("y", "yaxis")] if own else None
         low, high = axis.domain if axis else (1 - min(1.0, 320 / drawn), 1.0)

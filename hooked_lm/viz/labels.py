@@ -67,31 +67,38 @@ def position_labels(labels: Sequence[Any]) -> list[str]:
 class Axis:
     """An axis over integers with labels, so that equal labels stay separate.
 
-    `names` are the whole labels, for hover texts. On the axis labels of more than `room` letters are cut, and of many labels
-    only every second, third, ... is written.
+    `names` are the whole labels, for hover texts. On the axis labels of more than `room` letters are cut, and of more than
+    `most` labels only every second, third, ... is written.
     """
 
     names: tuple[str, ...]
     title: str
     room: int = ROOM
+    most: int = MOST
 
     @classmethod
-    def of(cls, labels: Sequence[Any] | None, length: int, what: str, title: str = "") -> "Axis":
+    def of(cls, labels: Sequence[Any] | None, length: int, what: str, title: str = "", most: int = MOST) -> "Axis":
         """The axis of labels, or of indices if None. Raises ValueError for the wrong number of labels."""
         labels = range(length) if labels is None else labels
         if len(labels) != length:
             raise ValueError(f"{len(labels)} labels for {length} {what}")
-        return cls(tuple(visible(str(label), 10_000) for label in labels), title)
+        return cls(tuple(visible(str(label), 10_000) for label in labels), title, most=most)
 
     @property
     def every(self) -> int:
         """The step from one written label to the next."""
-        return max(1, -(-len(self.names) // MOST))
+        return max(1, -(-len(self.names) // self.most))
 
     @property
     def is_whole(self) -> bool:
-        """Whether every label is written in full."""
-        return self.every == 1 and self.longest <= self.room
+        """Whether labels are written in full."""
+        return self.longest <= self.room
+
+    @property
+    def of_several(self) -> str:
+        """What the labels are: "positions", "patches"; "columns" without a title."""
+        one = self.title.split(" (")[0] or "column"
+        return f"{one}es" if one.endswith("ch") else f"{one}s"
 
     @property
     def longest(self) -> int:
@@ -119,6 +126,10 @@ class Axis:
         """Pixels that the first label of a horizontal axis takes on the left, where it is turned."""
         return max(60, round(0.71 * LETTER * min(len(self.names[0]), self.room)) + 8) if self.names else 60
 
+    def _names_between(self) -> dict[str, str]:
+        """The labels that are not written, for hover texts."""
+        return {str(i): html.escape(name, quote=False) for i, name in enumerate(self.names) if i % self.every}
+
     def settings(self, is_horizontal: bool, with_title: bool = True) -> dict[str, Any]:
         """The axis for plotly."""
         title = {"text": html.escape(self.title, quote=False), "font": {"size": 12, "color": FAINT}, "standoff": 10}
@@ -127,6 +138,7 @@ class Axis:
             "tickmode": "array",
             "tickvals": list(written),
             "ticktext": [html.escape(cut(self.names[i], self.room), quote=False) for i in written],
+            "labelalias": self._names_between() or None,
             "tickfont": {"size": 11},
             "tickangle": None if is_horizontal else 0,
             "autotickangles": [0, -45] if is_horizontal else None,

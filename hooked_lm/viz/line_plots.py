@@ -2,8 +2,8 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,15 +15,21 @@ from hooked_lm.viz.figure import Interval, Values, and_missing, as_numbers, ends
 from hooked_lm.viz.labels import LETTER
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.plots import mark_levels
-from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, UP
+from hooked_lm.viz.theme import DOWN, FAINT, GRID, PAPER, THIRD, UP
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 else:
     go = lazy_import("plotly.graph_objects", "viz")
 
-COLOURS = [UP, DOWN, FAINT]  # of the lines, in turn
-DASHES = ["solid", "dot", "dash", "dashdot"]  # when the colours start again
+COLOURS = [UP, DOWN, THIRD]  # of the lines, in turn
+DASHES = [
+    "solid",
+    "dot",
+    "dash",
+    "dashdot",
+]  # when the colours start again; lines to compare with start with the second
+GAP = 0.13  # of the width: where an axis is broken
 MARK, NARROW = 48, 420  # pixels: the sample of a line in the legend, and a narrow figure
 MARKED = 64  # points that have a marker, at most
 
@@ -39,6 +45,7 @@ def lines(
     baselines: Mapping[str, float] | None = None,
     subtitle: str = "",
     logarithmic: bool = False,
+    references: Collection[str] = (),
 ) -> "go.Figure":
     """Lines over the same points, with optional confidence intervals. Points without a value and infinite ones are gaps.
 
@@ -49,7 +56,9 @@ def lines(
         show_values: write each value above its point.
         baselines: values with a name, drawn as dashed lines.
         subtitle: a line below the title.
-        logarithmic: place the points at log(1 + x), for numbers from 0 on of very different sizes.
+        logarithmic: place the points at log(x), for numbers of very different sizes. A point at 0 is to the left of a break in
+            the axis, and no line leads to it.
+        references: the names of lines to compare with, such as random directions, which are grey and not solid.
 
     Raises ValueError for points below zero on such an axis, for a line or an interval with a different number of points, and for
     an interval of no line.
@@ -68,26 +77,25 @@ def lines(
         raise ValueError(
             f"there is an interval of {odd[0]!r}, but no such line: there are {', '.join(map(repr, lines))}"
         )
-    if logarithmic and points and min(points) < 0:
-        raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
-    places = [math.log1p(point) for point in points] if logarithmic else points
+    places = _logarithms(points) if logarithmic else points
+    n_left = points.count(0) if logarithmic else 0  # of the break
     figure = go.Figure()
-    for i, (name, line) in enumerate(drawn.items()):
-        colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+    looks = _looks(list(lines), references)
+    for name, line in drawn.items():
         if (ends := ends_of(line, (intervals or {}).get(name))) is not None:
-            figure.add_trace(_ribbon(places, ends, colour))
+            figure.add_trace(_ribbon(places[n_left:], ends[n_left:], looks[name]["color"]))
         mode = "lines+markers" if len(points) <= MARKED else "lines"
         label = html.escape(name, quote=False)
         figure.add_trace(
             go.Scatter(
-                x=places,
-                customdata=points,
-                y=line.tolist(),
+                x=_broken(places, n_left),
+                customdata=_broken(points, n_left),
+                y=_broken(line.tolist(), n_left),
                 name=label,
                 mode=f"{mode}+text" if show_values else mode,
-                text=[rounded(value) for value in line.tolist()] if show_values else None,
+                text=_broken([rounded(value) for value in line.tolist()], n_left) if show_values else None,
                 textposition="top center",
-                line={"color": colour, "width": 2, "dash": dash},
+                line={"width": 2, **looks[name]},
                 hovertemplate=f"{label + '<br>' if label else ''}%{{customdata}}<br><b>%{{y:.4g}}</b><extra></extra>",
                 showlegend=len(lines) > 1,
             )
@@ -105,7 +113,37 @@ def lines(
     figure.update_xaxes({"zeroline": False, **(_ticks(points, places) if whole or logarithmic else {})})
     figure.update_yaxes(axis, title={"text": html.escape(y_title, quote=False), "font": {"size": 12, "color": FAINT}})
     mark_levels(figure, baselines)
+    if 0 < n_left < len(points):
+        _mark_break(figure, (places[n_left - 1] + places[n_left]) / 2)
     return figure
+
+
+def _looks(names: Sequence[str], references: Collection[str]) -> dict[str, dict[str, str]]:
+    """The colour and the dash of each line; those to compare with are grey."""
+    own = [name for name in names if name not in references]
+    looks = {name: (COLOURS[i % len(COLOURS)], i // len(COLOURS)) for i, name in enumerate(own)}
+    looks |= {name: (FAINT, 1 + i) for i, name in enumerate(name for name in names if name in references)}
+    return {name: {"color": colour, "dash": DASHES[i % len(DASHES)]} for name, (colour, i) in looks.items()}
+
+
+def _logarithms(points: Sequence[float | int]) -> list[float]:
+    """The places of points on a logarithmic axis; those at 0 are left of all others."""
+    if points and min(points) < 0:
+        raise ValueError(f"the logarithmic axis begins at 0, and a point is at {min(points)}")
+    found = [math.log(point) for point in points if point]
+    first, last = (found[0], found[-1]) if found else (0.0, 0.0)
+    return [first - GAP * ((last - first) or 1.0)] * (len(points) - len(found)) + found
+
+
+def _mark_break(figure: "go.Figure", place: float) -> None:
+    """Two slashes on the horizontal axis."""
+    slashes = {"text": "//", "showarrow": False, "font": {"size": 14, "color": FAINT}}
+    figure.add_annotation(x=place, y=0, yref="paper", yanchor="middle", **slashes)
+
+
+def _broken(values: Sequence[Any], n_left: int) -> list[Any]:
+    """The values with a gap at the break of the axis, if there is one."""
+    return [*values[:n_left], None, *values[n_left:]] if n_left else list(values)
 
 
 def _ticks(points: Sequence[float | int], places: Sequence[float | int]) -> dict[str, list[str] | list[float | int]]:

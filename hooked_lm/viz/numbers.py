@@ -25,7 +25,7 @@ def short(value: SupportsFloat, sign: bool = False) -> str:
     return _signed(f"{float(value):.3g}", sign)
 
 
-def aligned(values: Iterable[SupportsFloat]) -> list[str]:
+def aligned(values: Iterable[SupportsFloat], sign: bool = False) -> list[str]:
     """Numbers with equally many decimals, three significant digits of the largest.
 
     >>> aligned([12.345, 0.5]), aligned([0.15, -0.11314]) == ["0.150", f"{MINUS}0.113"], aligned([0.0, float("nan")])
@@ -34,7 +34,7 @@ def aligned(values: Iterable[SupportsFloat]) -> list[str]:
     numbers = [float(value) for value in values]
     largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
     decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 2
-    return [_signed(f"{number:.2e}" if decimals > 6 else f"{number:.{decimals}f}", False) for number in numbers]
+    return [_signed(f"{number:.2e}" if decimals > 6 else f"{number:.{decimals}f}", sign) for number in numbers]
 
 
 def _signed(text: str, sign: bool) -> str:

@@ -1,7 +1,8 @@
 """Figures of bars, and of attention patterns."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.viz.attention_heads import Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
+from hooked_lm.viz.attention_heads import LONG, Heads, Layers, check_tokens, chosen_heads, head_label, layers_of
 from hooked_lm.viz.figure import (
     Interval,
     Values,
@@ -26,6 +27,7 @@ from hooked_lm.viz.figure import (
 from hooked_lm.viz.heatmaps import evenly, heatmap
 from hooked_lm.viz.labels import LETTER, MOST, Axis
 from hooked_lm.viz.numbers import rounded, short
+from hooked_lm.viz.scales import usual_limit
 from hooked_lm.viz.theme import DOWN, FAINT, GRID, INK, PAPER, UP
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 else:
     go = lazy_import("plotly.graph_objects", "viz")
 
+MOST_UPRIGHT, MOST_DOWN = 24, 80  # bars with turned labels beside each other; labels below each other
 SHORT = 10  # tokens of patterns that are small enough for four in a row
 
 
@@ -46,16 +49,18 @@ def bars(
     baselines: Mapping[str, float] | None = None,
     subtitle: str = "",
     note: str = "",
+    references: Collection[str] = (),
 ) -> "go.Figure":
     """A bar chart, with optional confidence intervals. Bars without a value and infinite ones are left out, and counted below
-    the title.
+    the title. More than 24 with long labels are drawn from left to right, the first at the top.
 
     Args:
         labels: one for each bar; may contain duplicates. Indices if None.
         interval: the lower and upper bounds of each bar.
         baselines: values with a name, drawn as lines; bars start from the first one instead of zero.
-        subtitle: a line below the title.
+        subtitle: a line below the title, such as what the intervals are.
         note: the last line on hover, such as the number of prompts.
+        references: the labels of bars to compare with, such as random directions, which are grey.
 
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
@@ -67,13 +72,16 @@ def bars(
     heights = _of_one_axis(values)
     start = next(iter(finite(baselines).values()), 0.0)
     axis = Axis.of(labels, len(heights), "bars", x_title)
-    places, lengths = list(range(len(heights))), (heights - start).numpy()
     ends = ends_of(heights, interval)
-    looks = _looks(heights, start, axis, note, ends)
-    figure = go.Figure(
-        go.Bar(x=places, y=lengths, base=start or None, width=0.6, error_y=_whiskers(heights, ends), **looks)
-    )
-    top, bottom = room_above(title, said := and_missing(subtitle, heights, baselines)), axis.height
+    said = and_missing(subtitle, heights, baselines)
+    looks = {"base": start or None, **_looks(heights, start, axis, note, ends, references)}
+    if len(heights) > MOST_UPRIGHT and axis.is_turned:
+        figure = _sideways(heights - start, axis, _whiskers(heights, ends), looks, title, said, y_title)
+        mark_levels(figure, baselines, upright=False)
+        return figure
+    places, lengths = list(range(len(heights))), (heights - start).numpy()
+    figure = go.Figure(go.Bar(x=places, y=lengths, width=0.6, error_y=_whiskers(heights, ends), **looks))
+    top, bottom = room_above(title, said), axis.height
     style(figure, title, height=200 + top + bottom, margin={"t": top, "b": bottom, "l": axis.left}, subtitle=said)
     figure.update_layout(plot_bgcolor=PAPER)
     widen(figure, 140 + round(0.75 * axis.width) + 12 * min(len(heights), MOST))
@@ -124,13 +132,29 @@ def contributions(
     said = and_missing("; ".join(filter(None, [subtitle, said])), sums)
     axis, shown = Axis(tuple(whole.names[i] for i in order), ""), sums[order]
     bounds = None if ends is None else ends[order]
-    looks = {"orientation": "h", "width": 0.7, **_looks(shown, 0.0, axis, note, bounds)}
-    figure = go.Figure(go.Bar(x=shown.numpy(), y=list(range(len(order))), error_x=_whiskers(shown, bounds), **looks))
-    top = room_above(title, said)
-    style(figure, title, height=max(120, 20 * len(order)) + top + 56, margin={"t": top, "b": 56}, subtitle=said)
+    return _sideways(
+        shown, axis, _whiskers(shown, bounds), _looks(shown, 0.0, axis, note, bounds), title, said, value_name
+    )
+
+
+def _sideways(
+    lengths: Float[Tensor, " bar"],
+    axis: Axis,
+    whiskers: dict[str, Any] | None,
+    looks: dict[str, Any],
+    title: str,
+    subtitle: str,
+    value_name: str,
+) -> "go.Figure":
+    """Bars from left to right, the first at the top."""
+    axis, n = replace(axis, most=MOST_DOWN), len(lengths)
+    bars = {"x": lengths.numpy(), "y": list(range(n)), "error_x": whiskers}
+    figure = go.Figure(go.Bar(**bars, orientation="h", width=0.7, **looks))
+    top, height = room_above(title, subtitle), max(120, 20 * min(n, MOST_DOWN))
+    style(figure, title, height=height + top + 56, margin={"t": top, "b": 56}, subtitle=subtitle)
     figure.update_layout(plot_bgcolor=PAPER)
     widen(figure, axis.width + 180)
-    figure.update_yaxes(axis.settings(False), range=[len(order) - 0.5, -0.5])
+    figure.update_yaxes(axis.settings(False), range=[n - 0.5, -0.5])
     figure.update_xaxes(_ruler(value_name))
     return figure
 
@@ -143,11 +167,15 @@ def _of_one_axis(values: Values) -> Float[Tensor, " bar"]:
     return found
 
 
-def _looks(heights: Tensor, start: float, axis: Axis, note: str, ends: np.ndarray | None) -> dict[str, Any]:
+def _looks(
+    heights: Tensor, start: float, axis: Axis, note: str, ends: np.ndarray | None, references: Collection[str] = ()
+) -> dict[str, Any]:
     """The colours and hover texts of bars."""
     said = said_of(note, has_interval=ends is not None)
+    signs = [DOWN if number < start else UP for number in heights.tolist()]
+    colours = [FAINT if name in references else sign for name, sign in zip(axis.names, signs, strict=True)]
     return {
-        "marker": {"color": [DOWN if number < start else UP for number in heights.tolist()]},
+        "marker": {"color": colours},
         "customdata": ends,
         "text": [rounded(number, 3) for number in heights.tolist()],
         "textposition": "none",
@@ -171,14 +199,22 @@ def _ruler(title: str) -> dict[str, Any]:
     return {"gridcolor": GRID, "zerolinecolor": FAINT, "tickfont": {"size": 11}, "title": name}
 
 
-def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None) -> None:
-    """Adds a dashed line for each named value of the vertical axis, with its name in the right margin."""
+def mark_levels(figure: "go.Figure", levels: Mapping[str, float] | None, upright: bool = True) -> None:
+    """Adds a dashed line for each named value: of the vertical axis, with its name in the right margin, or of the horizontal
+    one, with its name above the bars."""
     named = {name: (html.escape(name, quote=False), short(level)) for name, level in finite(levels).items()}
     for name, level in finite(levels).items():
         text = {"text": "<br>".join(named[name]), "font": {"size": 11, "color": FAINT}, "align": "left", "xshift": 4}
         line = {"color": FAINT, "width": 1, "dash": "dash"}
-        figure.add_hline(level, line=line, annotation=text, annotation_position="right")
-    if named:
+        if upright:
+            figure.add_hline(level, line=line, annotation=text, annotation_position="right")
+        else:
+            figure.add_vline(level, line=line)
+            text |= {"text": " ".join(named[name]), "xshift": 0, "y": 1, "yref": "paper", "yanchor": "bottom"}
+            figure.add_annotation(x=level, showarrow=False, **text)
+    if named and not upright:
+        figure.update_layout(height=figure.layout.height + 18, margin={"t": figure.layout.margin.t + 18})
+    elif named:
         longest = max(len(part) for parts in named.values() for part in parts)
         figure.update_layout(margin={"r": max(20, round(LETTER * longest) + 12)})
 
@@ -226,6 +262,9 @@ def attention_patterns(
         raise ValueError(f"{len(labels)} head labels for {len(places)} heads")
     shown = torch.stack([layers[layer][head].detach().float().cpu() for layer, head in places])
     looks: dict[str, Any] = {"x_title": "key", "y_title": "query", "value_name": "weight", "limit": 1.0}
+    if max(n_queries, n_keys) > LONG:
+        looks["limit"] = [usual_limit(each) for each in shown]
+        labels = [f"{label}, colours to {short(end)}" for label, end in zip(labels, looks["limit"], strict=True)]
     across = columns or evenly(len(places), 4 if n_keys <= SHORT else 2)
     return heatmap(
         shown, tokens if key_tokens is None else key_tokens, tokens, title, **looks, panels=labels, columns=across

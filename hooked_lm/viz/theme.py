@@ -22,6 +22,9 @@ COLOURS = {
     "marker": ("#e0a021", "#e0a021"),
     "up": ("#386fa8", "#6aa5e0"),  # positive
     "down": ("#c8694c", "#e58a6b"),  # negative
+    "most": ("#173f73", "#b4d8ff"),  # the largest of a text, and the lowest
+    "least": ("#8f2d1c", "#ffb59a"),
+    "third": ("#3d8f6d", "#6cc49c"),  # of the lines
     "focus": ("#1f5fbf", "#8ab8ff"),
 }
 # the colours of figures on paper that may be white or black
@@ -29,7 +32,7 @@ ANYWHERE = {"paper": "rgba(0, 0, 0, 0)", "ink": "#717a8a", "faint": "#737c8b", "
 ALPHAS = (0.0, 0.85)  # of values over an image: small ones, large ones
 PAPER, INK, FAINT, GRID = (ANYWHERE[name] for name in ("paper", "ink", "faint", "line"))
 WHITE, BOX, BOX_INK = (COLOURS[name][0] for name in ("paper", "line", "ink"))  # of what has its own ground
-UP, DOWN = COLOURS["up"][0], COLOURS["down"][0]
+UP, DOWN, THIRD = (COLOURS[name][0] for name in ("up", "down", "third"))
 MISSING = "#d5d9e0"  # cells without a value
 PALEST, DIMMEST, CONTRAST = (
     255,

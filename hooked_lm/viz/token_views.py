@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from hooked_lm.viz.figure import WIDEST, as_numbers, widen
 from hooked_lm.viz.heatmaps import BESIDE, heatmap
 from hooked_lm.viz.labels import LETTER, Axis, token_label, visible
 from hooked_lm.viz.numbers import short
-from hooked_lm.viz.scales import checked
+from hooked_lm.viz.scales import ColourScale, scale_of
 from hooked_lm.viz.view import View
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ def token_grid(
     sizes = [len(row) for row in tokens]
     if sizes != [values.shape[1]] * values.shape[0]:
         raise ValueError(f"tokens in rows of {sizes} do not fit values {list(values.shape)}")
-    figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit, centre=0.0)
+    figure = heatmap(
+        values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit, centre=0.0, every_cell=True
+    )
     longest = max((len(visible(token, TOKEN)) for row in tokens for token in row), default=0)
     beside, letter = BESIDE + Axis.of(y_labels, len(tokens), "rows").width, LETTER + GAP / max(longest, 1)
     widen(figure, beside + round(values.shape[1] * longest * letter))
@@ -102,7 +105,7 @@ def tokens(
         tokens: the strings, in order.
         values: one number for each token; several as a tensor [value, token] or a dict by name.
         names: the names of several values; may contain duplicates.
-        limit: the absolute value of the full colour; the largest of each value if None.
+        limit: the distance from white to the strongest colour; the largest of each value if None, as in `heatmap`.
 
     Raises ValueError for numbers or names that do not fit, and for tokens that are one text.
 
@@ -149,7 +152,7 @@ def snippets(snippets: Sequence[Snippet], title: str = "Texts", limit: float | N
 
     Args:
         snippets: the label of each text, its tokens, a number for each, and the place of the token in a frame.
-        limit: the absolute value of the full colour; the largest of all texts if None.
+        limit: the absolute value of the strongest colour; the largest of all texts if None.
 
     Raises ValueError for numbers that do not fit.
 
@@ -163,28 +166,24 @@ def snippets(snippets: Sequence[Snippet], title: str = "Texts", limit: float | N
 
 def snippet_table(snippets: Sequence[Snippet], limit: float | None = None) -> str:
     """The HTML of a table of texts, for an element of class "tokens-view" with `STYLE` and `SCRIPT`."""
-    limit = checked(limit) or _largest([value for _, _, values, _ in snippets for value in values])
+    scale = scale_of(torch.tensor([value for _, _, values, _ in snippets for value in values]), 0.0, limit)
     rows = (
-        f'<tr><th scope="row">{html.escape(label)}</th><td class="text">{coloured_text(tokens, values, limit, place)}</td></tr>'
+        f'<tr><th scope="row">{html.escape(label)}</th><td class="text">{coloured_text(tokens, values, scale, place)}</td></tr>'
         for label, tokens, values, place in snippets
     )
     return f'<table class="snippets">{"".join(rows)}</table>' if snippets else "<p>There is no text.</p>"
 
 
-def coloured_text(tokens: Sequence[str], values: Sequence[float], limit: float, framed: int | None = None) -> str:
+def coloured_text(tokens: Sequence[str], values: Sequence[float], scale: ColourScale, framed: int | None = None) -> str:
     """The HTML of tokens with their numbers, for an element of class "text"; raises ValueError if they differ in number.
 
-    >>> coloured_text([" a", " b"], [0.0, float("nan")], 1.0).count("no value")
+    >>> coloured_text([" a", " b"], [0.0, float("nan")], scale_of(torch.ones(1))).count("no value")
     2
     """
     if len(tokens) != len(values):
         raise ValueError(f"{len(tokens)} tokens for {len(values)} values")
     pairs = enumerate(zip(tokens, values, strict=True))
-    return "".join(_token(token, value, limit, place == framed) for place, (token, value) in pairs)
-
-
-def _largest(values: Sequence[float]) -> float:
-    return max((abs(value) for value in values if math.isfinite(value)), default=0.0) or 1.0
+    return "".join(_token(token, value, scale, place == framed) for place, (token, value) in pairs)
 
 
 def _row(row: Sequence[float] | Tensor) -> list[float]:
@@ -200,29 +199,29 @@ def _button(i: int, name: str) -> str:
 
 
 def _panel(i: int, tokens: Sequence[str], row: Sequence[float], limit: float | None) -> str:
-    finite = [value for value in row if math.isfinite(value)]
-    limit = checked(limit) or _largest(finite)
-    low = min(finite, default=0.0) < 0
-    down, up = (f"color-mix(in srgb, var(--{name}) 50%, transparent)" for name in ("down", "up"))
-    ramp = f"{f'{down}, ' * low}transparent, {up}"
-    gaps = len(row) - len(finite)
+    scale = scale_of(torch.tensor(row), limit=limit)
+    white = (scale.white - scale.low) / (scale.high - scale.low)
+    below = f"var(--least), var(--down) {white / 4:.1%}, " * (white > 0)
+    above = f", var(--up) {white + 0.75 * (1 - white):.1%}, var(--most)" * (white < 1)
+    ramp = f"{below}transparent {white:.1%}{above}"
+    gaps = sum(not math.isfinite(value) for value in row)
     missing = f" &ensp; hatched: no value ({gaps})" if gaps else ""
-    text, start = coloured_text(tokens, row, limit), short(-limit if low else 0.0)
+    text = coloured_text(tokens, row, scale)
     return (
-        f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{start}'
-        f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{short(limit)}{missing}</p></div>'
+        f'<div class="panel panel-{i}"><div class="text">{text}</div><p class="legend">{short(scale.low)}'
+        f'<span class="ramp" style="background: linear-gradient(to right, {ramp})"></span>{short(scale.high)}{missing}</p></div>'
     )
 
 
-def _token(token: str, value: float, limit: float, framed: bool) -> str:
+def _token(token: str, value: float, scale: ColourScale, framed: bool) -> str:
     is_number = math.isfinite(value)
-    kind = "none" if not is_number else "up" if value >= 0 else "down"
-    strength = min(1.0, abs(value) / limit) if is_number else 0.0
+    strength = scale.strength(value) if is_number else 0.0
+    kind = "none" if not is_number else "up" if strength >= 0 else "down"
     said = short(value) if is_number else "no value"
     label = token_label(token, LONGEST)
     spoken = label.replace('"', "&quot;")
     broken = "<br>" * token.endswith("\n")
     return (
-        f'<span class="{kind}{" framed" * framed}" style="--s: {strength:.3f}" tabindex="0" data-value="{said}" '
+        f'<span class="{kind}{" framed" * framed}" style="--s: {abs(strength):.3f}" tabindex="0" data-value="{said}" '
         f'aria-label="{spoken}: {said}">{label}</span>{broken}'
     )

@@ -1,6 +1,7 @@
 """Probes recover what was planted, their controls are near chance, and what does not fit is refused."""
 
 import math
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from hooked_lm.analysis import Probes, RegressionProbes, train_probe
 from hooked_lm.analysis.probe_tasks import Classification, Regression, task_of
 from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.results.bootstrap import wilson
+from hooked_lm.viz.theme import FAINT, UP
 from tests.close import assert_close, assert_equal
 from tests.unchecked import unchecked
 
@@ -280,6 +282,8 @@ def test_the_figure_has_the_probe_the_control_and_the_largest_class() -> None:
         "largest class",
     ]
     assert figure.layout.xaxis.title.text == "layer"
+    assert re.fullmatch(r"95% intervals over \d+ prompts", figure.layout.title.subtitle.text)
+    assert [trace.line.color for trace in figure.data if trace.name] == [UP, FAINT, FAINT]
 
 
 # ---- the control task ------------------------------------------------------------------------------------------------

@@ -222,3 +222,26 @@ def test_a_long_text_with_many_heads_is_small_and_opens_soon(browser: Browser) -
     assert "are kept, so that the page stays small" in browser.text(".notes")
     browser.wait(".attention[data-thumbnails]")
     browser.screenshot("attention-long", whole=True)
+
+
+def test_a_part_of_a_long_text_can_be_enlarged(browser: Browser) -> None:
+    scores = torch.zeros(1, 600, 600).masked_fill(torch.ones(600, 600).triu(1).bool(), -torch.inf)
+    scores[0, 400:, 123] = 9.0
+    scores[..., 0] = 7.0
+    opened(browser, attention(scores.softmax(-1), [f" t{i}" for i in range(600)]))
+    canvas = browser.find("canvas[role=application]")
+    code = """const {data} = arguments[0].getContext('2d').getImageData(100, 300, 200, 300), dark = Array(200).fill(0);
+    for (let i = 0; i < data.length; i += 4) dark[i / 4 % 200] += data[i] < 100;
+    return Math.max(...dark);"""
+    assert browser.js(code, canvas) > 50  # the column of the key is seen, right of that of the first
+    before = browser.js("return arguments[0].toDataURL()", canvas)
+    for _ in range(4):
+        browser.find(".closer").click()
+    assert browser.js("return arguments[0].toDataURL()", canvas) != before
+    browser.hover(canvas)
+    row = int(browser.text(".tip").split("(")[1].split(")")[0])
+    assert abs(row - 580) < 20  # around the marked cell, that of the last token
+    for _ in range(4):
+        browser.find(".wider").click()
+    browser.hover(canvas, 0.2, 0.2)
+    assert int(browser.text(".tip").split("(")[1].split(")")[0]) < 150  # the whole text is there again

@@ -38,9 +38,6 @@ def page(grid: torch.Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
             title="A title that is longer than the window of a telephone is wide, above panels that are moved sideways",
         ),
         viz.feature_maps(grid),
-        viz.layered_graph(
-            {"in": 0, "h": 1, "out": 2}, [("in", "h", "a"), ("h", "out", "b")], torch.tensor([1.0, -2.0])
-        ),
         viz.View("A view", "<p id='inside'>Hello</p><div style='height:333px'></div>"),
     ]
     return viz.report("Figures", [viz.Section("All", *figures)], tmp_path_factory.mktemp("page") / "page.html")
@@ -50,8 +47,8 @@ def page(grid: torch.Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("name", "scheme", "size"), [("light", "light", WIDE), ("dark", "dark", WIDE), ("phone", "dark", PHONE)]
 )
 def test_every_figure_is_drawn(browser: Browser, page: Path, name: str, scheme: str, size: tuple[int, int]) -> None:
-    browser.open(page, scheme, size).wait("[data-drawn='9']")
-    assert len(browser.all(".js-plotly-plot .main-svg")) >= 9
+    browser.open(page, scheme, size).wait("[data-drawn='8']")
+    assert len(browser.all(".js-plotly-plot .main-svg")) >= 8
     assert browser.sideways() == 0
     paper = browser.js("return document.querySelector('.js-plotly-plot')._fullLayout.paper_bgcolor")
     assert paper == {"light": "#ffffff", "dark": "#14181f"}[scheme]
@@ -66,7 +63,7 @@ def test_every_figure_is_drawn(browser: Browser, page: Path, name: str, scheme: 
 
 
 def test_a_cell_shows_its_token_and_value(browser: Browser, page: Path, grid: torch.Tensor) -> None:
-    browser.open(page).wait("[data-drawn='9']")
+    browser.open(page).wait("[data-drawn='8']")
     browser.hover("#figure-1-1 .nsewdrag", 1.5 / 7, 0.5 / 4)  # the second token, the top row: the last layer
     shown = browser.wait("#figure-1-1 .hoverlayer .hovertext").text
     assert "·Mary (1)" in shown
@@ -84,7 +81,7 @@ def test_a_colour_bar_has_a_number_besides_zero(browser: Browser, tmp_path: Path
 
 
 def test_a_missing_cell_says_so(browser: Browser, page: Path) -> None:
-    browser.open(page).wait("[data-drawn='9']")
+    browser.open(page).wait("[data-drawn='8']")
     browser.hover("#figure-1-2 .nsewdrag", 2.5 / 7, 2.5 / 4)
     assert "no value" in browser.wait("#figure-1-2 .hoverlayer .hovertext").text
     browser.hover("#figure-1-2 .nsewdrag", 1.5 / 7, 2.5 / 4)  # the cell beside it has one
@@ -94,7 +91,7 @@ def test_a_missing_cell_says_so(browser: Browser, page: Path) -> None:
 
 
 def test_a_view_has_the_height_of_its_body(browser: Browser, page: Path) -> None:
-    browser.open(page).wait("[data-drawn='9']")
+    browser.open(page).wait("[data-drawn='8']")
     frame = browser.find("iframe.view")
     browser.driver.switch_to.frame(frame)
     assert browser.wait("#inside").text == "Hello"

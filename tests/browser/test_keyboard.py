@@ -60,31 +60,60 @@ def test_arrow_keys_move_among_values(browser: Browser, page: Path, figure: str,
 @pytest.fixture(scope="module")
 def circuit() -> circuits.Circuit:
     graph = Graph.of(HookedTransformer.from_pretrained("demo"))
-    return circuits.Circuit.of(
-        graph, [("input", "m0"), ("input", "m2"), ("m0", "m2"), ("m2", "logits"), ("m0", "logits")]
-    )
+    edges = [("input", "m0"), ("m0", "L1H2<q>"), ("m0", "L1H2<v>"), ("L1H2", "m2"), ("m2", "logits"), ("m0", "logits")]
+    found = circuits.Circuit.of(graph, [*edges, ("input", "L3H1<k>"), ("L3H1", "logits")])
+    scores = torch.zeros(found.edges.shape)
+    for i, place in enumerate([*edges, ("input", "L3H1<k>"), ("L3H1", "logits")]):
+        scores[graph.edge(*place)] = (i - 8.0) * (1 if i != 3 else -1)
+    return circuits.Circuit(graph, found.edges, scores, about={"method": "eap", "metric": "logit difference"})
 
 
 @pytest.mark.parametrize(("name", "scheme", "size"), MODES)
-def test_a_circuit_is_shown_and_reached(
+def test_nodes_of_a_circuit_are_chosen_with_a_click_or_enter(
     browser: Browser, circuit: circuits.Circuit, tmp_path: Path, name: str, scheme: str, size: tuple[int, int]
 ) -> None:
-    path = viz.write_html(circuit.plot("A circuit"), tmp_path / "circuit.html")
-    browser.open(path, scheme, size).wait("[data-drawn='1']")
+    path = viz.write_html(circuit.plot("A circuit", n_edges=6), tmp_path / "circuit.html")
+    browser.open(path, scheme, size).wait(".node[aria-pressed]")
     assert browser.sideways() == 0
-    boxes = browser.js("""return [...document.querySelectorAll('.shape-group')].map(group => {
-        const [label, box] = ['text', 'path'].map(part => group.querySelector(part).getBoundingClientRect());
-        return label.left >= box.left && label.right <= box.right && label.top >= box.top - 1 && label.bottom <= box.bottom + 1;
-    })""")
-    assert boxes
+    drawing = "svg.narrow" if size == PHONE else "svg.wide"
+    assert [svg.is_displayed() for svg in browser.all(".drawn > svg")] == [size != PHONE, size == PHONE]
+    boxes = browser.js(f"""return [...document.querySelectorAll('{drawing} .node')].map(node => {{
+        const [label, box] = ['.name', '.box'].map(part => node.querySelector(part).getBoundingClientRect());
+        return label.left >= box.left && label.right <= box.right && label.top >= box.top && label.bottom <= box.bottom;
+    }})""")
+    assert len(boxes) == 5
     assert all(boxes)
-    browser.js("document.querySelector('#figure-1').focus()")
-    browser.press("END")
-    node = said(browser, "figure-1")
-    browser.press("ARROW_DOWN")
-    assert node
-    assert said(browser, "figure-1") not in ("", node)
+
+    def edges(css: str) -> set[str]:
+        code = f"return [...document.querySelectorAll('{drawing} .edge{css} title')].map(title => title.textContent)"
+        return {text.partition("  ")[0] for text in browser.js(code)}
+
+    assert len(edges("")) == 6
+    panel = browser.text(".chosen")
+    assert "Click a node" in panel
+    browser.all(f"{drawing} .node[data-node=L1H2]")[0].click()
+    assert edges(".on") == {"m0 → L1H2<q>", "m0 → L1H2<v>", "L1H2 → m2"}
+    minus = "\N{MINUS SIGN}"
+    assert browser.text(".chosen").split("\n") == [
+        "L1H2",
+        "reads, with effect on the logit difference",
+        f"m0 into q {minus}7",
+        f"m0 into v {minus}6",
+        "writes, with effect on the logit difference",
+        "m2 +5",
+    ]
     browser.screenshot(f"circuit-{name}", whole=True)
+    browser.press("ESCAPE")
+    assert browser.text(".chosen") == panel
+    browser.press("ARROW_DOWN", "ENTER")
+    assert browser.js("return document.activeElement.getAttribute('aria-label')") == "m0: reads 1 edge, writes 3 edges"
+    assert edges(".on") == {"input → m0", "m0 → L1H2<q>", "m0 → L1H2<v>", "m0 → logits"}
+    browser.press("ARROW_DOWN", "ENTER")  # input, which also writes a weaker edge to a node that is not drawn
+    lines = browser.text(".chosen").split("\n")
+    assert lines[:3] == ["input", "writes, with effect on the logit difference", f"m0 {minus}8"]
+    assert lines[3:] == [f"L3H1 its k {minus}2", "Grey: weaker edges, drawn only here."]
+    browser.press("ENTER")
+    assert browser.text(".chosen") == panel
 
 
 @pytest.mark.parametrize(("name", "scheme", "size"), MODES)

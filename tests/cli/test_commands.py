@@ -78,7 +78,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_each_command_has_an_example_and_the_options_of_all() -> None:
-    assert set(EXAMPLES) == {command.name or command.callback.__name__ for command in app.registered_commands}
+    assert {*EXAMPLES, "mcp"} == {command.name or command.callback.__name__ for command in app.registered_commands}
     for name, example in EXAMPLES.items():
         shown = call(name, "--help")
         assert shown.exit_code == 0
@@ -140,6 +140,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["lens", "demo", ""], "the prompt has no tokens"),
         (["lens", "demo", "Mary", "--positions", "2-1"], "the range '2-1' is empty"),
         (["patch", "demo", *PAIR, "--site", "z1"], "give its short name, 'z' and --layers"),
+        (["circuit", "demo", *PAIR[:2]], "give --clean, --corrupted and --answers for a pair of prompts, or --pairs"),
         (["circuit", "demo", *PAIR, "--n-edges", "0"], "n_edges must be from 1 to 1,519"),
         (["circuit", "demo", *PAIR, "--n-edges", "99999"], "got 99,999"),
         (["sites", "dmeo"], "did you mean 'demo'?"),
@@ -375,6 +376,11 @@ def test_models_by_the_names_that_people_use(tmp_path: Path) -> None:
         ({"model_type": "qwen3_vl"}, {"loads": True, "model_type": "qwen3_vl", "classes": ["HookedVisionLanguage"]}),
         ({"model_type": "whisper"}, {"loads": False, "model_type": "whisper", "reason": "its input is sound"}),
         ({"model_type": "nonsense"}, {"loads": False}),
+        (
+            {"model_type": "qwen3", "quantization_config": {"quant_method": "gptq", "bits": 4}},
+            {"loads": True, "dequantized_from": "gptq with 4 bits"},
+        ),
+        ({"model_type": "qwen3", "quantization_config": {"quant_method": "hqq"}}, {"loads": False}),
     ],
 )
 def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -382,7 +388,9 @@ def test_whether_a_checkpoint_loads(tmp_path: Path, config: dict[str, Any], expe
     answer = json.loads(call("models", tmp_path, "--json").stdout)
     assert expected.items() <= answer.items()
     assert ("reason" in answer) == (not answer["loads"])
-    assert ("loads as" if answer["loads"] else "does not load") in call("models", tmp_path).output.replace("\n", " ")
+    said = call("models", tmp_path).output.replace("\n", " ")
+    assert ("loads as" if answer["loads"] else "does not load") in said
+    assert answer.get("dequantized_from", "") in said
     HookedTransformer.from_pretrained("demo").save(tmp_path / "saved")
     assert json.loads(call("models", tmp_path / "saved", "--json").stdout)["classes"] == ["HookedTransformer"]
     assert json.loads(call("models", "demo-shapes", "--json").stdout)["classes"] == ["HookedVisionLanguage"]
@@ -507,6 +515,61 @@ def test_circuit_with_held_out_pairs_and_nulls(tmp_path: Path) -> None:
     same = from_json("circuit", "demo", *pairs, *output, "--held-out", 0)
     assert (same["judged_on"], same["in_search"], same["nulls"]) == ("same prompts as the search", None, None)
     assert "faithfulness in the search" not in (tmp_path / "c.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_circuit_of_the_pairs_of_a_file(tmp_path: Path) -> None:
+    names = {"clean": "prompt", "corrupted": "corrupted", "answer": "answer", "wrong_answer": "wrong_answer"}
+    rows = [{column: getattr(pair, name) for name, column in names.items()} for pair in prompt_pairs(4)]
+    file, page = tmp_path / "pairs.jsonl", tmp_path / "c.html"
+
+    def write(rows: list[dict[str, object]]) -> None:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    write(rows)
+    options = ("--pairs", file, "--method", "eap", "--n-edges", 20, "--output", page)
+    found = from_json("circuit", "demo", *options, "--column", "clean=prompt", "--max-pairs", 3)
+    assert found["n_pairs"] == 3
+    assert 0 < found["n_edges"] <= 20
+    assert found["evaluation"][0]["low"] < found["evaluation"][0]["high"]
+    text = page.read_text(encoding="utf-8")
+    assert f"<code>hooked-lm circuit demo --pairs {file} --method eap" in text
+    assert all(row["prompt"] in text for row in rows[:3])
+    assert rows[3]["prompt"] not in text
+    assert '<script type="text/plain" id="plotly">' in text, "faithfulness, as bars"
+    typed = [(f"--{name}", row[names[name]]) for row in rows[:3] for name in ("clean", "corrupted")]
+    typed += [("--answers", f"{row['answer']},{row['wrong_answer']}") for row in rows[:3]]
+    same = from_json("circuit", "demo", *(word for option in typed for word in option), *options[2:])
+    assert same["edges"] == found["edges"]
+
+    for changed, extra, said in (
+        (rows, ["--clean", "x"], "--pairs replaces --clean, --corrupted and --answers"),
+        (rows, [], "give --column clean=NAME"),
+        (
+            [{**row, "answer": [1, 2]} for row in rows[:1]],
+            ["--column", "clean=prompt", "--column", "corrupted=no"],
+            "'no'",
+        ),
+        (
+            [{key: row[key] for key in row if key != "wrong_answer"} for row in rows],
+            ["--column", "clean=prompt"],
+            "wrong_answer",
+        ),
+        (
+            [*rows, {**rows[0], "prompt": "Then " + rows[0]["prompt"], "corrupted": "Then " + rows[0]["corrupted"]}],
+            ["--column", "clean=prompt"],
+            "must have as many tokens each; there are 4 of 15 tokens, 1 of 17 tokens",
+        ),
+        (
+            [{**row, "prompt": [1, 2], "corrupted": [1, 3]} for row in rows],
+            ["--column", "clean=prompt"],
+            "must be texts",
+        ),
+    ):
+        write(changed)
+        shown = call("circuit", "demo", *options, *extra)
+        assert shown.exit_code == 2
+        assert said in " ".join(shown.output.split()), shown.output
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,68 +1,51 @@
 """The notebooks of `demos/` run from top to bottom, what their texts state is true, and what they use of the library exists.
 
-The statements are in the metadata of the text's cell, as expressions over the variables of the cells above:
-`"facts": ["scores[2, 3] > 0.9"]`. Readers do not see them. Bounds are wide enough for the rounding of other processors.
+The statements are in the metadata of the text's cell (`docs/notebooks.py`). Bounds are wide enough for the rounding of other
+processors.
 """
 
 import ast
 import builtins
-import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from tests.demo.notebook_names import Names
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS = sorted((ROOT / "demos").glob("*.ipynb"))
+sys.path.append(str(ROOT / "docs"))
+
+from notebooks import NOTEBOOKS, ROW, facts, output_to_html, picture, run, store  # noqa: E402
+
 LONGEST = 90  # seconds of one core for a whole notebook
-KERNEL = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-
-
-def facts(cell: nbformat.NotebookNode) -> list[str]:
-    return cell.metadata.get("facts", [])
-
-
-def checking(fact: str) -> nbformat.NotebookNode:
-    """A cell that raises an error if the fact is false: with the values of its terms, if it is a comparison."""
-    tree = ast.parse(fact, mode="eval").body
-    terms = [tree.left, *tree.comparators] if isinstance(tree, ast.Compare) else []
-    return nbformat.v4.new_code_cell(f"assert {fact}, ({fact!r}, [{', '.join(map(ast.unparse, terms))}])")
-
-
-def run(notebook: nbformat.NotebookNode, place: Path) -> float:
-    """Runs the cells of a notebook and checks its facts, in the directory `place`; returns the seconds of one core."""
-    cells = [(cell, *map(checking, facts(cell))) for cell in notebook.cells]
-    clock = nbformat.v4.new_code_cell("import time\nprint(time.process_time())")
-    checked = nbformat.v4.new_notebook(cells=[*(cell for group in cells for cell in group), clock])
-    NotebookClient(checked, timeout=300, resources={"metadata": {"path": str(place)}}).execute(env=KERNEL)
-    return float(clock.outputs[0].text)
 
 
 @pytest.mark.slow
 @every_notebook
-def test_a_notebook_runs_and_its_facts_hold(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_and_its_facts_hold(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
-    assert run(notebook, tmp_path) < LONGEST
+    assert run(notebook) < LONGEST
+    store(path, notebook)  # for the documentation
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("application/vnd.plotly.v1+json" in output.get("data", {}) for output in outputs), "it shows no figure"
+    assert output_to_html(picture(notebook)), "no picture for the gallery"
 
 
 @pytest.mark.slow
-def test_a_wrong_fact_is_found_and_says_what_is_true(tmp_path: Path) -> None:
+def test_a_wrong_fact_is_found_and_says_what_is_true() -> None:
     code = nbformat.v4.new_code_cell("answers = [3, 4]")
     for fact, found in (("sum(answers) == 7", None), ("2 * answers[0] > sum(answers)", r"sum\(answers\)', \[6, 7\]")):
         notebook = nbformat.v4.new_notebook(cells=[code, nbformat.v4.new_markdown_cell("", metadata={"facts": [fact]})])
         if found is None:
-            assert run(notebook, tmp_path) > 0
+            assert run(notebook) > 0
         else:
             with pytest.raises(CellExecutionError, match=found):
-                run(notebook, tmp_path)
+                run(notebook)
 
 
 @every_notebook
@@ -117,19 +100,12 @@ def test_names_that_do_not_exist_are_found(line: str, problem: str | None) -> No
     assert names.problems == ([] if problem is None else [problem])
 
 
-def listed(page: str) -> list[tuple[str, ...]]:
-    """The rows of the table of notebooks: name, link, what one learns."""
-    row = r"^\| \[(\w+)\]\((?:\.\./)?demos/(\w+)\.ipynb\) \| (.+) \|$"
-    return re.findall(row, (ROOT / page).read_text(), flags=re.M)
-
-
 def test_the_readme_and_the_documentation_list_every_notebook() -> None:
-    rows = listed("README.md")
-    assert rows == listed("docs/notebooks.md")
-    assert sorted(name for name, *_ in rows) == [path.stem for path in NOTEBOOKS]
-    assert all(name == link for name, link, _ in rows)
+    rows = ROW.findall((ROOT / "README.md").read_text())
+    assert rows == ROW.findall((ROOT / "docs" / "notebooks.md").read_text())
+    assert sorted(name for name, _ in rows) == [path.stem for path in NOTEBOOKS]
     tour = (ROOT / "demos" / "main_tour.ipynb").read_text()
-    assert [name for name, *_ in rows if name != "main_tour" and f"({name}.ipynb)" not in tour] == []
+    assert [name for name, _ in rows if name != "main_tour" and f"({name}.ipynb)" not in tour] == []
 
 
 @every_notebook

@@ -4,10 +4,12 @@ import random
 
 import pytest
 import torch
+from PIL import Image
 
 from hooked_lm import HookedVisionLanguage, VisionInputs
 from hooked_lm.demo import shapes
 from hooked_lm.demo.shapes import Question
+from tests.close import assert_near
 
 N_TOKENS = (shapes.SIZE // shapes.PATCH) ** 2
 
@@ -46,3 +48,19 @@ def test_pictures_are_the_same_on_every_machine() -> None:
     assert picture.is_held_out
     assert torch.equal(shapes.pixels(picture), shapes.pixels(picture))
     assert shapes.pixels(picture).abs().max() <= 1
+
+
+def test_a_picture_of_ones_own_is_read_as_the_pixels_it_was_drawn_from(model, tmp_path):
+    drawn, text = shapes.random_picture(random.Random(3)), "<image> which shape is in the lower right ?"
+    pixels = shapes.pixels(drawn)
+    picture = Image.fromarray((127.5 * (pixels + 1)).round().byte().permute(1, 2, 0).numpy())
+    picture.save(tmp_path / "shapes.png")
+    ready = model.prepare(text, pixels[None])
+    for given in (picture, tmp_path / "shapes.png", str(tmp_path / "shapes.png")):
+        read = model.prepare(text, given)
+        assert torch.equal(read.tokens, ready.tokens)
+        assert_near(read.images["pixel_values"], pixels[None], 0.005, because="a picture has 256 levels of a colour")
+    larger = model.prepare(text, picture.resize((300, 200)))
+    assert model(larger)[0, -1].argmax() == model(ready)[0, -1].argmax()
+    with pytest.raises(FileNotFoundError, match=r"no such file; it should hold a picture"):
+        model.prepare(text, tmp_path / "no.png")

@@ -33,7 +33,7 @@ from tests.families import (
     vision_encoders,
     vision_languages,
 )
-from tests.families._case import Case, reference
+from tests.families._case import Case, known, reference
 
 DECODERS = (
     *(classic, llama, gemma_olmo_cohere_phi, recent_dense, moe, latent, recent_moe),
@@ -45,9 +45,9 @@ DECODERS = (
     *(attention_options, other_mixing, gated_attention, composites),
 )
 
-DECODER_CASES = [case for module in DECODERS for case in module.CASES]
-ENCODER_CASES = [*encoders.CASES, *compact_encoders.CASES]
-ENCODER_DECODER_CASES = [*encoder_decoders.CASES, *other_encoder_decoders.CASES]
+DECODER_CASES = known(case for module in DECODERS for case in module.CASES)
+ENCODER_CASES = known([*encoders.CASES, *compact_encoders.CASES])
+ENCODER_DECODER_CASES = known([*encoder_decoders.CASES, *other_encoder_decoders.CASES])
 CASES = [*DECODER_CASES, *ENCODER_CASES, *ENCODER_DECODER_CASES]
 # of models that read images; `CASES` are of text
 VISION_CASES = [*vision_encoders.CASES, *vision_languages.CASES, *dual_encoders.CASES]

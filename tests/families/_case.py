@@ -4,7 +4,7 @@ The norms' eps is large on purpose: 1e-6 and 1e-5 would give the same logits.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -39,6 +39,13 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.family}-{self.name}"
+
+
+def known(cases: Iterable[Case]) -> list[Case]:
+    """The cases of model types that the installed transformers has; the oldest, which `make test-range` installs, lacks some."""
+    from transformers import CONFIG_MAPPING
+
+    return [case for case in cases if case.family in CONFIG_MAPPING]
 
 
 SIZES = {

@@ -41,6 +41,12 @@ FIELDS: dict[str, dict[str, Any]] = {
     "aya_vision": {"vision_config": SIGLIP},
     "emu3": {"vocabulary_map": VOCABULARY, "vq_config": VQ},
     "gemma3n": {"audio_config": AUDIO},
+    "apertus1p5": {
+        "vision_config": {"base_channels": 32, "latent_channels": 32, "codebook_size": 8, "num_res_blocks": 1},
+        "audio_config": {"hidden_size": 16, "codebook_dim": 16, "codebook_size": 8, "num_filters": 4},
+        "image_token_offset": 40,
+        "audio_token_offset": 48,
+    },
     "muse_glimmer": {"out_hidden_size": 16, "projector_hidden_size": 16},
     "fun_asr_nano": {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
     "qwen2_5_omni_thinker": {"vision_start_token_id": 1000},
@@ -100,6 +106,7 @@ COMPOSITES = {
     "paligemma": "gemma",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "apertus1p5": "apertus1p5_text",
     "gemma3n": "gemma3n_text",
     "fuyu": "persimmon",
     "exaone4_5": "exaone4",
@@ -108,6 +115,7 @@ COMPOSITES = {
     "phi4_multimodal": "phi3",
     "cosmos3_omni": "qwen3_vl_text",
 }
+COMPOSITES = {kind: text for kind, text in COMPOSITES.items() if kind in transformers.CONFIG_MAPPING}  # as `known`
 
 
 class NoImages(transformers.PreTrainedModel):

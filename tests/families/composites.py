@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.families._case import FULL, GROUPED, SIZES, YARN, Case, embed_padding
+from tests.families.streams import HY4, strong_connections
 
 WIDE = {**SIZES, **GROUPED, "head_dim": 16}
 TIED = {"tie_word_embeddings": True}
@@ -98,6 +99,8 @@ CASES: list[Case] = [
          "rope_scaling_layers": [1], "additional_vocab_size": 0, "hidden_act": "gelu"}, composite="molmo2"),
     Case("hunyuan_vl_text", "biased-untied", {**SIZES, **FULL, **axes(2, 1, 1), "head_dim": 8, "attention_bias": True,
          "tie_word_embeddings": False}, composite="hunyuan_vl"),
+    Case("hy_v4_vl_text", "axes-shared-keys", {**HY4, **axes(1, 1, 0), "indexer_types": ["full", "shared"],
+         "mlp_layer_types": ["sparse", "dense"]}, composite="hy_v4_vl", adjust=strong_connections),
     Case("muse_glimmer_text", "windows-and-no-rotary", {**MUSE, "num_hidden_layers": 4, "sliding_window": 5},
          composite="muse_glimmer"),
     Case("muse_glimmer_text", "rotary-everywhere-one-kv", {**MUSE, "num_key_value_heads": 1,

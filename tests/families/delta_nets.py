@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.families._case import GROUPED, SIZES, Case
+from tests.families._case import FULL, GROUPED, SIZES, Case
 
 
 def stir(model: nn.Module) -> None:
@@ -32,6 +32,7 @@ EXPERTS = {
 }
 QWEN3_NEXT = {**MIXED, **EXPERTS}
 QWEN3_5_MOE = {name: value for name, value in QWEN3_NEXT.items() if name != "intermediate_size"}
+LARA = {**QWEN3_5_MOE, "num_hidden_layers": 3, "sliding_window": 5}
 SHORT_LAYERS = {"num_hidden_layers": 2, "layer_types": ["full_attention", "linear_attention"]}
 
 # Values as wide as keys: transformers saves the convolutions of others in thirds of their sum (see test_delta_nets.py).
@@ -55,6 +56,11 @@ CASES: list[Case] = [
          adjust=stir),
     Case("qwen3_5_moe_text", "biased-tied", {**QWEN3_5_MOE, **SHORT_LAYERS, "attention_bias": True,
          "tie_word_embeddings": True}, adjust=stir),
+    Case("lara_mini", "local-and-unturned", {**LARA, "layer_types": ["linear_attention", "sliding_attention",
+         "full_attention"]}, adjust=stir),
+    Case("lara_mini", "biased-untied-not-renormalised", {**LARA, **FULL, "num_hidden_layers": 2, "attention_bias": True,
+         "layer_types": ["sliding_attention", "linear_attention"], "tie_word_embeddings": False,
+         "norm_topk_prob": False}, adjust=stir),
     Case("olmo_hybrid", "three-to-one-reflected", OLMO_HYBRID, adjust=stir),
     Case("olmo_hybrid", "biased-attention-first-rotary-tied", {**OLMO_HYBRID, **SHORT_LAYERS, "attention_bias": True,
          "tie_word_embeddings": True, "linear_allow_neg_eigval": False, "linear_conv_kernel_dim": 3,

@@ -41,12 +41,14 @@ UNGATED = [
          "mlp_bias": False, "hidden_act": "gelu"}),
     Case("apertus", "grouped-llama3", {**SIZES, **GROUPED, **LLAMA3, "qk_norm": True, "post_norm": False}),
     Case("apertus", "biased-tied",    {**SIZES, **FULL, **BIASED, **TIED, **rope("default")}),
+    Case("apertus1p5_text", "shortened-head-yarn", {**SIZES, **GROUPED, **YARN, "output_vocab_size": 50}),
 ]
 TURNED_BY_PAIRS = [
     Case("helium", "biased-tied", {**SIZES, **FULL, **BIASED, **TIED, "mlp_bias": True, "head_dim": 8}),
     Case("ernie4_5", "biased-untied-wide", {**SIZES, **FULL, **UNTIED, "use_bias": True, "head_dim": 16}),
 ]
 EXAONES = [
+    Case("exaone", "biased-tied-llama3", {**SIZES, **FULL, **LLAMA3, **BIASED, **TIED, "mlp_bias": True, "head_dim": 8}),
     Case("exaone4", "hybrid", {**SIZES, **GROUPED, **SHARP, **FOUR, "sliding_window": 5, "sliding_window_pattern": 2}),
 ]
 OTHERS = [

@@ -154,7 +154,7 @@ def is_text(name: str, kind: str) -> bool:
     """Whether a tensor is one of the language model on text alone."""
     if re.search(FOR_IMAGES.get(kind, "(?!)"), name):
         return False
-    beside_towers = name.removeprefix("model.").startswith(("layers.", "embed_tokens.", "norm.", "transformer."))
+    beside_towers = name.removeprefix("model.").startswith(("layers.", "embed_tokens.", "norm.", "transformer.", "hc_"))
     return beside_towers or any(part in name for part in ("language_model.", "text_model.", "lm_head"))
 
 

@@ -241,7 +241,7 @@ def test_8_bit_floats_without_scales_are_refused(llama: Path, dtype: torch.dtype
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quantization_config": {"bits": 4}}, r"quantization_config=.*use the original checkpoint.*pass hf_model="),
+        ({"quantization_config": {"bits": 4}}, r"quantization_config in .*use the original checkpoint.*pass hf_model="),
         ({"is_encoder_decoder": True}, "is_encoder_decoder=True"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "twist": 3}}, "twist"),
     ],
@@ -286,7 +286,7 @@ def test_a_model_object_with_quantised_weights(llama: Path):
     theirs.model.layers[0].mlp.up_proj.weight = torch.nn.Parameter(weight.detach().as_subclass(Int8Tensor))
     with pytest.raises(
         ValueError,
-        match=r"layers.0.mlp.up_proj.weight' of the given model is of type Int8Tensor: weights that were quantised",
+        match=r"layers.0.mlp.up_proj.weight' of the given model is of type Int8Tensor, which is quantised: load its checkpoint",
     ):
         pretrained.from_pretrained("llama", hf_model=theirs)
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig, pretrained
 from hooked_lm.compat.loading import convert_hf_weights
-from hooked_lm.hub import adapter
+from hooked_lm.hub import adapter, compare, verify
 from hooked_lm.hub.load import checked_name
 from tests.close import assert_apart, assert_close
 from tests.models.toys import words
@@ -55,6 +55,17 @@ def test_an_adapter_is_merged_into_its_model(llama: LlamaForCausalLM, tmp_path: 
     assert (model.cfg.model_name, model.tokenizer) == ("lora", None)
     words().save_pretrained(tmp_path / "lora")
     assert load(tmp_path / "lora", device="cpu").tokenizer is not None
+
+
+def test_an_adapter_is_compared_with_what_peft_merges(
+    llama: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted(llama, tmp_path / "lora")
+    checked = verify(tmp_path / "lora", device="cpu")
+    assert checked.ok
+    assert "logits as in transformers" in [check.name for check in checked.checks]
+    monkeypatch.setattr(compare, "load_hf", lambda *_: load(tmp_path / "base", device="cpu"))  # without the adapter
+    assert "logits as in transformers" in verify(tmp_path / "lora", device="cpu").failed
 
 
 def test_an_adapter_that_cannot_be_merged(

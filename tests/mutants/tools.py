@@ -297,6 +297,24 @@ TOOLS = mutants({
          "post = gate * linear if is_shared else multiply_into(gate, linear)\n            self.hook_post(post)\n"
          "            partial = F.linear(post, self.W_out.T)"),
     ],
+    "hub/quantized/format.py": [
+        ("the two numbers of a byte are swapped", "hub/test_quantized.py::further_scales_of_fp8",
+         "both.flip(-1) if low_first else both)", "both if low_first else both.flip(-1))"),
+        ("blocks at the edge of a matrix are no shorter", "hub/test_quantized.py::weights_have_the_values",
+         "if block is None or grid != (", "if block is not None or grid != ("),
+    ],
+    "hub/quantized/packed.py": [
+        ("zeros are read as they are stored", "hub/test_quantized.py::weights_have_the_values",
+         ".to(scales.dtype) + self.less", ".to(scales.dtype)"),
+        ("the inputs of a group are neighbours", "hub/test_quantized.py::weights_have_the_values",
+         'raw[".g_idx"].int()', 'raw[".g_idx"].int().sort().values'),
+        ("outputs are in another order", "hub/test_quantized.py::weights_have_the_values",
+         "[..., AWQ_ORDER].flatten(-2)", "[..., AWQ_ORDER[::-1]].flatten(-2)"),
+    ],
+    "hub/quantized/methods.py": [
+        ("a field that nobody reads is accepted", "hub/test_quantized.py::what_is_not_understood_is_refused",
+         "if unread := given.unread(NO_EFFECT):", "if not (unread := given.unread(NO_EFFECT)) and unread:"),
+    ],
     "hub/config_checks.py": [
         ("a size of zero is accepted", "hub/test_config_checks.py::values_that_no_model_has",
          "not least <= value <= most:", "not 0 <= value <= most:"),
@@ -333,6 +351,12 @@ TOOLS = mutants({
         ("the number of a position is its label", "cli/test_commands.py::patch_a_pair",
          'row = {"position": number, "token": token} | row | {"position": number}',
          'row = {"position": number, "token": token} | row'),
+    ],
+    "cli/mcp.py": [
+        ("a missing argument is taken from the next one", "cli/test_mcp.py::a_call_is_a_command_line",
+         "for key in takewhile(values.__contains__, places)", "for key in filter(values.__contains__, places)"),
+        ("a flag that is off is on", "cli/test_mcp.py::a_call_is_a_command_line",
+         "(param.opts if value else param.secondary_opts)[:1]", "param.opts[:1]"),
     ],
     "compat/train.py": [
         ("the warm-up starts at the whole rate", "compat/test_train.py::steps_are_those_of_torch",

@@ -87,7 +87,9 @@ def test_estimates_are_checked_and_make_the_circuit(
     prompts = tokens_of(model, list(task.corrupted)), tokens_of(model, list(task.clean))
     again = evaluate(model, study.circuit, *prompts, metric=task.metric(model), replace_with="mean")
     assert_close(again.faithfulness.item(), study.chosen.faithfulness.item())
-    page = circuit.write_report(study, tmp_path / "report.html").read_text(encoding="utf-8")
+    page = study.report(tmp_path / "report.html", "the line").read_text(encoding="utf-8")
+    assert "<code>the line</code>" in page
+    assert all(prompt in page for prompt in (*task.clean, *task.corrupted))
     assert "agreement with exact patching" in page
     assert study.facts["faithfulness"].split(" (")[0] in page
     assert (study.nodes["effect"] < 0).any(), "without a node the answer is less far ahead"

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hooked_lm.analysis.reading.images import ImageScores
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.results import Scores
-from tests.close import LAYER, assert_close
+from tests.close import LAYER, assert_close, assert_equal
 
 METRICS, LAYERS, POSITIONS, PROMPTS = (
     ["difference", "probability"],
@@ -504,3 +505,49 @@ def test_a_figure_of_a_part_says_which_part_it_is() -> None:
     assert "layer 1" not in subtitle(result())
     assert "each value is that of the" in subtitle(result())
     assert "each value is what one change adds to that of the" in subtitle(result().effects())
+
+
+def test_intervals_that_are_drawn_are_named_below_the_title() -> None:
+    values = torch.randn(3, 4, 5)
+    said = "mean of 5 prompts, with 95% intervals of all 3 cells at once"
+    for axis, labels in {"head": ["a", "b", "c"], "layer": [0, 1, 2]}.items():
+        figure = Scores(values[:, 0], {axis: labels}).plot()
+        assert figure.layout.title.subtitle.text == said
+        assert said not in str(figure.data)  # once
+    grid = Scores(values, {"layer": [0, 1, 2], "head": [0, 1, 2, 3]}).plot()
+    assert "95% intervals of all 12 cells" in grid.data[0].hovertemplate  # where they are, on hover
+    assert grid.layout.title.subtitle.text is None
+
+
+def test_heads_and_other_parts_of_layers_are_a_map() -> None:
+    parts = ["embed", *(f"{of}" for i in (1, 0) for of in (f"L{i}H0", f"L{i}H1", f"{i}_mlp_out")), "bias"]
+    scores = Scores(torch.arange(24.0).view(8, 1, 3), {"component": parts, "prompts": ["both"]})
+    figure = scores.plot()
+    [cells] = figure.data
+    assert_equal(torch.from_numpy(cells.z), scores.mean[[4, 5, 6, 1, 2, 3], 0].view(2, 3))
+    assert figure.layout.xaxis.ticktext == ("H0", "H1", "mlp out")
+    assert figure.layout.yaxis.ticktext == ("0", "1")
+    assert figure.layout.title.subtitle.text == "not in a layer: embed 1, bias 22; prompts both"
+    for fewer in (parts[:-2], parts[:4], ["embed", "1_mlp_out", "0_mlp_out"]):  # layers with other parts, one, no heads
+        assert scores.select(component=fewer).plot().data[0].type == "bar"
+
+
+def test_patches_with_places_lie_over_the_image() -> None:
+    patches = [0, "0,0", "0,1", "1,0", "1,1"]
+    scores = Scores(torch.randn(2, 5, 3), {"layer": [0, 1], "patch": patches})
+    figure = scores.plot()
+    low, _ = scores.interval(simultaneous=True)
+    assert_equal(torch.from_numpy(figure.data[1].z), scores.mean[1, 1:].view(2, 2))
+    assert_close(torch.from_numpy(figure.data[1].customdata[..., 0]), low[1, 1:].view(2, 2))
+    assert [title.text for title in figure.layout.annotations] == ["layer 0", "layer 1"]
+    many = ImageScores(
+        torch.rand(5, 4, 5, 1), {"layer": range(5), "head": range(4), "patch": patches}, image=torch.rand(3, 4, 4)
+    )
+    titles = [title.text for title in many.plot().layout.annotations]
+    assert (titles[0], len(titles)) == ("image", 15)
+    sums = many.mean[..., 1:].sum(-1)
+    assert f"L{int(sums.max(1).values.argmax())}H{int(sums.max(0).values.argmax())}" in titles
+    assert many.plot().layout.title.subtitle.text == "the 14 largest of 20"
+    without = Scores(many.values, many.axes)
+    assert len(without.plot().data) == 5  # too many panels: a map for each layer
+    assert Scores(torch.rand(3, 1), {"patch": [0, 1, 2]}).plot().data[0].type == "scatter"

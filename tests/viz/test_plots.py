@@ -16,11 +16,11 @@ from hooked_lm.viz import (
     feature_maps,
     heatmap,
     image_heat_map,
-    layered_graph,
     lines,
     token_label,
     visible,
 )
+from hooked_lm.viz.theme import DOWN, FAINT, UP
 from tests.close import assert_close
 
 PACKAGE = Path(hooked_lm.__file__).parent
@@ -48,6 +48,9 @@ def test_values_that_need_gradients_or_other_types_are_drawn():
     [
         ([0.0, -3.0, 1.0, 2.0], {}, (-3.0, 3.0), 0.0),
         ([0.0, -3.0, 1.0, 2.0], {"limit": 1.0}, (-1.0, 1.0), 0.0),
+        ([-0.1, 3.0], {}, (0.0, 3.0), 0.0),
+        ([-3.0, 0.1], {}, (-3.0, 0.0), 0.0),
+        ([-0.2, 3.0], {}, (-3.0, 3.0), 0.0),
         ([0.0, torch.nan], {}, (0.0, 1.0), 0.0),
         ([torch.nan, 0.25], {}, (0.0, 0.25), 0.0),
         ([torch.nan, -0.25], {}, (-0.25, 0.0), 0.0),
@@ -272,11 +275,88 @@ def test_no_figure_needs_webgl():
         contributions(large[0]),
         lines(range(5000), {"loss": torch.rand(5000)}),
         feature_maps(large.view(2, 64, 96)),
-        layered_graph({"a": 0, "b": 1}, [("a", "b", "")]),
         image_heat_map(torch.rand(2, 2), torch.rand(3, 4, 4)),
     ]
     drawn = {trace.type for figure in figures for trace in figure.data}
     assert drawn == {"heatmap", "bar", "scatter", "image"}
+
+
+def test_first_columns_that_are_equal_are_one():
+    values = torch.randn(3, 10)
+    values[:, :6] = torch.tensor([[0.0], [2.0], [torch.nan]])
+    figure = heatmap(values, TOKENS + TOKENS + ["a", "b"], x_title="position (of some)", interval=(values, values + 1))
+    cells, axis = figure.data[0], figure.layout.xaxis
+    assert torch.equal(torch.from_numpy(cells.z).nan_to_num(), values[:, 5:].nan_to_num())
+    assert torch.equal(torch.from_numpy(cells.customdata[..., 1]).nan_to_num(), (values + 1)[:, 5:].nan_to_num())
+    assert axis.ticktext == ("6 equal positions", "&lt;b&gt;", "↵", "a", "b")
+    assert axis.range == (-0.5, 4.5)
+    assert heatmap(values, every_cell=True).data[0].z.shape == (3, 10)
+    values[0, 2] = 1.0  # so that two are equal, which are no fold
+    assert heatmap(values).data[0].z.shape == (3, 10)
+    assert heatmap(torch.zeros(2, 9)).data[0].z.shape == (2, 9)  # all of them say something
+    panels = torch.stack([torch.zeros(2, 9), torch.randn(2, 9)])
+    assert heatmap(panels).data[0].z.shape == (2, 9)  # a column is equal in all panels, or not at all
+
+
+def test_of_more_cells_than_pixels_the_largest_of_each_block_is_drawn():
+    values = torch.zeros(1300, 700)
+    values[1234, 567] = -3.0
+    values[0, 0] = torch.nan
+    labels = [f"word{i}" for i in range(1300)]
+    figure = heatmap(values, labels[:700], labels, interval=(values - 1, values + 1))
+    cells = torch.from_numpy(figure.data[0].z)
+    assert cells.shape == (434, 350)
+    assert (cells[411, 283], cells.nan_to_num().abs().sum()) == (-3.0, 3.0)
+    assert figure.data[0].customdata[411, 283].tolist() == [-4.0, -2.0]
+    assert not cells.isnan().any()  # a block has no value only if none of its cells has one
+    assert figure.layout.xaxis.labelalias["283"] == "word566 … word567"
+    assert figure.layout.title.subtitle.text == "1 of 910000 without a value; each cell is the largest of 3 x 2"
+    assert len(figure.to_json()) < 5_000_000
+    assert heatmap(values, every_cell=True).data[0].z.shape == (1300, 700)
+
+
+def test_each_panel_has_the_scale_of_its_limit():
+    figure = heatmap(torch.eye(3).expand(2, 3, 3), limit=[1.0, 0.5], columns=2)
+    assert [(trace.zmax, trace.showscale) for trace in figure.data] == [(1.0, False), (0.5, False)]
+    assert all(trace.showscale for trace in heatmap(torch.eye(3).expand(2, 3, 3), limit=[1.0, 0.5]).data)
+    with pytest.raises(ValueError, match="1 limits for 2 panels"):
+        heatmap(torch.eye(3).expand(2, 3, 3), limit=[1.0])
+
+
+def test_patterns_over_long_texts_have_colours_that_end_at_what_rows_look_at():
+    scores = torch.randn(1, 100, 100).masked_fill(torch.ones(100, 100).triu(1).bool(), -torch.inf)
+    scores[..., 0] = 8.0  # the first key takes almost all
+    figure = attention_patterns(scores.softmax(-1), ["a"] * 100)
+    most = scores.softmax(-1)[0, 1:, 1:].amax(-1)
+    assert float(most.median()) < figure.data[0].zmax < float(most.max())
+    assert figure.layout.annotations[0].text.startswith("head 0, colours to 0.0")
+    assert attention_patterns(torch.eye(7)[None], ["a"] * 7).data[0].zmax == 1.0
+
+
+def test_bars_with_many_long_labels_are_below_each_other():
+    names = [f"L1H{i} to m2" for i in range(40)]
+    values = torch.randn(40)
+    figure = bars(values, names, (values - 1, values + 2), "T", "edge", "effect", {"clean": 0.5})
+    [trace], axis = figure.data, figure.layout.yaxis
+    assert trace.orientation == "h"
+    assert_close(torch.tensor(trace.x), values - 0.5)
+    assert (axis.range, axis.ticktext, axis.title.text) == ((39.5, -0.5), tuple(names), "edge")
+    assert_close(torch.tensor(trace.error_x.array), torch.full((40,), 2.0))
+    assert [note.text for note in figure.layout.annotations] == ["clean 0.5"]
+    assert bars(values, range(40)).data[0].orientation is None  # short labels fit
+
+
+def test_what_is_compared_with_is_grey():
+    figure = lines([0, 1], {"random": torch.zeros(2), "a": torch.ones(2), "b": torch.ones(2)}, references=["random"])
+    assert [(line.line.color, line.line.dash) for line in figure.data] == [
+        (FAINT, "dot"),
+        (UP, "solid"),
+        (DOWN, "solid"),
+    ]
+    assert bars(torch.ones(2), ["a", "random"], references=["random"]).data[0].marker.color == (UP, FAINT)
+    every = lines([0, 1], {str(i): torch.zeros(2) for i in range(12)})
+    assert len({(line.line.color, line.line.dash) for line in every.data}) == 12
+    assert FAINT not in {line.line.color for line in every.data}
 
 
 def test_the_buttons_of_a_figure_do_not_hide_its_title():
@@ -286,10 +366,16 @@ def test_the_buttons_of_a_figure_do_not_hide_its_title():
 
 def test_points_that_are_close_have_no_labels_of_their_own():
     figure = lines([0, 9, 99, 999], {"a": torch.zeros(4), "b": torch.ones(4)}, logarithmic=True, baselines={"all": 1.0})
-    assert_close(list(figure.layout.xaxis.tickvals), [0.0, *(n * math.log(10) for n in (1, 2, 3))])
+    zero, *others = figure.layout.xaxis.tickvals
+    assert_close(others, [math.log(n) for n in (9, 99, 999)])
+    assert zero < others[0]
     assert figure.layout.xaxis.ticktext == ("0", "9", "99", "999")
-    assert figure.data[0].customdata == (0, 9, 99, 999)
-    [level] = figure.layout.annotations
+    assert figure.data[0].customdata == (0, None, 9, 99, 999)  # the line is broken where the axis is
+    assert figure.data[0].y == (0.0, None, 0.0, 0.0, 0.0)
+    level, broken = figure.layout.annotations
+    assert broken.text == "//"
+    assert zero < broken.x < others[0]
+    assert "//" not in lines([1, 10], {"a": torch.zeros(2)}, logarithmic=True).to_json()
     assert (level.text, level.x, level.xanchor) == ("all<br>1", 1, "left")  # beside the lines, not on top of them
     with pytest.raises(ValueError, match="begins at 0, and a point is at -1"):
         lines([-1, 0], {"a": torch.zeros(2)}, logarithmic=True)

@@ -32,6 +32,19 @@ def test_each_value_has_its_scale_unless_there_is_a_limit() -> None:
     assert re.findall(r"--s: ([\d.]+)", body) == ["0.100", "0.200", "1.000", "0.500"]
 
 
+def test_the_largest_value_has_the_strongest_colour_of_its_sign() -> None:
+    def strengths(values: list[float]) -> list[tuple[str, str]]:
+        return re.findall(r'class="(up|down)" style="--s: ([\d.]+)', viz.tokens(["a"] * len(values), values).body)
+
+    assert strengths([-4.0, 2.0, 0.0]) == [("down", "1.000"), ("up", "0.500"), ("up", "0.000")]
+    assert strengths([-0.1, 4.0]) == [("up", "0.000"), ("up", "1.000")]
+    assert strengths([10.0, 10.5, 11.0]) == [("up", "0.000"), ("up", "0.500"), ("up", "1.000")]
+    body = viz.tokens(["a", "b"], [-3.0, -1.0]).body
+    assert "\N{MINUS SIGN}3<span" in body
+    assert "</span>0</p>" in body
+    assert "var(--up)" not in body
+
+
 def test_text_is_escaped_and_lines_break() -> None:
     body = viz.tokens(['"<b>&"\n', "</span>"], [1.0, float("nan")], title="a < b").body
     assert "<b>" not in body

@@ -94,7 +94,8 @@ def patch_edges(
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(SweepResult.joined([*parts, interrupt.result], JOINED)) from None
     found, prompts = SweepResult.joined(parts, JOINED), first if other is None or direction == "noise" else other
-    return replace(found, about={**found.about, PROMPTS: identities(model, prompts)})
+    settings = {"replace_with": replace_with, "direction": direction, PROMPTS: identities(model, prompts)}
+    return replace(found, about={**found.about, **settings})
 
 
 def check_unhooked(model: Decoder, graph: Graph) -> None:

@@ -1,6 +1,6 @@
 """Circuit: a subset of the edges of a model with their scores; plots, graphs, files and comparisons."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +12,26 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.circuits.compare import Comparison
-from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths
+from hooked_lm.analysis.circuits.paths import feeds, nodes_of, on_paths, strongest_paths
+from hooked_lm.engine.metrics import FALLING, RISING
+from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.prompts import kind_of
+from hooked_lm.engine.result import RESTORED, SCALE
 from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
+from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
     import networkx as nx  # type: ignore[import-untyped]
     import pandas as pd
-    import plotly.graph_objects as go
+
+    from hooked_lm.viz.graphs import GraphView
 else:
     pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.Circuit"
+KL = "KL(model || circuit)"  # the name of the metric if none is given
 EFFECTS = "exact effects"  # what scores are, in `about`
 SEEN = "search_prompts"  # in `about`: the identities of the prompts that the search saw
 SHOWN = 30  # edges of a figure
@@ -147,33 +154,77 @@ class Circuit(Tabular):
                 found.add_edge(*ends, kind="inside")
         return found
 
-    def plot(self, title: str = "", n_edges: int = SHOWN) -> "go.Figure":
-        """Plot the edges on paths, layer by layer from the input at the bottom to the logits at the top.
+    def plot(self, title: str = "", n_edges: int = SHOWN) -> "GraphView":
+        """Draw the paths of the circuit, layer by layer from the input at the bottom to the logits at the top.
 
-        Width shows the size of an edge's score, colour its sign; the legend says what they mean. Of more than `n_edges` edges
-        only those with the largest scores are drawn, and the subtitle says so. Queries, keys and values of a head are drawn as
-        one node and named on hover. If all edges have the same score, as after pruning, they are drawn alike: see
-        `circuits.exact_effects`. Raises ValueError if n_edges is less than 1.
+        The strongest edges are drawn, each with the widest path through it (that whose weakest edge is strongest), at most
+        `n_edges` (more only if the first path has more). So each node is on a path from the input to the logits. The subtitle
+        counts the weaker edges. An edge of a query, key or value ends at the port "q", "k" or "v" of its head, and one that
+        several heads share at each of them. Width shows the size of a score, colour and dashes its sign, as the legend says.
+
+        A click or Enter on a node shows what it reads and writes, with all scores. If all edges have the same score, as after
+        pruning, all are drawn alike: see `circuits.exact_effects`. Raises ValueError if n_edges is less than 1.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
+        >>> Circuit.of(graph, [("input", "L1H2<v>"), ("L1H2", "logits")]).plot()
+        View('Circuit of 2 of 1,519 edges', 3 nodes, 2 edges; .show() opens it in a browser, .write_html(path) saves it)
         """
         from hooked_lm.viz.graphs import layered_graph
 
         if n_edges < 1:
             raise ValueError(f"n_edges must be at least 1, got {n_edges}")
         table = self.pruned().to_dataframe()
-        n_all, is_ranked = len(table), table["score"].notna().all() and table["score"].nunique() > 1
-        if is_ranked:
-            table = table.head(n_edges)
-        ends = {*table["writer"], *(drawn := self.targets(table["reader"])), LOGITS}
-        levels = {node.name: node.rank for node in self.graph.writers if node.name in ends}
+        is_ranked = len(table) > 0 and table["score"].notna().all() and table["score"].nunique() > 1
+        drawn = self._on_paths
+        if is_ranked and self.scores is not None:
+            drawn = strongest_paths(self.graph, drawn, self.scores, n_edges)
+        names = {*nodes_of(self.graph, drawn)} or {node.name for node in self.graph.writers if node.is_input} | {LOGITS}
+        levels = {node.name: node.rank for node in self.graph.writers if node.name in names}
         levels[LOGITS] = self.graph.readers[-1].rank
-        labels = [f"{writer} → {reader}" for writer, reader in zip(table["writer"], table["reader"], strict=True)]
-        edges = list(zip(table["writer"], drawn, labels, strict=True))
-        scores = torch.tensor(table["score"].to_numpy(), dtype=torch.float32) if is_ranked else None
-        shown = f"the {len(table)} strongest of {n_all:,} edges" if len(table) < n_all else f"all {n_all:,} edges"
-        alike = "" if is_ranked or not n_all else "; no scores rank them"
-        subtitle = f"{shown} on paths, from the input (bottom) to the logits (top){alike}"
-        name, meanings = self._measured
-        return layered_graph(levels, edges, scores, title or self._title, name, subtitle, meanings)
+        table["drawn"] = [
+            bool(drawn[self.graph.edge(*ends)]) for ends in zip(table["writer"], table["reader"], strict=True)
+        ]
+        table = table.sort_values("drawn", ascending=False, kind="stable")
+        table["target"] = [
+            self._fed(reader, levels if is_drawn else self.nodes)
+            for reader, is_drawn in zip(table["reader"], table["drawn"], strict=True)
+        ]
+        weaker = table.loc[~table["drawn"].astype(bool), "score"].abs().tolist()
+        table = table.explode("target")
+        edges = [
+            (writer, target, f"{writer} → {reader}")
+            for writer, reader, target in zip(table["writer"], table["reader"], table["target"], strict=True)
+        ]
+        name, meanings, blue = self._measured
+        return layered_graph(
+            levels,
+            edges,
+            torch.tensor(table["score"].to_numpy(), dtype=torch.float32) if is_ranked else None,
+            title or self._title,
+            name,
+            self._of_paths(int(drawn.sum()), weaker, bool(is_ranked)),
+            meanings,
+            blue=blue,
+            ports=[reader[-2] if reader.endswith(">") else "" for reader in table["reader"]],
+            n_drawn=int(table["drawn"].sum()),
+        )
+
+    def _of_paths(self, n_drawn: int, weaker: Sequence[float], is_ranked: bool) -> str:
+        """How many edges a figure draws, and what it leaves out."""
+        n_all, way = n_drawn + len(weaker), "from the input (bottom) to the logits (top)"
+        if not self.n_edges:
+            return "The circuit is empty: no edge leads from the input (bottom) to the logits (top)."
+        idle = self.n_edges - n_all
+        on_none = f"; {idle:,} other{'s are' if idle > 1 else ' is'} on no path" if idle else ""
+        if not n_all:
+            return f"There is no path {way}: none of the {self.n_edges:,} edges is on one."
+        if not len(weaker):
+            return f"All {n_all:,} edges on paths {way}{on_none}" + ("." if is_ranked else ". No scores rank them.")
+        return (
+            f"{n_drawn:,} of {n_all:,} edges on paths {way}: the strongest, each with the widest path through it. "
+            f"+{len(weaker):,} weaker, the largest {max(weaker):.2g}{on_none}."
+        )
 
     @property
     def _title(self) -> str:
@@ -181,23 +232,82 @@ class Circuit(Tabular):
         return f"Circuit of {self.n_edges:,} of {self.graph.n_edges:,} edges{how}"
 
     @property
-    def _measured(self) -> tuple[str, tuple[str, str]]:
-        """What the scores are, and what a positive and a negative one mean."""
-        method, metric = str(self.about.get("method", "")), self.about.get("metric", "the metric")
+    def _measured(self) -> tuple[str, tuple[str, str], int]:
+        """What the scores are, what a positive and a negative one mean, and the sign of edges that the answer needs."""
+        method, metric = str(self.about.get("method", "")), str(self.about.get("metric", "the metric"))
         if self.about.get("scores") != EFFECTS and method in ("", "pruning", "masks"):
-            return "score", ("positive score", "negative score")
-        verb = "ablating" if self.about.get("scores") == EFFECTS else "patching"
-        return "effect", (f"{verb} the edge raises {metric}", f"{verb} the edge lowers {metric}")
+            return "score", ("positive score", "negative score"), 1
+        of_search = self.about.get("scores") != EFFECTS  # otherwise those of `exact_effects`, in units of the metric
+        is_restored = of_search and RESTORED in str(self.about.get(SCALE, ""))
+        falls, rises = ("without it {} falls", "without it {} rises")
+        if of_search and self.about.get("direction") == "denoise":
+            falls, rises = "it raises {}", "it lowers {}"
+        the = metric if metric in (KL, "the metric") else f"the {metric}"
+        the = f"the share of {the} restored" if is_restored else the
+        positive, negative = rises.format(the), falls.format(the)
+        is_rising = is_restored or metric.replace(" ", "_") in RISING
+        if not is_rising and metric != KL and metric.replace(" ", "_") not in FALLING:
+            return f"effect on {the}", (positive, negative), 1
+        needed, against = "needed for the answer", "works against the answer"
+        if is_rising:
+            return f"effect on {the}", (f"{against}: {positive}", f"{needed}: {negative}"), -1
+        return f"effect on {the}", (f"{needed}: {positive}", f"{against}: {negative}"), 1
+
+    def _fed(self, reader: str, nodes: Container[str]) -> list[str]:
+        """Those of the nodes that a reader is an input of, such as the heads that share a key; or "logits"."""
+        fed = [
+            self.graph.writers[i].name for i in feeds(self.graph)[self.graph.reader(reader)].nonzero()[:, 0].tolist()
+        ]
+        return [name for name in fed if name in nodes] or [reader]
 
     def targets(self, readers: Iterable[str]) -> list[str]:
         """The component of each reader: the head of a query, key or value. Of heads that share keys and values, the first on a
         path."""
-        drawn, inside = [], feeds(self.graph)
-        for reader in readers:
-            fed = [self.graph.writers[i].name for i in inside[self.graph.reader(reader)].nonzero()[:, 0].tolist()]
-            there = [name for name in fed if name in self.nodes]
-            drawn.append(there[0] if there else reader)
-        return drawn
+        return [self._fed(reader, self.nodes)[0] for reader in readers]
+
+    def report(
+        self,
+        path: str | Path,
+        evaluation: Scores | None = None,
+        pairs: Pairs | None = None,
+        *,
+        command: str = "",
+    ) -> Path:
+        """Write the circuit to `path` as one HTML page that needs no network; returns the path.
+
+        The page has the figure, the strongest edges and the arguments of the search.
+
+        Args:
+            evaluation: a result of `circuits.evaluate`: the page then has faithfulness and completeness, with their intervals.
+            pairs: the prompts and answers, which the page lists.
+            command: what wrote the page, such as a line of a shell.
+
+        Raises ValueError for an evaluation of another kind or model, TypeError for other pairs, OSError if the file cannot be
+        written. `hooked_lm.reports.circuit` searches, evaluates and reports at once.
+
+        >>> import tempfile
+        >>> from hooked_lm import HookedTransformer
+        >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     Circuit.of(graph, [("input", "m0"), ("m0", "logits")]).report(f"{folder}/page.html").name
+        'page.html'
+        """
+        from hooked_lm import viz
+        from hooked_lm.analysis.circuits import page
+
+        if evaluation is not None and getattr(evaluation, "n_all", None) != self.graph.n_edges:
+            raise ValueError(f"evaluation must be a result of circuits.evaluate for this model, got {evaluation!r}")
+        if pairs is not None and not isinstance(pairs, Pairs):
+            raise TypeError(f"pairs must be Pairs, got {kind_of(pairs)}")
+        edges = self.pruned().to_dataframe().drop(columns="on_path")
+        missing = "Not evaluated: give `evaluation=circuits.evaluate(...)`." if evaluation is None else ""
+        sections = [
+            page.circuit_section(self.plot(), missing, edges),
+            *([] if evaluation is None else [page.faithfulness_section(evaluation)]),
+            *([] if pairs is None else [page.pairs_section(pairs)]),
+            page.made_section({**self.about, SEEN: None}, command),
+        ]
+        return viz.report(self._title, sections, path)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

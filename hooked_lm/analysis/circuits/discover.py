@@ -23,7 +23,7 @@ from hooked_lm.analysis.circuits.top import at_least, largest
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
-from hooked_lm.engine.prompts import Prompts
+from hooked_lm.engine.prompts import Prompts, kind_of
 from hooked_lm.engine.result import METRIC_NAME, SweepResult, metric_name
 from hooked_lm.keywords import check_keywords
 from hooked_lm.models.decoder import Decoder
@@ -83,8 +83,7 @@ def discover(
             clean run, that is with `direction="noise"`;
             `about["agreement"]` compares the estimates with exact patching of `check` random edges, by default 100.
             "exact": the edges with the largest effects when patched one at a time (`patch_edges`).
-            An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it, in its own
-            direction.
+            An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it.
             "acdc" (needs threshold), "pruning" (`prune`) and "masks" (`train_masks`), which both need n_edges.
         n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
@@ -99,10 +98,14 @@ def discover(
         max_memory, progress: as for `patching.sweep`.
         options: further arguments of the method, such as `steps` or `check`.
 
+    Measured effects are scores with one sign, however the method is given: the change of the metric if the edge is ablated, which
+    is negative for an edge that raises it. A result with `direction="denoise"` has what clean edges restore, so its effects are
+    scores with the other sign.
+
     Returns a Circuit, which is empty if no edge reaches the threshold. Warns as `evaluate`. Raises ValueError for an unknown
     `method` or `replace_with`, for "eap" without a metric, unless exactly one of n_edges and threshold is given, the one that
-    the method takes, and for pairs held out with a metric that has one number for all; TypeError for options that the method
-    does not take.
+    the method takes, and for pairs held out with a metric that has one number for all; TypeError for another kind of `method`,
+    and for options that the method does not take.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -193,11 +196,17 @@ def _of_result(model: Decoder, found: SweepResult, held_out: HeldOut, seed: int,
         )
     name = f"the largest effects ({found.method})" if isinstance(found, Attribution) else "the largest effects"
     about = {key: value for key, value in found.about.items() if key != PROMPTS}
+    about["direction"] = "denoise" if found.base == "corrupted" else "noise"
     return _best(model, found, name, limits, about | ({SEEN: known} if known else {}))
 
 
-def _check_limits(method: str | SweepResult, n_edges: int | None, threshold: float | None) -> None:
-    """Raises ValueError unless exactly one limit is given, and the method takes it."""
+def _check_limits(method: object, n_edges: int | None, threshold: float | None) -> None:
+    """Raises ValueError unless exactly one limit is given, and the method takes it; TypeError for what is no method."""
+    if not isinstance(method, str | SweepResult):
+        raise TypeError(
+            f"method must be one of {', '.join(map(repr, METHODS))}, or a result of attribute_edges or patch_edges; got "
+            f"{kind_of(method)}"
+        )
     if isinstance(method, str) and method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, or an Attribution; got {method!r}")
     if (n_edges is None) == (threshold is None):
@@ -239,8 +248,9 @@ def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, 
 
 
 def scores_of(graph: Graph, found: SweepResult) -> Float[Tensor, "writer reader"]:
-    """The mean effects of the edges in a result with the axes writer and reader, in the order of a graph; NaN for others.
+    """The mean effects of ablating edges, from a result with the axes writer and reader, in the order of a graph; NaN for others.
 
+    What an edge of the clean run adds to the corrupted run is lost by ablating it: those effects change their sign.
     Raises ValueError for other axes, and for nodes that the graph does not have: a result of another model.
     """
     if list(found.axes) != ["writer", "reader"]:
@@ -249,11 +259,16 @@ def scores_of(graph: Graph, found: SweepResult) -> Float[Tensor, "writer reader"
     for axis, known in zip(("writer", "reader"), names, strict=True):
         if unknown := [label for label in found.axes[axis] if label not in known]:
             raise ValueError(f"this result is of another model: there is no {axis} {unknown[0]!r} in {graph!r}")
-    effects = found.effects().mean
+    effects = -found.effects().mean if _restores(found) else found.effects().mean
     scores = torch.full(graph.is_edge.shape, torch.nan)
     rows, columns = (_places(known, found.axes[axis]) for axis, known in zip(("writer", "reader"), names, strict=True))
     scores[rows[:, None], columns] = effects
     return scores.masked_fill(~graph.is_edge, torch.nan)
+
+
+def _restores(found: SweepResult) -> bool:
+    """Whether the edges of a result carry values of the clean run in the corrupted one."""
+    return found.base == "corrupted" and found.clean is not None and found.about.get("replace_with", "clean") != "zero"
 
 
 def _places(known: Sequence[str], labels: Sequence[str | int]) -> Tensor:

@@ -38,6 +38,7 @@ else:
 SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """The shares of all edges at which `evaluate` measures a ranking of edges, unless it is given `sizes`."""
 CIRCUIT, COMPLEMENT, RANDOM = "circuit", "complement", "random"
+RANGE = "random edges (range of {} draws)"
 LEVELS = {"full model": 1.0, "no edges": 0.0}  # marked in figures
 UPWARDS = {"no edges": 0.0, "full model": 1.0}  # for bars, which start from the first
 WITHOUT = "completeness (without the circuit)"
@@ -166,7 +167,7 @@ class Evaluation(Tabular, Scores):
         names = {"faithfulness": "faithfulness", "completeness": WITHOUT}
         intervals = {"faithfulness": (columns["low"], columns["high"])} if self.n_prompts > 1 else {}
         if self.random is not None:
-            names[RANDOM] = f"random edges ({len(self.random)} draws)"
+            names[RANDOM] = RANGE.format(len(self.random))
             intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
         return viz.lines(
             table["edges"].tolist(),
@@ -177,7 +178,9 @@ class Evaluation(Tabular, Scores):
             self._y_title,
             show_values,
             LEVELS,
+            self._of_each,
             logarithmic=True,
+            references=[shown for name, shown in names.items() if name == RANDOM],
         )
 
     def _bars(self, title: str) -> "go.Figure":
@@ -192,8 +195,9 @@ class Evaluation(Tabular, Scores):
         ends = (rounded(known.min()), rounded(known.max())) if len(known) else ()
         by_chance = f"as many random edges: {' to '.join(ends)}" if ends else ""
         interval = (low, high) if self.n_prompts > 1 else None
+        said = "; ".join(filter(None, [by_chance, self._of_each]))
         return viz.bars(
-            self.faithfulness, labels, interval, title or self._title, "", self._y_title, UPWARDS, subtitle=by_chance
+            self.faithfulness, labels, interval, title or self._title, "", self._y_title, UPWARDS, subtitle=said
         )
 
     def _bars_of_one(self, title: str) -> "go.Figure":
@@ -205,13 +209,13 @@ class Evaluation(Tabular, Scores):
             "completeness": (self.completeness, *self._interval_of_ratio(of=1)),
         }
         if (random := self.random_faithfulness) is not None:
-            bars[f"random edges ({len(random)} draws)"] = random.nanmean(0), random.amin(0), random.amax(0)
+            bars[RANGE.format(len(random))] = random.nanmean(0), random.amin(0), random.amax(0)
         values, low, high = torch.stack([torch.stack(bar) for bar in bars.values()], 1)[..., 0]
         [name], [n] = self.axes[CIRCUIT], self.n_edges
         of = f"{name}, " if isinstance(name, str) else ""
         title = title or f"Faithfulness of one circuit: {of}{n:,} of {self.n_all:,} edges{self._judged_on}"
-        interval = (low, high) if self.n_prompts > 1 else None
-        return viz.bars(values, list(bars), interval, title, "", self._y_title, UPWARDS)
+        interval, shown = (low, high) if self.n_prompts > 1 else None, list(bars)
+        return viz.bars(values, shown, interval, title, "", self._y_title, UPWARDS, self._of_each, references=shown[2:])
 
     def _interval_of_ratio(
         self, level: float = 0.95, of: int = 0

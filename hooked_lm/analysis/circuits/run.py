@@ -21,6 +21,7 @@ from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.edge_patching import check_unhooked
 from hooked_lm.analysis.attribution.gradients import Metric, freeze_weights
 from hooked_lm.analysis.attribution.graph import Graph, Node
+from hooked_lm.analysis.circuits.circuit import KL
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
@@ -152,7 +153,7 @@ class Runner:
     def metric_name(self) -> str:
         """The name of the metric."""
         if self.is_kl:
-            return "KL(model || circuit)"
+            return KL
         return metric_name(self.metric) or "metric"
 
     def empty(self) -> Float[Tensor, " prompt"]:

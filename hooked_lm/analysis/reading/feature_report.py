@@ -1,30 +1,21 @@
 """What a feature of a dictionary is about: top texts, how often it is active, its logit effects, and what ablating it does."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.reading.max_activating import MaxActivating, batches, max_activating_examples
-from hooked_lm.analysis.reading.neurons import to_logits, token_strings
+from hooked_lm.analysis.reading.feature_runs import FeatureRuns, logit_effects, neighbours, sites_of
+from hooked_lm.analysis.reading.max_activating import FeatureValues, MaxActivating, batches, examples_of
+from hooked_lm.analysis.reading.neurons import token_strings
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.extras import lazy_import
-from hooked_lm.interventions.dictionaries.hook import (
-    Coder,
-    Dictionary,
-    DictionaryHook,
-    Transcode,
-    decoded,
-    encoded,
-    run_with_features,
-)
-from hooked_lm.interventions.dictionaries.site import site_read
+from hooked_lm.interventions.dictionaries.hook import Coder
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows, ids_of
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
 
@@ -41,6 +32,7 @@ FORMAT = "hooked_lm.FeatureReport"
 N_BINS = 40
 TABLES = ("promoted", "suppressed", "more likely without it", "less likely without it")
 Table = list[tuple[str, float]]
+Site = str | tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,6 +50,7 @@ class FeatureReport:
         loss: the next-token loss in nats, a mean over the active positions that have a next token; `loss_ablated` without the
             feature. NaN if there is none.
         about: model, site, feature and settings.
+        neighbours: the features with the closest directions, and the cosines.
     """
 
     examples: MaxActivating
@@ -71,6 +64,7 @@ class FeatureReport:
     loss: float
     loss_ablated: float
     about: dict[str, Any]
+    neighbours: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def density(self) -> float:
@@ -84,8 +78,12 @@ class FeatureReport:
         tables = pd.DataFrame(rows, columns=["part", "token", "value"]).assign(snippet="")
         return pd.concat([found, tables], ignore_index=True)[["part", "token", "value", "snippet"]]
 
-    def plot(self) -> "View":
-        """The page of the feature, as a view: `show()`, `write_html(path)`, or a part of a report."""
+    def plot(self, links: Mapping[int, str] | None = None) -> "View":
+        """The page of the feature, as a view: `show()`, `write_html(path)`, or a part of a report.
+
+        `links` are the files of the pages of several features, this one among them: the page leads to the previous and the next
+        one, and to its neighbours; `FeaturesTable.write_pages` writes such pages.
+        """
         from hooked_lm.viz.features import feature_view
 
         return feature_view(
@@ -95,17 +93,21 @@ class FeatureReport:
             (self.bins.tolist(), self.counts.tolist()),
             self.tables,
             NOTES,
+            self.neighbours,
+            self.about["feature"],
+            links or {},
         )
 
     def facts(self) -> dict[str, str]:
         """Key figures of the feature as text."""
-        from hooked_lm.viz.numbers import rounded
+        from hooked_lm.viz.numbers import aligned, rounded
 
         change = rounded(self.loss_ablated - self.loss, 3, sign=True)
         largest = float(self.examples.values[0]) if len(self.examples) else 0.0
         return {
-            "active at": f"{self.n_active:,} of {self.n_positions:,} positions ({self.density:.2%})",
-            "largest activation": f"{largest:.4g}",
+            "density": f"{self.density:.2%}",
+            "active at": f"{self.n_active:,} of {self.n_positions:,} positions",
+            "largest activation": aligned([largest])[0],
             "loss without it": f"{change} nats, where it is active",
         }
 
@@ -113,7 +115,7 @@ class FeatureReport:
         """Writes everything to one safetensors file, atomically; `load` restores it exactly."""
         tensors = {name: getattr(self, name) for name in ("bins", "counts", "logit_bins", "logit_counts")}
         tensors |= {f"examples.{name}": getattr(self.examples, name) for name in EXAMPLES}
-        numbers = ("tables", "n_positions", "n_active", "about")
+        numbers = ("tables", "n_positions", "n_active", "about", "neighbours")
         header = {name: getattr(self, name) for name in numbers} | {
             "losses": [repr(self.loss), repr(self.loss_ablated)]
         }
@@ -131,6 +133,7 @@ class FeatureReport:
         )
         loss, ablated = map(float, header.pop("losses"))
         header["tables"] = {name: [(token, value) for token, value in rows] for name, rows in header["tables"].items()}
+        header["neighbours"] = [(other, cosine) for other, cosine in header.get("neighbours", [])]
         rest: dict[str, Any] = {**tensors, **header}
         return cls(examples=examples, **rest, loss=loss, loss_ablated=ablated)
 
@@ -152,36 +155,51 @@ NOTES = {
 }
 
 
+# fmt: off
+@overload
+def feature_report(
+    model: Decoder, sae: Coder, feature: int, prompts: Sequence[str] | Tensor, *, site: Site | None = None,
+    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0, batch_size: int = 8,
+) -> FeatureReport: ...
+@overload
+def feature_report(
+    model: Decoder, sae: Coder, feature: Sequence[int], prompts: Sequence[str] | Tensor, *, site: Site | None = None,
+    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0, batch_size: int = 8,
+) -> list[FeatureReport]: ...
+# fmt: on
 @keeps_torch_state
 @torch.no_grad()
 def feature_report(
     model: Decoder,
     sae: Coder,
-    feature: int,
+    feature: int | Sequence[int],
     prompts: Sequence[str] | Tensor,
     *,
-    site: str | tuple[str, int] | None = None,
-    site_out: str | tuple[str, int] | None = None,
+    site: Site | None = None,
+    site_out: Site | None = None,
     n_examples: int = 10,
     context: int = 10,
     k: int = 10,
     skip: int = 0,
     batch_size: int = 8,
-) -> FeatureReport:
-    """Describes a feature of a sparse dictionary on a data set.
+) -> FeatureReport | list[FeatureReport]:
+    """Describes a feature of a sparse dictionary on a data set, or several features in the same passes.
 
     Args:
         sae: a dictionary with `encode` and `decode`, an autoencoder or a transcoder.
-        prompts: texts, or token ids [prompt, pos]; the data set is read twice.
+        feature: an index, or a list of several.
+        prompts: texts, or token ids [prompt, pos]; the data set is read twice, and the texts in which a feature is active once
+            more for each feature, to ablate it.
         site, site_out: the site of a dictionary, and the output site of a transcoder; by default those in its config.
-        n_examples, context: the number of top texts, and of tokens on each side.
-        k: the number of tokens in each table.
+        n_examples, context: the number of top texts, of each of which the strongest position is shown, and of tokens on each
+            side.
+        k: the number of tokens in each table, and of neighbours.
         skip: the number of tokens left out at the start of each text, such as a BOS.
         batch_size: how many prompts run together.
 
-    Returns a FeatureReport: `plot()` is its page, `to_dataframe()` its numbers. The logit effects are those of the direct path
-    alone; they are empty for a site that is not in the residual stream. Raises IndexError for a feature out of range, and
-    ValueError for a dictionary whose site is not known or does not fit, and for data without positions.
+    Returns a FeatureReport, or a list of them: `plot()` is its page, `to_dataframe()` its numbers. The logit effects are those
+    of the direct path alone; they are empty for a site that is not in the residual stream. Raises IndexError for a feature out
+    of range, and ValueError for a dictionary whose site is not known or does not fit, and for data without positions.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries import TopK
@@ -192,98 +210,35 @@ def feature_report(
     >>> sorted(report.tables)
     ['less likely without it', 'more likely without it', 'promoted', 'suppressed']
     """
-    read, write = _sites(model, sae, site, site_out)
+    read, write = sites_of(model, sae, site, site_out)
     if not 1 <= k <= model.cfg.d_vocab:
         raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the number of tokens, got {k}")
-    found: dict[str, Any] = {"k": n_examples, "context": context, "skip": skip, "batch_size": batch_size}
-    examples = max_activating_examples(model, prompts, site=read, sae=sae, feature=feature, **found)
-    sums = _Sums(model, sae, feature, read, write)
+    features = [feature] if isinstance(feature, int) else list(feature)
+    found: dict[str, Any] = {"k": n_examples, "context": context, "skip": skip, "one_per_text": True}
+    examples = examples_of(model, prompts, FeatureValues(model, read, sae, features), batch_size, **found)
+    runs = FeatureRuns(model, sae, features, read, write)
     for tokens, real in batches(model, prompts, batch_size):
-        counts = real & (real.cumsum(1) > skip)
-        sums.add(tokens, real, counts)
-    effects = _logit_effects(model, sae, feature, write)
+        runs.add(tokens, real, real & (real.cumsum(1) > skip))
+    about = provenance(model, site=read, site_out=write, skip=skip, prompts=len(prompts))
+    reports = [_report(model, sae, runs, i, of, k, about | {"feature": features[i]}) for i, of in enumerate(examples)]
+    return reports[0] if isinstance(feature, int) else reports
+
+
+def _report(
+    model: Decoder, sae: Coder, runs: FeatureRuns, i: int, examples: MaxActivating, k: int, about: dict[str, Any]
+) -> FeatureReport:
+    """The report on the i-th feature of the runs."""
+    sums, feature = runs.sums[i], about["feature"]
+    effects = logit_effects(model, sae, feature, about["site_out"])
     tables = {name: Table() for name in TABLES}
     if effects is not None:
         tables |= _ends(model, effects, k, "promoted", "suppressed")
     if sums.n_active:
         tables |= _ends(model, (sums.changes / sums.n_active).float(), k, TABLES[2], TABLES[3])
-    bins, counts = _histogram(torch.cat(sums.active) if sums.active else torch.zeros(0), 0.0)
-    logit_bins, logit_counts = _histogram(torch.zeros(0) if effects is None else effects.cpu())
-    about = provenance(model, site=read, site_out=write, feature=feature, skip=skip, prompts=len(prompts))
-    loss, ablated = (sums.losses / sums.n_next).tolist() if sums.n_next else [float("nan")] * 2
-    n_positions, n_active = sums.n_positions, sums.n_active
-    return FeatureReport(
-        examples, bins, counts, logit_bins, logit_counts, tables, n_positions, n_active, loss, ablated, about
-    )
-
-
-def _sites(
-    model: Decoder, sae: Coder, site: str | tuple[str, int] | None, site_out: str | tuple[str, int] | None
-) -> tuple[str, str]:
-    """The full names of the sites that the dictionary reads and writes."""
-    cfg = getattr(sae, "cfg", None)
-    given = site_read(sae, site), site_out or getattr(cfg, "hook_point_out", None)
-    names = [model.names(of) for of in (given[0], given[1] or given[0])]
-    if several := next((found for found in names if len(found) != 1), None):
-        raise ValueError(f"a dictionary has one site, and {len(several)} are meant: give one, such as {several[0]!r}")
-    return names[0][0], names[1][0]
-
-
-class _Sums:
-    """Sums over the data set, with and without the feature."""
-
-    def __init__(self, model: Decoder, sae: Coder, feature: int, read: str, write: str) -> None:
-        self.model, self.feature = model, feature
-        self.active: list[Tensor] = []
-        self.n_positions = self.n_active = self.n_next = 0
-        self.losses = torch.zeros(2, dtype=torch.float64)
-        self.changes = torch.zeros(model.cfg.d_vocab, dtype=torch.float64)
-        self.counts: Bool[Tensor, "batch pos"] | None = None
-        splice: dict[str, Any] = {"sae": sae, "error": "keep"}
-        where: Any = read if read == write else [read, write]
-        kind: type[Dictionary] = Dictionary if read == write else Transcode
-        self.whole: DictionaryHook = kind(where, **splice)
-        self.without: DictionaryHook = kind(where, **splice, edit=self._ablated)
-
-    def _ablated(self, features: Tensor) -> None:
-        assert self.counts is not None
-        features[..., self.feature].masked_fill_(self.counts.to(features.device), 0.0)
-
-    def add(self, tokens: Rows, real: Bool[Tensor, "batch pos"], counts: Bool[Tensor, "batch pos"]) -> None:
-        self.counts = counts
-        run: dict[str, Any] = {"attention_mask": real.long().to(self.model.device)}
-        ids, tokens = ids_of(tokens).cpu(), tokens.to(self.model.device)
-        logits, features = run_with_features(self.model, tokens, self.whole, **run)
-        values = next(iter(features.values()))[..., self.feature].detach().float().cpu()
-        active = counts & (values != 0)
-        self.n_positions += int(counts.sum())
-        if not bool(active.any()):
-            return
-        self.n_active += int(active.sum())
-        self.active.append(values[active])
-        ablated, _ = run_with_features(self.model, tokens, self.without, **run)
-        log_p = [found[active.to(found.device)].double().log_softmax(-1).cpu() for found in (logits, ablated)]
-        self.changes += (log_p[1].exp() - log_p[0].exp()).sum(0)
-        rows, columns = active.nonzero().T
-        has_next = torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)[rows, columns]
-        following = ids[rows[has_next], columns[has_next] + 1]
-        self.n_next += int(has_next.sum())
-        self.losses -= torch.stack([found[has_next].gather(1, following[:, None]).sum() for found in log_p])
-
-
-def _logit_effects(model: Decoder, sae: Coder, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:
-    """The logits of the feature's direction; None for a site that is not in the residual stream."""
-    if model.hook_dict[site].dims[2:] != ("d_model",):
-        return None
-    W_dec = getattr(sae, "W_dec", None)
-    if isinstance(W_dec, Tensor):
-        direction = W_dec[feature]
-    else:
-        x = torch.ones(model.cfg.d_model, device=model.device)
-        one = torch.zeros_like(encoded(sae, x))
-        one[..., feature] = 1.0
-        direction = decoded(sae, one, x) - decoded(sae, torch.zeros_like(one), x)
-    return to_logits(model, direction.detach().to(model.device).float())
+    histogram = _histogram(torch.cat(sums.active) if sums.active else torch.zeros(0), 0.0)
+    of_logits = _histogram(torch.zeros(0) if effects is None else effects.cpu())
+    n, (loss, ablated), near = (runs.n_positions, sums.n_active), sums.mean_losses, neighbours(sae, feature, k)
+    return FeatureReport(examples, *histogram, *of_logits, tables, *n, loss, ablated, about, near)
 
 
 def _ends(model: Decoder, values: Float[Tensor, " d_vocab"], k: int, most: str, least: str) -> dict[str, Table]:

@@ -1,7 +1,8 @@
 """Readings of the tokens of images in a vision-language model: nearest words, attention to them, values over the picture."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +18,33 @@ from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
+from hooked_lm.results.labels import over_image
 from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
     import pandas as pd
 else:
     pd = lazy_import("pandas", "viz")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageScores(Scores):
+    """Numbers over the patches of an image, which `plot` draws over it.
+
+    Args:
+        image: [channel, height, width], that of the only prompt; None for several prompts.
+
+    >>> patches = ["0,0", "0,1", "1,0", "1,1"]
+    >>> scores = ImageScores(torch.rand(2, 4, 1), {"layer": [0, 1], "patch": patches}, image=torch.rand(3, 8, 8))
+    >>> [panel.text for panel in scores.plot().layout.annotations]
+    ['image', 'layer 0', 'layer 1']
+    """
+
+    image: Float[Tensor, "channel height width"] | None = None
+
+    def _pictured(self) -> dict[str, Any]:
+        common = {"title": self._headline(), "subtitle": "", "value_name": self._measured() or "value"}
+        return {**common, "baselines": [{}], "image": self.image}
 
 
 @torch.no_grad()
@@ -75,12 +97,12 @@ def nearest_words(
 @torch.no_grad()
 def attention_to_images(
     model: VisionLanguage, prompts: VisionInputs, *, positions: Indices = -1, layers: AxisSelection = "each"
-) -> Scores:
+) -> ImageScores:
     """How much each head attends from a position, by default that of the answer, to the tokens of images; from several: the mean.
 
-    Returns Scores with the axes layer, head and patch; `on_image` folds them into rows and columns. Layers without patterns are
-    left out. Raises ValueError for prompts without images, or with different numbers of image tokens; IndexError for a position
-    or layer out of range.
+    Returns Scores with the axes layer, head and patch, whose `plot` draws them over the image of a single prompt; `on_image`
+    folds them into rows and columns. Layers without patterns are left out. Raises ValueError for prompts without images, or with
+    different numbers of image tokens; IndexError for a position or layer out of range.
     """
     rows, is_image = _with_images(model, prompts)
     counts = is_image.sum(1).tolist()
@@ -94,9 +116,11 @@ def attention_to_images(
     weights = [_picked(cache[site][:, :, queries].mean(2), at) for site in sites.values()]
     values = torch.stack([weight.permute(1, 2, 0) for weight in weights])
     axes: dict[str, Sequence[Label]] = {"layer": list(sites), "head": list(range(values.shape[1]))}
-    return Scores(
-        values, {**axes, "patch": patch_labels(model, rows, counts[0])}, about=provenance(model, positions=queries)
-    )
+    pixels = rows.images.get("pixel_values") if isinstance(rows.images, Mapping) else None
+    image = pixels[0] if pixels is not None and pixels.ndim == 4 and len(pixels) == len(ids_of(rows)) == 1 else None
+    about = provenance(model, of="attention", positions=queries)
+    axes["patch"] = patch_labels(model, rows, counts[0])
+    return ImageScores(values, axes, about=about, image=image)
 
 
 def _picked(
@@ -116,18 +140,11 @@ def on_image(scores: Scores) -> Float[Tensor, "*axis row column"]:
             [2.]])
     """
     names = list(scores.axes)
-    places = {}
-    for index, label in enumerate(scores.axes.get("patch", ())):
-        if isinstance(label, str):
-            place = label.split(",")
-            places[int(place[0]), int(place[1])] = index
-    if not places:
+    picture = (
+        over_image(scores.mean.movedim(names.index("patch"), -1), scores.axes["patch"]) if "patch" in names else None
+    )
+    if picture is None:
         raise ValueError(f"the scores have no axis 'patch' with rows and columns; their axes are {', '.join(names)}")
-    values = scores.mean.movedim(names.index("patch"), -1)
-    n_rows, n_columns = (max(place) + 1 for place in zip(*places, strict=True))
-    picture = values.new_full((*values.shape[:-1], n_rows, n_columns), torch.nan)
-    for (row, column), index in places.items():
-        picture[..., row, column] = values[..., index]
     return picture
 
 

@@ -146,6 +146,7 @@ def max_activating_examples(
     largest: bool = True,
     skip: int = 0,
     batch_size: int = 8,
+    one_per_text: bool = False,
 ) -> MaxActivating:
     """The `k` positions of a dataset with the largest activation at a site, in one pass over the data.
 
@@ -162,6 +163,7 @@ def max_activating_examples(
         context: the number of context tokens on each side.
         largest: False for the smallest activations.
         skip: the number of tokens left out at the start of each text, such as a BOS, whose activations are often extreme.
+        one_per_text: take the best position of each text alone.
 
     Raises ValueError for data without positions, a site without positions, a direction of another width, or activations that
     are NaN; IndexError for a neuron, head or feature out of range; KeyError for an unknown site.
@@ -173,49 +175,68 @@ def max_activating_examples(
     >>> found.to_dataframe().columns.tolist()
     ['value', 'text', 'position', 'token', 'snippet']
     """
-    for name, number, least in (("k", k, 1), ("context", context, 0), ("skip", skip, 0), ("batch_size", batch_size, 1)):
-        if number < least:
-            raise ValueError(f"{name} must be at least {least}, got {number}")
     measure = _measure(model, site, direction, neuron, heads, sae, feature, largest)
-    settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip, "activations": True}
-    top, n_positions = TopExamples(measure.site, measure=measure, **settings), 0
+    settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip}
+    return examples_of(model, prompts, measure, batch_size, **settings, one_per_text=one_per_text)[0]
+
+
+def examples_of(
+    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: int | bool
+) -> list[MaxActivating]:
+    """The examples of each of the numbers that a measure gives, in one pass; `settings` are those of TopExamples."""
+    for name in ("k", "context", "skip"):
+        if (number := settings[name]) < (least := int(name == "k")):
+            raise ValueError(f"{name} must be at least {least}, got {number}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    options: dict[str, Any] = {**settings, "activations": True}
+    top, n_positions, skip = TopExamples(measure.site, measure=measure, **options), 0, settings["skip"]
     for tokens, real in batches(model, prompts, batch_size):
-        top.batch(ids_of(tokens).cpu(), real)
-        run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
-        with model.hooks([top]):  # `names_filter` stops the run after the site
-            model.run_with_cache(tokens.to(model.device), names_filter=measure.site, **run)
+        run_to(model, measure.site, tokens, real, top)
         n_positions += int((real.cumsum(1) > skip)[real].sum())
     n_texts = top.inputs.n_texts
     if not n_positions:
         raise ValueError(f"the data have no position to look at: {n_texts} texts" + f", skip {skip}" * (skip > 0))
-    about = provenance(model, of=measure.name, largest=largest, positions=n_positions, prompts=n_texts)
-    found = {name: value[: min(k, n_positions)] for name, value in top.examples().tensors().items()}
-    if sae is not None:
-        acts = (found["values"] != 0) & found["values"].isfinite()
+    results, whole = [], top.examples()
+    for i, of in enumerate(measure.names):
+        found = {name: value[: min(settings["k"], n_positions)] for name, value in whole[i].tensors().items()}
+        acts = found["texts"] >= 0
+        if isinstance(measure, FeatureValues):
+            acts &= (found["values"] != 0) & found["values"].isfinite()
+            found["activations"] = found["activations"].masked_fill(found["activations"] == torch.inf, 0.0)
         found = {name: value[acts] for name, value in found.items()}
-        found["activations"] = found["activations"].masked_fill(found["activations"] == torch.inf, 0.0)
-    shown = found["tokens"]
-    return MaxActivating(**found, words=spelled(model, shown[shown >= 0]), about=about)
+        words = spelled(model, found["tokens"][found["tokens"] >= 0])
+        about = provenance(model, of=of, largest=settings.get("largest", True), positions=n_positions, prompts=n_texts)
+        results.append(MaxActivating(**found, words=words, about=about))
+    return results
 
 
-class _Feature:
-    """The activation of a feature of a dictionary at each position; infinite where a search for the smallest skips it."""
+def run_to(model: Decoder, site: str, tokens: Rows, real: Bool[Tensor, "batch pos"], top: TopExamples) -> None:
+    """A forward pass of a batch of `batches`, as far as the site, for what `top` keeps of it."""
+    top.batch(ids_of(tokens).cpu(), real)
+    with model.hooks([top]):  # `names_filter` stops the run after the site
+        run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
+        model.run_with_cache(tokens.to(model.device), names_filter=site, **run)
+
+
+class FeatureValues:
+    """Activations of features of a dictionary at each position; infinite where a search for the smallest skips them."""
 
     def __init__(
-        self, model: Decoder, site: Site | None, sae: object, feature: int | None, largest: bool = True
+        self, model: Decoder, site: Site | None, sae: object, features: Sequence[int] | None, largest: bool = True
     ) -> None:
-        if sae is None or feature is None:
-            raise ValueError("sae= is a dictionary, and feature= the index of one of its features: give both")
         read = site_read(sae, site)
         names = model.names(read)
         if len(names) != 1:
             raise ValueError(f"{read!r} means {len(names)} sites: give one, such as {names[0]!r}")
-        self.site, self.sae, self.feature, self.largest = names[0], cast(Coder, sae), feature, largest
-        self.name = f"{self.site} feature {feature}"
+        self.site, self.sae, self.features, self.largest = names[0], cast(Coder, sae), features, largest
+        self.names = [f"{self.site} feature {feature}" for feature in features or ()]
 
-    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
+    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos feature"]:
         found = encoded(self.sae, flat(self.sae, upcast(value), f"'{self.site}'"))
-        found = found[..., checked_index(self.feature, found.shape[-1], "feature", "the dictionary")]
+        if self.features is not None:
+            size = found.shape[-1]
+            found = found[..., [checked_index(of, size, "feature", "the dictionary") for of in self.features]]
         return found if self.largest else found.masked_fill(found == 0, torch.inf)
 
 
@@ -228,12 +249,14 @@ def _measure(
     sae: object | None,
     feature: int | None,
     largest: bool,
-) -> "_Measure | _Feature":
+) -> "_Measure | FeatureValues":
     """The function from the value at a site to the activation at each position, from the arguments that say which."""
     if sae is not None or feature is not None:
         if not (direction is None and neuron is None and heads is None):
             raise ValueError("a feature of a dictionary is no direction, neuron or head: give sae and feature alone")
-        return _Feature(model, site, sae, feature, largest)
+        if sae is None or feature is None:
+            raise ValueError("sae= is a dictionary, and feature= the index of one of its features: give both")
+        return FeatureValues(model, site, sae, [feature], largest)
     if site is None:
         raise ValueError("give site=, such as ('post', 2), or sae= and feature=")
     return _Measure(model, site, direction, neuron, heads)
@@ -267,10 +290,12 @@ class _Measure:
         self.direction, self.neuron, self.head = direction, neuron, head
         what = "norm" if direction is None else "direction"
         parts = ["" if head is None else f"head {head}", f"neuron {neuron}" if neuron is not None else what]
-        self.name = " ".join([self.site, *filter(None, parts)])
+        self.names = [" ".join([self.site, *filter(None, parts)])]
 
-    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
-        value = upcast(value)
+    def __call__(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos 1"]:
+        return self._at(upcast(value))[..., None]
+
+    def _at(self, value: Float[Tensor, "batch pos *d"]) -> Float[Tensor, "batch pos"]:
         if self.head is not None:
             value = value[:, :, checked_index(self.head, value.shape[2], "head", self.site)]
         if self.neuron is not None:

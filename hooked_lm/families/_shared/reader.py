@@ -12,7 +12,7 @@ NO_EFFECT = (
     *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "summary_*"),
     *("return_dict", "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "is_decoder"),
     *("gradient_checkpointing", "predict_special_tokens", "n_special", "is_llama_config", "max_sequence_length"),
-    "neftune_noise_alpha",
+    *("neftune_noise_alpha", "dequantized_from"),
 )
 
 

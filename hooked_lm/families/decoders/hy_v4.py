@@ -26,11 +26,16 @@ RENAMED = {
     r"\.attn_hc\.(fn|base|scale)$": r".hc_pre.hc_attn_layer.hc_\1",
     r"\.ffn_hc\.(fn|base|scale)$": r".hc_pre.hc_mlp_layer.hc_\1",
     r"(\d)\.hc_(attn|mlp)_layer\.(?:hc_pre\.)?hc_": r"\1.hc_pre.hc_\2_layer.hc_",
-    r"^model\.hc_head\.(?:hc_pre\.)?(?:hc_head|hc)_(fn|base|scale)$": r"model.hc_pre.hc_head.hc_head_\1",
+    r"^(model\.)?hc_head\.(?:hc_pre\.)?(?:hc_head|hc)_(fn|base|scale)$": r"\1hc_pre.hc_head.hc_head_\2",
 }
 
 
 def config(hf: HFConfig) -> DecoderConfig:
+    return decoder(hf, adjacent_pairs=False)
+
+
+def decoder(hf: HFConfig, adjacent_pairs: bool) -> DecoderConfig:
+    """The decoder; `adjacent_pairs` says which features of a head rotary turns together."""
     norm, (d_model, n_streams, eps) = llama_like.rms_norm(hf), (hf.hidden_size, hf.hc_mult, hf.hc_eps)
     if hf.swiglu_limit <= 0:
         raise ValueError(f"swiglu_limit={hf.swiglu_limit} is not supported: transformers bounds by it nevertheless")
@@ -38,7 +43,7 @@ def config(hf: HFConfig) -> DecoderConfig:
     hc = HyperConnection.Config(read, replace(read, magnitude=hf.hc_magnitude))
     blocks = [
         HyperBlock.Config(attn=_attention(hf, attn), ln1=norm, mlp=_mlp(hf, mlp), ln2=norm, hc=hc)
-        for attn, mlp in zip(deepseek.sharing_indices(hf, adjacent_pairs=False), deepseek.mlps(hf), strict=True)
+        for attn, mlp in zip(deepseek.sharing_indices(hf, adjacent_pairs), deepseek.mlps(hf), strict=True)
     ]
     ln_final = GatedRMSNorm.Config(d_model, hf.rms_norm_eps, n_streams=n_streams, gate_eps=eps)
     return llama_like.around(hf, [replace(blocks[0], first=True), *blocks[1:]], ln_final)

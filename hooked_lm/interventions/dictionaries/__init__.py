@@ -4,15 +4,13 @@ from typing import TYPE_CHECKING
 
 from hooked_lm.interventions.dictionaries.architectures import BatchTopK, Gated, JumpReLU, TopK, Transcoder
 from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary
-from hooked_lm.interventions.dictionaries.formats import (
-    load,
-    load_dictionary_learning,
-    load_saelens,
-    save_saelens,
-)  # fmt: skip
+from hooked_lm.interventions.dictionaries.formats import load_dictionary_learning, load_saelens, save_saelens
 from hooked_lm.interventions.dictionaries.hook import Dictionary, Features, Transcode, run_with_features
 from hooked_lm.interventions.dictionaries.normalized import Normalized
+from hooked_lm.interventions.dictionaries.pretrained import load
+from hooked_lm.interventions.dictionaries.published import releases
 from hooked_lm.interventions.dictionaries.sae import SAE
+from hooked_lm.interventions.dictionaries.scopes import load_gemma_scope, load_llama_scope
 from hooked_lm.interventions.dictionaries.stream import ActivationBatches, Activations
 from hooked_lm.interventions.dictionaries.train import TrainedDictionary, TrainingConfig, train_dictionary, train_on
 from hooked_lm.renamed import former_names
@@ -35,7 +33,10 @@ __all__ = [
     "evaluate_dictionary",
     "load",
     "load_dictionary_learning",
+    "load_gemma_scope",
+    "load_llama_scope",
     "load_saelens",
+    "releases",
     "run_with_features",
     "save_saelens",
     "train_dictionary",

@@ -31,11 +31,14 @@ def evaluate_dictionary(
 ) -> Scores:
     """The metrics of a dictionary on texts, along the axis `figure`.
 
-    "explained variance": one minus the squared error of reconstructions over the variance of the vectors.
-    "L0": the average number of active features of a vector. "dead": the fraction of features that are never active.
-    For language models also the next-token cross entropy in nats: "CE" of the unchanged model; "CE spliced" with the site
-    replaced by reconstructions, without the error; "CE mean-ablated", "CE zero-ablated" with the mean vector or zeros; and the
-    fraction of the difference that reconstructions recover, "CE recovered (mean)", "CE recovered (zero)" (1: all of it).
+    "explained variance": one minus the squared error of reconstructions over the variance of the vectors; 1 is perfect, 0 no
+    better than the mean vector, and it can be negative. "L0": the average number of active features of a vector; few are good at
+    the same explained variance. "dead": the fraction of features that are never active, at best 0; rare features look dead on few
+    texts. For language models also the next-token cross entropy in nats: "CE" of the unchanged model; "CE spliced" with the site
+    replaced by reconstructions, without the error, at best "CE"; "CE mean-ablated", "CE zero-ablated" with the mean vector or
+    zeros, far above "CE" if the site matters; and the fraction of that difference which reconstructions recover, "CE recovered
+    (mean)", "CE recovered (zero)": at best 1, 0 is as bad as the ablation. In the residual stream it is close to 1 for almost any
+    dictionary, because its ablation does so much harm.
 
     Args:
         prompts, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.

@@ -1,4 +1,4 @@
-"""File formats of dictionaries: safetensors of this package, folders of SAELens and `dictionary_learning`. No pickled code.
+"""File formats of dictionaries: folders of SAELens and `dictionary_learning`. No pickled code.
 
 Results equal those of the other libraries: factors that they apply in each forward pass are folded into the weights.
 """
@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +17,16 @@ from torch import Tensor
 
 from hooked_lm.files import made_folder, replacing
 from hooked_lm.interventions.dictionaries.normalized import NORMS, Normalized
-from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen, read_dictionary
+from hooked_lm.interventions.dictionaries.sae import KINDS, SAE, filled, frozen
 from hooked_lm.results import stored
 
 Tensors = dict[str, Tensor]
-BUNDLED = Path(__file__).parents[2] / "demo" / "dictionary.safetensors"
 
 
 @stored.names_the_file
-def load(path: str | Path) -> SAE | Normalized:
-    """The dictionary of a file or folder that `SAE.save`, `Normalized.save`, SAELens or `dictionary_learning` wrote.
-
-    "demo" is the dictionary of the bundled model, 512 features of the stream after layer 1 (a file of that name is "./demo").
-    It is in evaluation mode, and its weights require no gradient. Raises ValueError for other files.
-
-    >>> load("demo")
-    TopK(d_in=128, d_sae=512, subtract_b_dec=True, hook_point='blocks.1.hook_resid_post', k=12)
-    """
-    path = BUNDLED if path == "demo" else Path(path)
-    if path.is_dir() and (path / "cfg.json").exists():
-        return load_saelens(path)
-    if path.is_dir() or path.suffix in (".pt", ".pth"):
-        return load_dictionary_learning(path)
-    sae, normalization = read_dictionary(path)
-    return sae if normalization is None else frozen(Normalized(sae, normalization))
-
-
-@stored.names_the_file
-def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE | Normalized:
+def load_saelens(
+    path: str | Path, scaling_factor: float | None = None, settings: Mapping[str, object] | None = None
+) -> SAE | Normalized:
     """A dictionary in SAELens's format: a folder with `cfg.json` and `sae_weights.safetensors`.
 
     Architectures "standard", "topk", "batchtopk", "jumprelu", "gated", and the transcoders "transcoder" and
@@ -52,16 +35,18 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
     Args:
         scaling_factor: for `normalize_activations` "expected_average_only_in": the factor of the vectors in training, sqrt(d_in)
             over their mean norm, which SAELens does not store. It is folded into the weights.
+        settings: what takes the place of settings in `cfg.json`.
 
     Raises ValueError for unsupported architectures, settings and tensors, with their names.
     """
     path = Path(path)
-    cfg, tensors = _json(path / "cfg.json"), _tensors(path / "sae_weights.safetensors")
+    cfg, tensors = read_json(path / "cfg.json"), read_tensors(path / "sae_weights.safetensors")
     about = dict(cfg)
     for more in ("meta", "metadata"):
         if not isinstance(cfg.get(more, {}), dict):
             raise ValueError(f"{path}: {more} in cfg.json is a {type(cfg[more]).__name__}, not settings by name")
         about |= cfg.get(more, {})
+    about |= settings or {}
     kind = about.get("architecture", "standard")
     known = {name: name for name in KINDS} | {"jumprelu_transcoder": "jumprelu"}
     if kind not in known:
@@ -95,7 +80,7 @@ def load_saelens(path: str | Path, scaling_factor: float | None = None) -> SAE |
         described["k"] = round(k) if isinstance(k, float) and math.isfinite(k) else k
     if kind == "batchtopk" and "topk_threshold" in tensors:
         tensors["threshold"] = tensors.pop("topk_threshold").to(tensors["b_enc"].dtype).expand(about["d_sae"]).clone()
-    sae = _with_weights(described, tensors, path)
+    sae = with_weights(described, tensors, path)
     if about.get("rescale_acts_by_decoder_norm"):
         sae.scale_features_(sae.W_dec.detach().norm(dim=1))
     return frozen(_with_normalization(sae, about.get("normalize_activations"), scaling_factor, path))
@@ -113,10 +98,10 @@ def save_saelens(sae: SAE | Normalized, path: str | Path) -> None:
         tensors["threshold"] = tensors["threshold"].clamp_min(0)
     is_transcoder = cfg.hook_point_out is not None or cfg.width_out != cfg.d_in
     if is_transcoder and how != "none":
-        raise ValueError(f"SAELens has no transcoder of normalised inputs ({how}): use formats.save")
+        raise ValueError(f"SAELens has no transcoder of normalised inputs ({how}): use its method save")
     if is_transcoder and kind != "transcoder":
         if kind != "jumprelu":
-            raise ValueError(f"SAELens has no transcoder of kind {kind!r}: use formats.save")
+            raise ValueError(f"SAELens has no transcoder of kind {kind!r}: use its method save")
         kind = "jumprelu_transcoder"
     settings: dict[str, Any] = {
         "architecture": kind, "d_in": cfg.d_in, "d_sae": cfg.d_sae, "dtype": str(inner.W_enc.dtype).removeprefix("torch."),
@@ -149,7 +134,7 @@ def load_dictionary_learning(path: str | Path, dict_class: str | None = None) ->
     """
     path = Path(path)
     file, config = (path / "ae.pt", path / "config.json") if path.is_dir() else (path, path.with_name("config.json"))
-    trainer = _json(config).get("trainer", {}) if config.exists() else {}
+    trainer = read_json(config).get("trainer", {}) if config.exists() else {}
     tensors = _unpickled(file)
     named, kind = _class_of(tensors, dict_class or trainer.get("dict_class"), file)
     k = tensors.pop("k", None) if "topk" in kind else None
@@ -166,7 +151,7 @@ def load_dictionary_learning(path: str | Path, dict_class: str | None = None) ->
     described = {"kind": kind, "d_in": d_in, "d_sae": d_sae, "subtract_b_dec": named not in (NEW, JUMP)}
     if "topk" in kind:
         described["k"] = int(trainer["k"] if k is None else k)
-    sae = _with_weights(described, weights, file)
+    sae = with_weights(described, weights, file)
     if kind in ("gated", "jumprelu"):
         sae.scale_features_(sae.W_dec.detach().norm(dim=1))
     return frozen(sae)
@@ -212,7 +197,7 @@ def _class_of(tensors: Tensors, dict_class: str | None, file: Path) -> tuple[dic
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def _json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise ValueError(f"there is no {file.name} in {file.parent}")
     try:
@@ -224,7 +209,7 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _tensors(file: Path) -> Tensors:
+def read_tensors(file: Path) -> Tensors:
     if not file.exists():
         raise ValueError(f"there is no {file.name} in {file.parent}")
     try:
@@ -253,7 +238,7 @@ def _unpickled(file: Path) -> Tensors:
     return dict(found)
 
 
-def _with_weights(described: object, tensors: Tensors, path: Path) -> SAE:
+def with_weights(described: object, tensors: Tensors, path: Path) -> SAE:
     """A dictionary with these weights, all converted to the dtype of `W_enc`."""
     same = {
         name: weight.to(tensors["W_enc"].dtype) if "W_enc" in tensors else weight for name, weight in tensors.items()

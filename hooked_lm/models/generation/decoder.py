@@ -15,7 +15,7 @@ from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
-from hooked_lm.progress import tqdm
+from hooked_lm.progress import progress_bar
 
 Output = str | list[str] | Tensor
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
@@ -63,7 +63,7 @@ def generate(
         prepend_bos, padding_side: how text is tokenized; on which side ids without a mask are padded.
         return_type: "str", "tokens", "embeds" (token embeddings), or "input": the type of the input. Text has no special
             tokens. For a prompt of embeddings, "str" and "tokens" return the continuation only.
-        verbose: show a progress bar.
+        verbose: show a progress bar after two seconds.
         attention_mask: [batch, pos], 1 for real tokens and 0 for padding.
         seed: an int, or a generator to draw from; torch's global generator if None.
         return_cache: also return an ActivationCache of all tokens of the result, at the sites of `names_filter`.
@@ -84,7 +84,7 @@ def generate(
     )  # fmt: skip
 
     def whole() -> Output:
-        for _ in tqdm(lengthen, "generating", max_new_tokens, disable=not verbose):
+        for _ in progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen):
             pass
         return convert(sequence)
 
@@ -118,7 +118,7 @@ def generate_stream(
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
     convert = converter(model, _text_of(input), return_type, ("str", "tokens", "embeds"))
     sequence, lengthen = _start(model, input, max_new_tokens, None, **options)
-    bar = tqdm(lengthen, "generating", max_new_tokens, disable=not verbose)
+    bar = progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen)
     return _pieces(sequence, iter(bar), max_tokens_per_yield, convert)
 
 

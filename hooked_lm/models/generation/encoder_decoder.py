@@ -22,7 +22,7 @@ from hooked_lm.models.generation.loop import (
     steps,
 )
 from hooked_lm.models.text.encoder_decoder import DecoderInput
-from hooked_lm.progress import tqdm
+from hooked_lm.progress import progress_bar
 
 
 def generate(
@@ -65,7 +65,7 @@ def generate(
         use_past_kv_cache: process each token once. Otherwise, and always if the self-attention of a decoder layer is
             bidirectional, everything is processed again for each token.
         return_type: "str", "tokens", or "input": the type of the input. Text has no special tokens.
-        verbose: show a progress bar.
+        verbose: show a progress bar after two seconds.
         decoder_input: the beginning of the target, in unpadded rows; the model's start token if None.
         forced_bos_token_id: the first token after the start token (the target language in many-to-many translation); None
             means the model's, if any. Not forced after a `decoder_input`.
@@ -105,7 +105,7 @@ def generate(
 
     def whole() -> Any:
         lengthen = steps(reader, max_new_tokens, choose, ends, fill=model.pad_id())
-        for _ in tqdm(lengthen, "generating", max_new_tokens, disable=not verbose):
+        for _ in progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen):
             pass
         return convert(reader.sequence)
 

@@ -1,5 +1,6 @@
 """Prompts and images as they are given to `prepare`: texts, token ids, chats, parts; pictures, and pixels that are ready."""
 
+import base64
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from hooked_lm.components.vision.image_text import PLACEHOLDER
 from hooked_lm.components.vision.patches import READY, described, is_ready, ready_pixels
 from hooked_lm.models.vision.inputs import VisionInputs
 
+SHORTEST_PICTURE = 64  # characters, in base64: of a GIF of one pixel
 Row = str | list[int]  # a prompt: text or token ids
 Chat = Sequence[Mapping[str, Any]]
 
@@ -222,6 +224,23 @@ def _several(images: Any) -> list[Any]:
 def _is_batch(images: object) -> bool:
     """Whether this tensor or array holds another number of images than one."""
     return isinstance(images, (Tensor, np.ndarray)) and images.ndim == 4 and len(images) != 1
+
+
+def check_files(images: Sequence[Any]) -> None:
+    """Raises FileNotFoundError for a picture that is the path of no file."""
+    for image in images:
+        if isinstance(image, str) and not (os.path.isfile(image) or _is_elsewhere(image)):
+            raise FileNotFoundError(f"cannot read {image}: there is no such file; it should hold a picture")
+
+
+def _is_elsewhere(text: str) -> bool:
+    """Whether a text is an address, or a picture in base64, both of which processors read."""
+    if text.startswith(("http://", "https://", "data:")):
+        return True
+    try:
+        return len(text) > SHORTEST_PICTURE and bool(base64.b64decode(text, validate=True))
+    except ValueError:
+        return False
 
 
 def _is_picture(image: object) -> bool:

@@ -18,6 +18,7 @@ from hooked_lm.models.vision.given_prompts import (
     GivenImages,
     Row,
     chats_in,
+    check_files,
     counted,
     given_images,
     images_in,
@@ -77,6 +78,8 @@ def prepare(
     are_pictures = isinstance(found, GivenImages) and found.are_pictures
     if model.processor is None and (are_pictures or options):
         _refuse(model, options)
+    if isinstance(found, GivenImages) and are_pictures:
+        check_files(found.images)
     check_keywords("prepare", options, _known_options(model.processor, options))
     if model.processor is not None and isinstance(found, GivenImages) and (are_pictures or not found.images):
         if all(isinstance(row, str) for row in rows):

@@ -18,6 +18,7 @@ from hooked_lm.analysis.circuits import Circuit, Evaluation, Runner, evaluate, m
 from hooked_lm.analysis.circuits.paths import feeds, on_paths
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.viz.theme import FAINT
 from tests.close import assert_apart, assert_close, assert_near
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -288,15 +289,6 @@ def test_a_circuit_says_what_it_is() -> None:
     assert not empty.to_networkx()
 
 
-def test_a_circuit_is_drawn() -> None:
-    figure = small().plot()
-    assert set(figure.data[-1].text) == {INPUT, "L0H1", "m1", LOGITS}
-    assert len(figure.data[-2].text) == 4
-    assert figure.data[-2].text[0].startswith("m1 →")
-    assert "from the input (bottom) to the logits (top)" in figure.layout.title.subtitle.text
-    assert Circuit.of(small().graph, []).plot() is not None
-
-
 def test_files_give_everything_back(tmp_path: Path) -> None:
     circuit, path = small(), tmp_path / "circuit.safetensors"
     circuit.save(path)
@@ -396,9 +388,11 @@ def test_curves_run_from_nothing_to_all(tmp_path: Path) -> None:
     assert_close(found.area, float(((x[1:] - x[:-1]) * (y[1:] + y[:-1]) / 2).sum()))
     [_, curve, complement, _, by_chance] = found.plot().data
     assert (curve.name, complement.name) == ("faithfulness", "completeness (without the circuit)")
-    assert by_chance.name == "random edges (5 draws)"
-    assert curve.customdata == tuple(found.n_edges)
-    assert_close(list(curve.x), [math.log1p(n) for n in found.n_edges])
+    assert by_chance.name == "random edges (range of 5 draws)"
+    assert curve.customdata == (0, None, *found.n_edges[1:])  # the axis is broken after the empty circuit
+    assert_close(list(curve.x[2:]), [math.log(n) for n in found.n_edges[1:]])
+    assert (by_chance.line.color, by_chance.line.dash) == (FAINT, "dot")
+    assert found.plot().layout.title.subtitle.text.endswith(f"95% intervals over {found.n_prompts} prompts")
     table = found.to_dataframe()
     assert table["low"].iloc[[0, 3]].tolist() == table["high"].iloc[[0, 3]].tolist() == [0.0, 1.0]  # by definition
     assert (table["low"] < table["high"])[1:3].all()
@@ -415,7 +409,7 @@ def test_one_circuit_is_drawn_as_bars() -> None:
     figure = found.plot()
     [bars] = figure.data
     assert bars.type == "bar"
-    assert figure.layout.xaxis.ticktext == ("faithfulness", "completeness", "random edges (2 draws)")
+    assert figure.layout.xaxis.ticktext == ("faithfulness", "completeness", "random edges (range of 2 draws)")
     assert_close(torch.as_tensor(bars.y), torch.tensor([1.0, 0.0, 1.0]))
     assert_close(torch.as_tensor(bars.error_y.array[:2]), torch.zeros(2), scale=1.0)
 

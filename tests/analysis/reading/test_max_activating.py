@@ -50,6 +50,22 @@ WHAT: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 @pytest.mark.parametrize("largest", [True, False])
+def test_each_text_has_one_example_if_that_is_asked_for(model: HookedTransformer, tokens: Tensor, largest: bool):
+    options, measured = WHAT["neuron"]
+    found = max_activating_examples(
+        model, tokens, k=25, largest=largest, skip=2, one_per_text=True, batch_size=7, context=3, **options
+    )
+    with torch.no_grad():
+        values = measured(model.run_with_cache(tokens)[1])[:, 2:]
+    of_texts = values.amax(1) if largest else values.amin(1)
+    assert_close(found.values, of_texts.sort(descending=largest).values[:25])
+    assert len(set(found.texts.tolist())) == 25
+    assert found.activations.isfinite().sum() == (found.tokens >= 0).sum(), "the context has its activations"
+    few = max_activating_examples(model, tokens[:3], k=25, one_per_text=True, **options)
+    assert len(few) == 3
+
+
+@pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("what", WHAT)
 def test_they_are_those_of_a_sort(model: HookedTransformer, tokens: Tensor, what: str, largest: bool):
     options, measured = WHAT[what]
