@@ -74,7 +74,7 @@ class SourcedController(LocalController):
         encoder-decoder. `where` and `settings` are the arguments of the class; TypeError for one that it does not have.
         """
         known = Signature([one for name, one in signature(cls).parameters.items() if name != "source"])
-        check_arguments(f"from_run of {cls.__name__}, after the prompts,", known, where, settings)
+        check_arguments(f"from_run of {cls.__name__}", known, where, settings)
         settings = known.bind(*where, **settings).arguments
         site, at = cls.place(settings.get("hook_point", ""), settings.get("layer"))
         names = model.names(site if at is None else (site, at))

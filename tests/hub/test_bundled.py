@@ -16,7 +16,8 @@ from hooked_lm.hub.bundled import DEMO, BundledConfig, BundledTokenizer
 from hooked_lm.hub.hf_checkpoint import from_source, read_config
 from hooked_lm.hub.options import Options
 from hooked_lm.hub.source import find, tokenizer_in
-from hooked_lm.models.text.tokens import Tokens, ids_of, prepends_bos
+from hooked_lm.models.text.bos import ids_of, prepends_bos
+from hooked_lm.models.text.tokens import Tokens
 
 TEXTS = ["Mary went to the store, and 1234 ways\n", "", " naïve 你好 <|endoftext|> x"]
 

@@ -280,7 +280,7 @@ def test_the_layer_comes_first_where_the_site_is_known():
         TypeError, match=r"takes layer by position and all else by name, got -1 .*\(hook_point, when, positions"
     ):
         PatchResidual(3, -1)
-    with pytest.raises(TypeError, match="from_run of PatchResidual, after the prompts, takes layer by position"):
+    with pytest.raises(TypeError, match="from_run of PatchResidual takes layer by position"):
         PatchResidual.from_run(model, text, 3, -1, cache)
 
 
