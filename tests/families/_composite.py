@@ -115,7 +115,9 @@ COMPOSITES = {
     "phi4_multimodal": "phi3",
     "cosmos3_omni": "qwen3_vl_text",
 }
-COMPOSITES = {kind: text for kind, text in COMPOSITES.items() if kind in transformers.CONFIG_MAPPING}  # as `known`
+COMPOSITES = {
+    kind: text for kind, text in COMPOSITES.items() if kind in transformers.CONFIG_MAPPING
+}  # as `known` of cases
 
 
 class NoImages(transformers.PreTrainedModel):

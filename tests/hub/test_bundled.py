@@ -58,6 +58,7 @@ def test_the_config_is_that_of_transformers():
     assert ours.family is other.family
     assert read_config(ours.family, ours.config) == read_config(other.family, other.config)
     fields, expected = ours.config.to_dict(), other.config.to_dict()
+    del fields["transformers_version"]
     assert {name: expected[name] for name in fields} == fields
     assert (ours.architectures, ours.config.initializer_range) == (other.architectures, other.config.initializer_range)
     flat = [

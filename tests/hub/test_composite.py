@@ -19,7 +19,7 @@ from hooked_lm.pretrained import from_pretrained_no_processing as load
 from tests.close import assert_apart, assert_close
 from tests.core import thinned
 from tests.families import CASES
-from tests.families._case import GROUPED, SIZES, draw
+from tests.families._case import GROUPED, SIZES, WRONG, draw
 from tests.families._composite import COMPOSITES, composite, model_class
 from tests.families._models import save_shuffled
 
@@ -196,7 +196,7 @@ def test_factors_of_logits_that_transformers_leaves_out_are_kept_and_said(
 def test_which_composites_apply_what_their_language_model_does_to_logits():
     """By what `forward` of their classes names: a scale, a cap, or a language model with an unembedding."""
     factors = re.compile(r"logit_scale|logits_scaling|softcapping|output_multiplier")
-    for kind in {*COMPOSITES, *INSIDE} - {"phi4_multimodal"}:  # whose config is that of its language model
+    for kind in {*COMPOSITES, *INSIDE} - {"phi4_multimodal", *WRONG}:  # whose config is that of its language model
         source = inspect.getsource(model_class(kind).forward)
         applies = "lm_head(" not in source or factors.search(source) is not None
         assert applies == (kind in APPLIED), kind
