@@ -355,7 +355,6 @@ RESOLVING = {"rows_of", "tokens_of", "to_tokens", "aligned"}
 HOME = "engine/pairs.py"
 OTHERS = {
     "studies/pairs.py: _pair": "ids of rows of a data set, which it has read",
-    "cli/patch.py: _sweep": "options of a command, as many of each",
 }
 
 

@@ -46,7 +46,7 @@ def test_such_labels_are_selected_and_kept(swept: patching.SweepResult, tmp_path
 def test_figures_say_what_the_number_means(model: HookedTransformer, swept: patching.SweepResult) -> None:
     figure = swept.plot()
     assert figure.layout.xaxis.title.text == TITLE
-    assert figure.layout.xaxis.ticktext[3:] == ("·of", "(4)", "·is")
+    assert figure.layout.xaxis.ticktext == ("4 equal positions", "(4)", "·is")
     assert "tokens of the corrupted prompts" in figure.layout.title.subtitle.text
     assert swept.select(layer=0).plot().layout.xaxis.title.text == TITLE
     assert logit_lens(model, CLEAN).plot().layout.xaxis.title.text == TITLE

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedTransformer, progress
 from hooked_lm.models.generation.sampling import sample_logits
 from tests.close import assert_close, assert_near
 from tests.core import CORE_KINDS, thinned
@@ -128,11 +128,16 @@ def test_return_types() -> None:
     assert isinstance(model.generate(max_new_tokens=1, **GREEDY), str)  # the empty prompt is a BOS
 
 
-def test_the_defaults_draw_ten_tokens_and_show_a_bar(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_defaults_draw_ten_tokens_and_show_a_bar_after_two_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = toy("standard", words())
     with torch.no_grad():
         model.unembed.b_U[0] = -1e3  # never stops
     assert model.generate(ids(1, 4)).shape == (1, 14)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    model.generate(ids(1, 4))
     assert "10/10" in capsys.readouterr().err
     model.generate(ids(1, 4), verbose=False)
     assert capsys.readouterr().err == ""
