@@ -83,6 +83,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         hooked_lm.load(tmp_path / "part")
 
 
+@pytest.mark.every_parameter
 @pytest.mark.parametrize("loader", ["hooked_lm.saved:load", *LOADERS.values(), *FOLDERS.values(), *OTHER_LOADERS])
 def test_what_is_not_there_is_said_so(loader: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
