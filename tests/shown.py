@@ -19,7 +19,6 @@ from hooked_lm import (
 )
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.reading.images import ImageScores
 from hooked_lm.harvest import estimate_harvest, harvest
 from hooked_lm.hooks import Cache, wrap
 from hooked_lm.interventions import GradientReport, Hooks, Record, Scale, Statistics, Store, TopExamples, dictionaries

@@ -24,7 +24,8 @@ def attention(
 ) -> Result:
     """Write a page of attention patterns.
 
-    Choose a head among thumbnails; hover over a token to see where it looks. The page loads nothing from the network.
+    Choose a head among thumbnails; hover over a token to see where it looks. The page loads nothing from the network. With
+    --json, the patterns of --heads are data, too: of each head a row for each token that looks, with its weights of all tokens.
     """
     from hooked_lm import viz
 
@@ -43,6 +44,10 @@ def attention(
     patterns = {each: cache[name][0] for each, name in names.items()}
     labels = None if heads is None else [label.strip() for label in heads.split(",")]
     viz.attention(patterns, words, heads=labels, title=f"Attention of {model}: {prompt}").write_html(out)
+    shown = {f"L{layer}H{head}": rows for layer, pattern in patterns.items() for head, rows in enumerate(pattern)}
+    values = {label: shown[label].tolist() for label in labels or ()}
     n_heads = len(labels) if labels else sum(len(pattern) for pattern in patterns.values())
     say_path(f"{n_heads} heads of {len(names)} layers:", out)
-    return {"model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "html": out.resolve()}
+    return {
+        "model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "patterns": values, "html": out.resolve()
+    }  # fmt: skip

@@ -129,7 +129,7 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
                 result = function(**given)
             if as_json:
                 with clean_errors(None, debug, LINES["ends"]):
-                    print(as_text({**result, **({"warnings": said} if said else {})}), flush=True)
+                    print(as_text({"ok": True, **result, **({"warnings": said} if said else {})}), flush=True)
             if result.get("ok") is False:
                 raise typer.Exit(FAILED)
 

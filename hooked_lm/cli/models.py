@@ -72,6 +72,9 @@ def _checkpoint(name: str) -> Result:
     try:
         found = described(name, class_of)
     except ValueError as error:
+        if rows := _listed(name.rpartition("/")[2]):  # of a hub that cannot be reached
+            say(f"[yellow]its config cannot be read, so this is by the name alone:[/] {escape(str(error))}")
+            return {"model": name, "config_read": False, "reason": str(error), "models": rows}
         raise ValueError(f"no model that loads has {name!r} in its name; and as a checkpoint: {error}") from error
     kind = f" (model_type {found['model_type']})" if "model_type" in found else ""
     if found["loads"]:

@@ -33,6 +33,7 @@ class HarvestEstimate(NotebookRepr):
         bytes_by_site: the bytes on disk of each site, and of "ids and positions".
         shards: the number of files.
         tokens_per_second: of one process, as timed; None for a model without weights.
+        share_cut: of the documents, those that fill the context with `long="truncate"`: what follows in them is left out.
     """
 
     documents: int
@@ -41,6 +42,7 @@ class HarvestEstimate(NotebookRepr):
     bytes_by_site: dict[str, int]
     shards: int
     tokens_per_second: float | None
+    share_cut: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -61,7 +63,8 @@ class HarvestEstimate(NotebookRepr):
             "not timed" if self.hours is None else f"{_duration(self.hours)} at {self.tokens_per_second:,.0f} tokens/s"
         )
         files = f"{self.shards:,} file{'s' * (self.shards != 1)}"
-        read = f"{self.documents:,} documents, {self.tokens:,} tokens"
+        cut = f" ({self.share_cut:.0%} fill the context and are cut, see long=)" if self.share_cut else ""
+        read = f"{self.documents:,} documents{cut}, {self.tokens:,} tokens"
         return f"HarvestEstimate({read}: {bytes_in_words(self.bytes)} in {files}; {took})"
 
 
@@ -114,6 +117,7 @@ def estimate_harvest(
     plan, sample = sketched(model, known, sites, rows, *settings)
     n_sampled = sum(map(len, sample.ids)) / plan.tokens_per_document
     vectors = round(plan.n_vectors(sample) / n_sampled * n)
+    is_cut = [long == "truncate" and len(row) == rows.context for row in sample.ids]
     by_site = {site: value.bytes_per_token * vectors for site, value in plan.values.items()}
     return HarvestEstimate(
         n,
@@ -122,6 +126,7 @@ def estimate_harvest(
         by_site | {"ids and positions": OF_COLUMNS * vectors},
         max(1, -(-vectors * plan.bytes_per_vector // settings[-1])),
         None if next(model.parameters()).is_meta else _speed(plan, known, rows),
+        sum(is_cut) / len(is_cut),
     )
 
 

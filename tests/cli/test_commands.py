@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -594,6 +595,30 @@ def test_the_extras_of_the_doctor_are_those_of_the_project() -> None:
         name: tuple(part for part in parts if part not in ("hooked-lm", "torch")) for name, parts in extras.items()
     }
     assert {name: parts for name, parts in extras.items() if name != "all"} == EXTRAS
+
+
+def test_a_checkpoint_whose_config_cannot_be_read_is_answered_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_reach(*_: object) -> None:
+        raise ValueError("the hub cannot be reached")
+
+    monkeypatch.setattr(import_module("hooked_lm.hub.load"), "described", out_of_reach)
+    found = json.loads(call("models", "meta-llama/Llama-3.1-8B-Instruct", "--json").stdout)
+    assert (found["ok"], found["config_read"], [row["model_type"] for row in found["models"]]) == (
+        True,
+        False,
+        ["llama"],
+    )
+    assert found["reason"] == "the hub cannot be reached"
+    assert call("models", "meta-llama/nonsense", "--json").exit_code == 2
+
+
+def test_patterns_of_chosen_heads_are_data(tmp_path: Path) -> None:
+    prompt = "Mary and John"
+    shown = call("attention", "demo", prompt, "--heads", "L1H7,L0H2", "--out", tmp_path / "a.html", "--json")
+    patterns = json.loads(shown.stdout)["patterns"]
+    _, cache = HookedTransformer.from_pretrained("demo").run_with_cache(prompt)
+    assert [*patterns] == ["L1H7", "L0H2"]
+    assert_close(torch.tensor(patterns["L1H7"]), cache["pattern", 1][0, 7])
 
 
 # ---- verify and models -----------------------------------------------------------------------------------------------

@@ -96,3 +96,13 @@ def test_the_command_shows_it_and_writes_nothing(tmp_path: Path, monkeypatch: py
     assert not Path("out").exists()
     wrong = CliRunner().invoke(app, ["harvest", "demo", "20", "out", "--site", "resid_post1", "--plan", "all"])
     assert (wrong.exit_code, "--plan must be sizes or time" in wrong.output) == (2, True)
+
+
+def test_documents_that_are_cut_are_named(model: HookedTransformer) -> None:
+    n_ctx = model.cfg.n_ctx
+    cut = estimate_harvest(model, 100, ("resid_post", 1), tokens_per_document=5 * n_ctx)
+    assert (cut.share_cut, cut.tokens) == (1.0, 100 * n_ctx)
+    assert "100% fill the context and are cut" in repr(cut)
+    split = estimate_harvest(model, 100, ("resid_post", 1), tokens_per_document=5 * n_ctx, long="split")
+    assert (split.share_cut, split.tokens) == (0.0, 500 * n_ctx)
+    assert "cut" not in repr(split)

@@ -302,7 +302,10 @@ def test_intervals_of_all_cells_contain_those_of_each_and_are_those_of_the_top()
 
 @pytest.mark.filterwarnings("ignore::hooked_lm.results.bootstrap.SkewWarning")
 def test_the_intervals_of_the_top_do_not_depend_on_how_many_are_asked_for():
-    few, many = 20 + torch.linspace(-1, 1, 8).repeat(3, 1), draw(9, 8, seed=1).exp()  # the largest cells are not skewed, most others are
+    few, many = (
+        20 + torch.linspace(-1, 1, 8).repeat(3, 1),
+        draw(9, 8, seed=1).exp(),
+    )  # the largest cells are not skewed, most others are
     found = Scores(torch.cat([few, many]), {"head": list(range(12))})
     _, high = found.interval(simultaneous=True)
     for n in (1, 2, 3, 5, 12):
