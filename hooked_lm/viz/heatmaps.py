@@ -303,9 +303,10 @@ def _set_axes(figure: "go.Figure", n: int, across: int, x_axis: Axis, y_axis: Ax
     axes = {}
     for i in range(-(-n // across) * across):
         lowest, first, number = i + across >= n, i % across == 0, i + 1 if i else ""
+        in_the_middle = i % across == (min(n, across) - 1) // 2  # one title for all panels, which would overlap
         x, y = (figure.layout[f"{letter}axis{number}"].to_plotly_json() for letter in "xy")
         if i < n:
-            x |= {**x_axis.settings(True, lowest), "showticklabels": lowest}
+            x |= {**x_axis.settings(True, lowest and in_the_middle), "showticklabels": lowest}
             y |= {**y_axis.settings(False, first), "showticklabels": first}
         axes[f"xaxis{number}"] = {**x, "range": x_range}
         axes[f"yaxis{number}"] = {**y, "range": y_range if upwards else y_range[::-1]}
