@@ -36,6 +36,7 @@ JSON_TYPES: dict[object, str] = {
 class Parameter(Protocol):
     """What is read of a parameter, whose class typer keeps private."""
 
+    name: str
     param_type_name: str
     opts: list[str]
     secondary_opts: list[str]
@@ -135,11 +136,12 @@ def command_line(name: str, arguments: Mapping[str, Any]) -> list[str]:
 
 
 def parameters(name: str) -> dict[str, Parameter]:
-    """The parameters of a command as typer made them, without the options of all commands; none for an unknown command."""
-    commands = vars(get_command(app))["commands"]
-    return (
-        {param.name: param for param in commands[name].params if param.name not in OF_ALL} if name in EXAMPLES else {}
-    )
+    """The parameters of a command as typer made them, by their names on the command line, without the options of all commands;
+    none for an unknown command."""
+    if name not in EXAMPLES:
+        return {}
+    params = vars(get_command(app))["commands"][name].params
+    return {param.opts[0].removeprefix("--").replace("-", "_"): param for param in params if param.name not in OF_ALL}
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -154,7 +156,9 @@ def describe(name: str) -> dict[str, Any]:
         "description": f"{inspect.getdoc(function)}\n\nOn the command line:\n{EXAMPLES[name]}",
         "input_schema": {
             "type": "object",
-            "properties": {key: _schema(param, signature.parameters[key].annotation) for key, param in params.items()},
+            "properties": {
+                key: _schema(param, signature.parameters[param.name].annotation) for key, param in params.items()
+            },
             "required": [key for key, param in params.items() if param.required],
             "additionalProperties": False,
         },

@@ -33,7 +33,7 @@ def test_a_client_lists_calls_and_is_told_errors(tmp_path: Path) -> None:
         async with Client(stdio_client(started, errlog=log)) as client:
             tools = (await client.list_tools()).tools
             cached = await client.call_tool(
-                "cache", {"model": "demo", "prompt": prompt, "sites": ["z"], "out": "z.file"}
+                "cache", {"model": "demo", "prompt": prompt, "site": ["z"], "out": "z.file"}
             )
             wrong = await client.call_tool("sites", {"model": "demo", "match": "nothing*"})
             unknown = await client.call_tool("lens", {"model": "demo", "prompt": prompt, "layerz": 1})
@@ -95,9 +95,9 @@ def test_types_are_those_of_the_command() -> None:
             "lens --positions=-1 --json -- demo|-1 apple",
         ),
         ("lens", {"prompt": "Mary"}, "lens --json --"),  # so that the error names the model
-        ("demo", {"open_report": False}, "demo --no-open --json --"),
+        ("demo", {"open": False}, "demo --no-open --json --"),
         ("models", {"missing": False, "name": None}, "models --json --"),
-        ("cache", {"model": "demo", "prompt": "a", "sites": ["z", "q"]}, "cache --site=z --site=q --json -- demo|a"),
+        ("cache", {"model": "demo", "prompt": "a", "site": ["z", "q"]}, "cache --site=z --site=q --json -- demo|a"),
         ("lens", {"as_json": True, "max_k": 1}, "lens --as-json=True --max-k=1 --json --"),
         ("nothing", {"a": 1}, "nothing --a=1 --json --"),
     ],

@@ -229,6 +229,7 @@ def test_gradients_of_features(model: Any, plain: HookedTransformer, tokens: Ten
 # ---- caches, generation and sweeps under an attached dictionary ------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:the selected positions .* are columns, and padding")
 def test_parts_of_a_cache(model: Any, tokens: Tensor) -> None:
     resid, heads = made(RESID), made(HEADS, **PER_HEAD)
     with model.saes([resid, heads]):
@@ -288,6 +289,7 @@ def test_sweeps_under_it_and_afterwards(model: Any, plain: HookedTransformer) ->
         assert_close(sweep(model, corrupted, clean, name), free[name])
 
 
+@pytest.mark.filterwarnings("ignore:the selected positions .* are columns, and padding")
 def test_the_model_is_as_before(model: Any, plain: HookedTransformer, tokens: Tensor) -> None:
     """Keys and values of caches, what is computed on demand, slices by position, and the model's own checks."""
     _, before = model.run_with_cache(tokens)

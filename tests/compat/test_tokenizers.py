@@ -64,6 +64,7 @@ def test_it_pads_and_prepends(kind: str, as_transformer_lens: None) -> None:
     assert before == (given.bos_token, given.eos_token, given.pad_token, given(BOTH)["input_ids"])
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has no BOS token")
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_becomes_the_same_ids_and_logits_under_both_names(kind: str) -> None:
     """With either name, whatever the tokenizer: only calls of the tokenizer itself differ."""

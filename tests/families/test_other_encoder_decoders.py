@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -142,8 +143,9 @@ def test_the_next_token_is_that_of_transformers_step_by_step() -> None:
     theirs, past, steps = copy.deepcopy(reference(case)), None, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PREDICTING, "get_predict_relative_pos_embeddings", AS_IT_IS)
+        name = "cache" if "cache" in signature(theirs.forward).parameters else "past_key_values"  # before 5.24
         for pos in range(TARGET.shape[1]):
-            found = theirs(SOURCE, decoder_input_ids=TARGET[:, pos : pos + 1], past_key_values=past, use_cache=True)
+            found = theirs(SOURCE, decoder_input_ids=TARGET[:, pos : pos + 1], **{name: past}, use_cache=True)
             past = found.past_key_values
             steps.append(found.logits)
         whole = theirs(SOURCE, decoder_input_ids=TARGET).logits

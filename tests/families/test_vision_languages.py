@@ -5,6 +5,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from functools import lru_cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -305,10 +306,11 @@ def test_steps_with_a_cache_are_the_full_run(case: VisionCase):
 def turns_of_transformers(case: VisionCase, ids: Tensor, turns: list[tuple[int, int, dict[str, Tensor]]]) -> Tensor:
     """The logits of transformers for one turn after the other, each of which is a prompt of its own."""
     other, past = theirs(case), transformers.DynamicCache(config=reference(case).config)
+    keep = {"cache" if "cache" in signature(other.forward).parameters else "past_key_values": past}  # before 5.24
     pieces = []
     for start, stop, images in turns:
         more = {name: F.pad(x, (start, 0), value=1) for name, x in case.writer.more(ids[:, start:stop]).items()}
-        pieces.append(other(ids[:, start:stop], **images, **more, past_key_values=past, use_cache=True).logits)
+        pieces.append(other(ids[:, start:stop], **images, **more, **keep, use_cache=True).logits)
     return torch.cat(pieces, 1)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from hooked_lm.viz.graphs import BOX, HEAD, NARROW, PORT, THICK, WIDE, GraphView, layered_graph
 from hooked_lm.viz.line_plots import lines
+from tests.close import assert_close
 
 LEVELS = {"in": -1, "a0": 0, "<b>": 0, "m0": 1, "out": 8}
 EDGES = [
@@ -89,7 +90,7 @@ def test_edges_run_from_node_to_node_and_are_wide_where_scores_are_large() -> No
     for i, points in curves(view).items():
         source, target, _ = EDGES[i]
         assert points[0] == (at[source][0], at[source][1] - BOX / 2)
-        assert points[-1] == (pytest.approx(at[target][0]), pytest.approx(at[target][1] + BOX / 2 + HEAD))
+        assert_close(points[-1], [at[target][0], at[target][1] + BOX / 2 + HEAD])
     looks = {}
     for edge in elements(view, "edge"):
         line = edge.findall(f"{SVG}path")[1]
@@ -140,7 +141,7 @@ def test_inputs_of_a_node_are_ports_at_which_edges_end() -> None:
     assert sorted(ports, key=ports.__getitem__) == ["k", "q", "v"]
     (x, y), ends = places(view)["h"], curves(view)
     for i, name in enumerate("vqk"):
-        assert ends[i][-1] == (pytest.approx(x + ports[name]), pytest.approx(y + BOX / 2 + PORT + HEAD))
+        assert_close(ends[i][-1], [x + ports[name], y + BOX / 2 + PORT + HEAD])
     assert len(elements(view, "head")) == 4
 
 

@@ -259,7 +259,7 @@ def top_features(
     >>> sae = dictionaries.load("demo").to(model.device)
     >>> found = top_features(model, sae, "Tom left early because", answers=(" he", " she"))
     >>> found.top(1, by="attribution")[["feature", "tokens"]].values.tolist()
-    [[61, "' he' ' himself' ' Peter'"]]
+    [[61, "' he' ' his' 'eor'"]]
     """
     read, write = sites_of(model, sae, site, site_out)
     score = metric_of(model, metric, answers)

@@ -5,7 +5,6 @@ from hooked_lm.families.decoders.llama import config
 
 __all__ = ["IGNORED", "PREFIX", "RENAMED", "config", "rows"]
 
-PREPENDS_BOS = False
 # names in files -> names of transformers (conversion_mapping.py, "exaone")
 RENAMED = {
     r"^transformer\.wte\.": "model.embed_tokens.",

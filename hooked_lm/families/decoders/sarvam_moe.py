@@ -9,6 +9,8 @@ from hooked_lm.weights import Row
 
 __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "config", "rows"]
 
+PREPENDS_BOS = False
+
 
 def rows(tree: DecoderConfig) -> list[Row]:
     attn, source, target = tree.blocks[0].attn, "model.layers.{l}.attention.", "blocks.{l}.attn."

@@ -16,4 +16,5 @@ __all__ = ["IGNORED", "NO_EFFECT", "PREFIX", "adjusted_to_tensors", "config", "r
 
 
 def config(hf: HFConfig) -> EncoderDecoderConfig:
-    return encoder_decoder(hf, mlp(hf), scale=hf.d_model**-0.5, shared_bias=False)
+    is_scaled = hf.get("scale_decoder_outputs", True)  # always, before transformers 5.24
+    return encoder_decoder(hf, mlp(hf), scale=hf.d_model**-0.5 if is_scaled else 1.0, shared_bias=False)

@@ -9,6 +9,7 @@ from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.published import Published, canonical, locate, releases
 from hooked_lm.interventions.dictionaries.sae import SAE, frozen, read_dictionary
 from hooked_lm.interventions.dictionaries.scopes import load_gemma_scope, load_llama_scope
+from hooked_lm.results import stored
 
 BUNDLED = Path(__file__).parents[2] / "demo" / "dictionary.safetensors"
 # A file that says the format of a folder -> the files that are read. The first that is there decides.
@@ -73,6 +74,7 @@ def _downloaded(found: Published, download: Mapping[str, hub_files.Option]) -> P
     return where
 
 
+@stored.names_the_file
 def _from_disk(
     path: Path, scaling_factor: float | None, settings: Mapping[str, object] | None = None
 ) -> SAE | Normalized:

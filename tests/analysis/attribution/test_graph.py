@@ -21,6 +21,7 @@ NO_SUM = {
     "doge",
     "gemma3n_text",
     "hy_v4",
+    "hy_v4_vl_text",
     "zaya",
     "deepseek_v4",
 }  # norms or weights in the stream; several streams

@@ -136,7 +136,9 @@ def test_a_search_by_its_name_is_its_function(model: HookedTransformer) -> None:
     assert float(by_function.scores[by_function.graph.edge("m3", "logits")]) < 0
 
 
-@pytest.mark.parametrize("method", [prune, attribute_edges, len, 3, None], ids=str)
+@pytest.mark.parametrize(
+    "method", [prune, attribute_edges, len, 3, None], ids=lambda method: getattr(method, "__name__", str(method))
+)
 def test_what_is_no_method_is_refused(model: HookedTransformer, method: Any) -> None:
     with (
         unchecked(),

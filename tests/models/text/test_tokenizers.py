@@ -16,7 +16,18 @@ from tests.models.toys import D_VOCAB, words
 SIZES: dict[str, Any] = {"n_layers": 1, "d_model": 8, "n_heads": 2, "n_ctx": 4, "act_fn": "relu"}
 WITHOUT_BOS = {
     *("bloom", "gpt_neox", "mpt", "phi", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "recurrent_gemma"),
-    *("lara_mini", "ernie4_5", "ernie4_5_moe", "exaone", "exaone4", "glm", "glm4", "glm4_moe", "granite", "granitemoe"),
+    *(
+        "lara_mini",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "sarvam_moe",
+        "exaone4",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "granite",
+        "granitemoe",
+    ),
     *("seed_oss", "smollm3", "starcoder2", "glm4_moe_lite", "minimax_m2", "granitemoehybrid"),
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen2_5_omni_text"),
     *(
