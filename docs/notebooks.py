@@ -105,7 +105,7 @@ def output_to_html(output: nbformat.NotebookNode) -> str:
 
 
 def picture(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """The output of a notebook that stands for it in the gallery."""
+    """The output of a notebook that is its picture in the gallery."""
     [cell] = [cell for cell in notebook.cells if cell.metadata.get("picture")]
     return next(output for output in cell.outputs if output.output_type != "stream")
 

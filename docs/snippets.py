@@ -7,7 +7,7 @@ What a page states about a snippet stands below it as comments, `<!-- fact: "she
 expression that is not true is an error.
 
 A comment right below a statement, `# raises ValueError: ...` or `# warns UserWarning: ...`, says what it raises or warns of, in
-as many lines as it takes; `...` stands for any text. A statement that does something else is an error.
+as many lines as it takes; `...` matches any text. A statement that does something else is an error.
 
 A `console` snippet has a command after each `$ `, and shows what the commands print. They must end with exit code 0, except one
 that ends with `; echo $?`.

@@ -142,7 +142,7 @@ def _speed(plan: HarvestPlan, documents: Documents, maker: RowMaker) -> float:
     for n_batches in (1, 4, 16, 64):
         wanted = n_batches * plan.batch_size
         some = [text for i in range(0, n, max(1, n // wanted))[:wanted] for _, text in documents.between(i, i + 1)]
-        few = InMemory(some * (-(-wanted // len(some))), wanted, seed=None)  # one document stands for many
+        few = InMemory(some * (-(-wanted // len(some))), wanted, seed=None)  # each is read several times
         timed = replace(plan, items_per_shard=wanted, data=plan.data | {"documents": wanted})
         tokens: list[int] = []
         with TemporaryDirectory() as folder:

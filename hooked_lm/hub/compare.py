@@ -79,9 +79,9 @@ def verify(
         checkpoint = from_adapter(source, folder, options)
         model, reference = load_hf(checkpoint, model_class).eval(), checkpoint.options.hf_model
     else:
-        if (reader := from_source(source, options, by_transformers=True).reader_of_all) is not None:
+        if (reader := from_source(source, options).reader_of_all) is not None:
             options = replace(options, reads_images=reader)
-        checkpoint = from_source(source, options, by_transformers=True)
+        checkpoint = from_source(source, options)
         model = load(model_name, options, model_class).eval()
         reference = _reference(model, checkpoint, source.folder())
     reference = reference.to(model.device).eval()

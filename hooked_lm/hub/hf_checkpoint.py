@@ -17,7 +17,6 @@ from hooked_lm.families import DUAL_ENCODERS, VISION_ENCODERS, VISION_LANGUAGES,
 from hooked_lm.families._shared.reader import HFConfig
 from hooked_lm.files import OF_DAMAGE
 from hooked_lm.hub import composite, composite_tower
-from hooked_lm.hub.bundled import BundledConfig, bundled_config
 from hooked_lm.hub.config_checks import check_counts, check_kinds, check_layers, check_values
 from hooked_lm.hub.names import checkpoint_step, hub_id
 from hooked_lm.hub.options import NOT_QUANTIZED, Options, real_dtype, with_limits
@@ -51,7 +50,7 @@ class HFCheckpoint:
     """
 
     name: str
-    config: "PreTrainedConfig | BundledConfig"
+    config: "PreTrainedConfig"
     family: ModuleType
     architectures: list[str]
     generation: dict[str, Any]
@@ -151,14 +150,11 @@ class HFCheckpoint:
         return {name: value for name, value in facts.items() if name in known}
 
 
-def from_source(source: Source, options: Options, weights: bool = True, by_transformers: bool = False) -> HFCheckpoint:
-    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded.
-
-    With `by_transformers` the config is one of transformers; else that of the bundled model is read without it.
-    """
+def from_source(source: Source, options: Options, weights: bool = True) -> HFCheckpoint:
+    """The checkpoint in a directory or a repository; without `weights` only configs and tokenizers are downloaded."""
     step, revision = checkpoint_step(source.name, options)
     folder = source.at(revision).folder(weights)
-    written = _hf_config(folder, options.overrides, by_transformers)
+    written = _hf_config(folder, options.overrides)
     packed = _quantization(written, str(folder / "config.json"))
     config, module, whole = _parts(written, options)
     if packed is not None and options.dtype == "auto":  # that of the weights before they were quantised
@@ -346,15 +342,13 @@ def _written(file: Path) -> dict[str, Any]:
     return written
 
 
-def _hf_config(folder: Path, overrides: Mapping[str, Any], by_transformers: bool) -> Any:
+def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
     """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
     file = folder / "config.json"
     written = _written(file)
     model_type = written["model_type"]
     if is_supported(model_type):  # a composite's language model is checked when it is known
         check_values({**written, **overrides}, str(file))
-    if not (by_transformers or overrides) and (found := bundled_config(folder, written)) is not None:
-        return found
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if model_type not in CONFIG_MAPPING:
@@ -386,7 +380,7 @@ def _merged(hf_model: "PreTrainedModel | PeftModel") -> "PreTrainedModel":
 
 def read_config(
     module: ModuleType,
-    config: "PreTrainedConfig | BundledConfig",
+    config: "PreTrainedConfig",
     architectures: Sequence[str] = (),
     tensors: Collection[str] = (),
 ) -> Tree:
@@ -411,10 +405,8 @@ def read_config(
     return tree
 
 
-def _defaults(config: "PreTrainedConfig | BundledConfig") -> dict[str, Any]:
+def _defaults(config: "PreTrainedConfig") -> dict[str, Any]:
     """The default of each field; in a config of a part, those of the kind that the part has."""
-    if isinstance(config, BundledConfig):
-        return config.to_dict()
     from transformers import PreTrainedConfig
 
     parts = {name: _defaults(part) for name, part in vars(config).items() if isinstance(part, PreTrainedConfig)}

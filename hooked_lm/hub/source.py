@@ -4,12 +4,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hooked_lm.families.short_names import BUNDLED_NAMES, SHORT_NAMES
-from hooked_lm.hub.bundled import bundled_tokenizer
 from hooked_lm.hub.names import hub_id, local_folder, spelled
 from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub_files import unreachable
@@ -248,11 +247,6 @@ def tokenizer_in(folder: Path, repository: str | None = None) -> Any:
     """
     if not has_tokenizer(folder):
         return None
-    load = partial(_tokenizer_of_transformers, folder, repository)
-    return load() if (bundled := bundled_tokenizer(folder, load)) is None else bundled
-
-
-def _tokenizer_of_transformers(folder: Path, repository: str | None) -> Any:
     from transformers import AutoTokenizer
 
     try:

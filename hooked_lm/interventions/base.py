@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cache, partial
 from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -45,8 +45,13 @@ class _OfInit:
     def __get__(self, hook: object, kind: type) -> Signature:
         if hook is not None:
             raise AttributeError("__signature__")
-        wanted = signature(kind.__init__)  # type: ignore[misc]  # of the class itself
-        return wanted.replace(parameters=list(wanted.parameters.values())[1:])
+        return _of_init(kind)
+
+
+@cache
+def _of_init(kind: type) -> Signature:
+    wanted = signature(kind.__init__)  # type: ignore[misc]  # of the class itself
+    return wanted.replace(parameters=list(wanted.parameters.values())[1:])
 
 
 @dataclass(eq=False, repr=False)

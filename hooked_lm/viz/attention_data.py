@@ -24,7 +24,7 @@ Matrix = Float[Tensor, "query_pos key_pos"]
 @dataclass(frozen=True)
 class Packed:
     """Heads in order, row after row, as base64 of gzip. A value is the square of `low + code * step`, with its sign, so that
-    small ones are told apart; the largest code is a missing value.
+    small ones stay distinct; the largest code is a missing value.
 
     With `causal` a row ends at its own position. `kept` is the number of keys of each query that were kept (None: all), and
     `coverage` the share of the sum of absolute values that they have.

@@ -12,7 +12,7 @@ from hooked_lm.viz.figure import Interval, ends_of
 from hooked_lm.viz.labels import Axis
 
 FEWEST = 4  # equal columns that are drawn as one
-EQUAL = 1e-6  # of the largest value: what is nearer is not told apart
+EQUAL = 1e-6  # of the largest value: nearer values count as equal
 MOST_ACROSS = 600  # rows and columns of a map, of all panels beside each other
 
 

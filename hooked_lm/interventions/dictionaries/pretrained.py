@@ -68,7 +68,7 @@ def _downloaded(found: Published, download: Mapping[str, hub_files.Option]) -> P
     where = hub_files.snapshot(found.repository, wanted, **download) / folder
     if not any((where / name).exists() for name in FILES):
         raise ValueError(
-            f"the folder {folder!r} of {found.repository!r} has none of {', '.join(FILES)}, by which the known formats are told; "
+            f"the folder {folder!r} of {found.repository!r} has none of {', '.join(FILES)}, which identify the known formats; "
             "without a connection to the hub, only what is in its cache is found"
         )
     return where

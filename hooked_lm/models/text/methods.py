@@ -62,7 +62,7 @@ class TextMethods:
         """Sets the model's tokenizer, which is never modified; of a decoder under the name `transformer_lens`, a copy of it."""
         if default_padding_side is not None:
             self.cfg.default_padding_side = default_padding_side
-        vars(self)["tokenizer"] = self._for_texts(tokenizer)  # torch would ask for its class, and load a lazy one
+        self.tokenizer = self._for_texts(tokenizer)
         self._copied = self.tokenizer, tokenizer
         self._side_at_first = self.tokenizer, getattr(self.tokenizer, "padding_side", None)
         if tokenizer is None:
