@@ -130,7 +130,10 @@ def write_all(changes: Sequence[Change], value: Tensor, dims: tuple[str, ...]) -
     """
     if value.ndim > len(dims):
         return torch.stack([write_all(changes, copy, dims) for copy in value.clone().unbind(2)], 2)
+    ours = True
     for change in changes:
+        value = value if ours else value.clone()  # what a function returns may be a view, or a tensor that it keeps
+        ours = isinstance(change, Edit)
         if isinstance(change, Edit):
             change.write(value, dims, 0, by_position(value, dims).shape[1])
         else:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hooked_lm import HookedEncoder, HookedTransformer
 from hooked_lm.components.context import Context
+from hooked_lm.engine.full_forward import writer
 from hooked_lm.engine.site_info import site_infos
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.models import stack
@@ -326,3 +327,23 @@ def test_a_cell_does_not_depend_on_copies_of_the_stream_that_another_cell_change
         of_layer_0 = [Edit("blocks.0.ln1.hook_normalized", cache[norm]), Edit("blocks.0.hook_k_input", values, (1,))]
         cells = [[Edit(norm, cache[norm]), Edit(copies, values, (2,))], [*of_layer_0, Edit(latent, cache[latent])]]
         check(model, cells, tokens, "a norm is changed together with copies")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n_cells", [1, 2])
+def test_what_a_function_returns_is_not_written_into(n_cells: int) -> None:
+    """It may be a view of one number, or a tensor that the function keeps."""
+    model, tokens, site = toy(), ids(1), "blocks.0.attn.hook_z"
+    kept = torch.full((1, 1, 1, 1), 2.0)
+    _, cache = model.run_with_cache(tokens, names_filter=site)
+    stored = cache[site] + 1
+    for given in (kept.expand_as(stored), stored):
+        before = given.clone()
+        cell = [Rewrite(site, lambda value, given=given: given), Edit(site, lambda value: 3 * value, (1,))]
+        cell.append(Rewrite(site, lambda value: value.mul_(2)))
+        expected = 2 * before
+        expected[:, 1] *= 3
+        value = torch.zeros(n_cells, *stored.shape[1:])
+        found = writer(site, [cell] * n_cells)(value, model.hook_dict[site])
+        assert_close(found, expected.expand_as(value))
+        assert_close(given, before)
