@@ -1,6 +1,6 @@
 """The current step of generation, from which `hook.step` and `hook.positions` are computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
@@ -9,13 +9,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hooked_lm.hooks.token_labels import Labels
+
 T = TypeVar("T")
 
 
 class GenerationStep:
     """One forward pass over the last `n_new` columns of a text; `real` [batch, pos] is False at padding.
 
-    All steps of one generation share the object `text`, which distinguishes interleaved generations.
+    All steps of one generation share the object `text`, which distinguishes interleaved generations. `labels` say what the real
+    tokens of each row are, if the prompt is a conversation.
 
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
@@ -24,8 +27,10 @@ class GenerationStep:
             [1, 2]])
     """
 
-    def __init__(self, step: int, real: Tensor, n_new: int, text: object = None) -> None:
-        self.step, self.real, self.n_new, self.text = step, real, n_new, text
+    def __init__(
+        self, step: int, real: Tensor, n_new: int, text: object = None, labels: Sequence[Labels] | None = None
+    ) -> None:
+        self.step, self.real, self.n_new, self.text, self.labels = step, real, n_new, text, labels
 
     @cached_property
     def positions(self) -> Tensor:

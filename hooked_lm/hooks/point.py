@@ -12,12 +12,13 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.hooks import checkpoint, generation_step, scope
+from hooked_lm.hooks import checkpoint, generation_step, scope, token_labels
 from hooked_lm.hooks.checkpoint import ActiveCalls, CallRecord
 from hooked_lm.hooks.generation_step import GenerationStep
 from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
+from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -364,6 +365,12 @@ class HookPoint(NotebookRepr, nn.Identity):
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
         return now.positions if now is not None and has_positions else None
+
+    @property
+    def labels(self) -> Sequence[Labels] | None:
+        """What the tokens of each row are, if a conversation is read: by column, in generation by position in the row."""
+        now = self.own_step or generation_step.current()
+        return token_labels.current() if now is None else now.labels
 
     def layer(self) -> int:
         """The layer in the point's name: 3 for 'blocks.3.attn.hook_z'. Raises ValueError if there is none."""

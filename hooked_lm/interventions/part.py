@@ -18,8 +18,9 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.head_labels import head_in_layer, parse_head_label
 from hooked_lm.hooks.indices import Indices, Plain, indices_in, indices_of_slice, plain_indices
 from hooked_lm.hooks.select import Site, is_shorthand
+from hooked_lm.hooks.token_labels import PARTS, ROLES, Labels, Named, check_named, is_named, select_positions
 
-Positions = str | Indices
+Positions = Named | Indices
 Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
 QUERY_POSITIONS = ("pos", "query_pos")
@@ -28,12 +29,16 @@ MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [bat
 NAMED_POSITIONS = ("all", "prompt", "last_prompt", "generated")
 
 
-def check_positions(given: Positions) -> str | Plain:
+def check_positions(given: Positions) -> Named | Plain:
     """The positions as a name or as plain indices; ValueError for an unknown name, TypeError for what is no index."""
+    if is_named(given):
+        check_named(given)
+        return tuple(given) if isinstance(given, list) else given
     if not isinstance(given, str):
         return plain_indices("positions", given)
     if given not in NAMED_POSITIONS:
-        raise ValueError(f"positions must be numbers or one of {', '.join(NAMED_POSITIONS)}, got {given!r}")
+        names = ", ".join((*NAMED_POSITIONS, *ROLES, *PARTS))
+        raise ValueError(f"positions must be numbers or one of {names}, got {given!r}")
     return given
 
 
@@ -80,7 +85,8 @@ def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
 class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
-    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
+    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions, and
+    `labels` say what its tokens are, if it is a conversation.
     """
 
     first: int
@@ -88,16 +94,22 @@ class VisiblePositions:
     n_prompt: int
     is_generating: bool = False
     row: int | None = None
+    labels: Labels | None = None
 
     @classmethod
-    def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
-        """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt."""
+    def at(cls, hook: HookPoint, n: int, given: Positions = None) -> "list[VisiblePositions]":
+        """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt.
+
+        Rows also differ if the positions asked for are named, and the conversations of the rows have different labels.
+        """
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
-            return [cls(0, n, n)]
-        lasts = positions[..., -1].flatten().tolist()
-        rows = [None] if positions.ndim == 1 else range(len(lasts))
-        return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
+            same = [cls(0, n, n)]
+        else:
+            lasts = positions[..., -1].flatten().tolist()
+            rows = [None] if positions.ndim == 1 else range(len(lasts))
+            same = [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
+        return _with_labels(same, hook, given) if is_named(given) else same
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The selected positions in the value, each with its index in the selection `given`."""
@@ -117,6 +129,8 @@ class VisiblePositions:
             return [(position, position - self.n_prompt) for position in here if position >= self.n_prompt]
         if isinstance(given, slice):
             return self._in_slice(given, here, where)
+        if is_named(given):
+            return [(i, order) for order, i in enumerate(self._with_meaning(given, where)) if i in here]
         numbers = listed(given)
         for wrong in (i for i in numbers if i < -self.n_prompt or (i >= self.n_prompt and not self.is_generating)):
             raise IndexError(
@@ -125,6 +139,15 @@ class VisiblePositions:
             )
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
         return [(position, order) for order, position in enumerate(resolved) if position in here]
+
+    def _with_meaning(self, given: Named, where: str) -> list[int]:
+        """The named positions of the conversation."""
+        if self.labels is None:
+            raise ValueError(
+                f"positions={given!r} at '{where}': the prompt of this run has no roles; run the model on "
+                "model.chat(messages), or give numbers"
+            )
+        return select_positions(self.labels, given, self.n_prompt if self.is_generating else None)
 
     def _in_slice(self, given: slice, here: range, where: str) -> list[tuple[int, int]]:
         """`listed` for a slice; without a stop it includes generated tokens."""
@@ -140,6 +163,21 @@ class VisiblePositions:
     def _bound(self, bound: int | None, default: int) -> int:
         """A bound of a slice; negative ones count from the end of the prompt."""
         return default if bound is None else bound if bound >= 0 else max(0, self.n_prompt + bound)
+
+
+def _with_labels(shown: list[VisiblePositions], hook: HookPoint, given: Named) -> list[VisiblePositions]:
+    """The same with labels, one entry per row if those differ; as they are if there are none."""
+    labels = hook.labels
+    if labels is None:
+        return shown
+    if not shown[0].is_generating and shown[0].n != len(labels[0]):
+        raise ValueError(
+            f"positions={given!r} at '{hook.name}': it has {shown[0].n} positions, the conversation {len(labels[0])}"
+        )
+    if len(shown) == 1 and all(row == labels[0] for row in labels):
+        return [replace(shown[0], labels=labels[0])]
+    rows = shown * len(labels) if len(shown) == 1 else shown
+    return [replace(each, row=i, labels=row) for i, (each, row) in enumerate(zip(rows, labels, strict=True))]
 
 
 @dataclass(frozen=True)
@@ -284,7 +322,7 @@ def parts_of(
     part = Part(axes.where, axes.dims, tuple(value.shape), found, single=frozenset(single))  # type: ignore[arg-type]  # ints
     if axes.positions is None:
         return [part]
-    shown_rows = VisiblePositions.at(hook, value.shape[axes.positions])
+    shown_rows = VisiblePositions.at(hook, value.shape[axes.positions], positions)
     return [
         _along(part, PositionMap(axes.positions, shown, shown.chosen(positions, axes.where))) for shown in shown_rows
     ]
@@ -323,7 +361,7 @@ def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: in
     """The value at some positions, whose columns may differ from row to row."""
     columns = [
         [position - shown.first for position, _ in shown.listed(positions, where)]
-        for shown in VisiblePositions.at(hook, value.shape[axis])
+        for shown in VisiblePositions.at(hook, value.shape[axis], positions)
     ]
     if all(some == columns[0] for some in columns):
         return value[(WHOLE,) * axis + (_compact(columns[0]),)]
@@ -399,6 +437,8 @@ def listed(given: Positions) -> list[int]:
     """
     if isinstance(given, slice):
         return indices_of_slice(given)
+    if is_named(given):
+        raise ValueError(f"positions={given!r} are different numbers in each conversation: give numbers here")
     return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)  # type: ignore[arg-type]  # ints
 
 

@@ -10,16 +10,17 @@ from torch import Tensor
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.embed import soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks import HookPoint, is_listening, token_labels
 from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
 from hooked_lm.models.stack import Stack, Stream, apply_config_flags, checked_ids
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
 
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs | Chat
 
 
 class Decoder(DecoderMethods):
@@ -68,6 +69,13 @@ class Decoder(DecoderMethods):
         """The component configs of the model."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
+
+    def __call__(self, input: Input | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Runs `forward`; while it reads a conversation, hooks know what the tokens are."""
+        if isinstance(input, Chat):
+            with token_labels.reading(input.labels):
+                return super().__call__(input, *args, **kwargs)
+        return super().__call__(input, *args, **kwargs)
 
     def forward(
         self,

@@ -14,11 +14,12 @@ from hooked_lm.hooks import HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import check_length, check_rows, check_stream, first_bidirectional, real_of
 from hooked_lm.models.generation.loop import Reader, TokenSequence, check_room, converter, end_ids, sampler, steps
+from hooked_lm.models.text.chat import Chat, GrowingLabels
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 from hooked_lm.progress import progress_bar
 
 Output = str | list[str] | Tensor
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs | Chat
 
 
 def generate(
@@ -240,6 +241,10 @@ def _prompt(
     attention_mask: Tensor | None,
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
+    if isinstance(input, Chat):
+        sequence = _prompt(model, input.tokens, None, None, input.attention_mask)
+        sequence.labels = GrowingLabels(input, model.tokenizer)
+        return sequence
     tokens: Tensor
     images: ImageTensors | TowerInputs = {}
     is_image: Tensor | None = None
@@ -277,7 +282,7 @@ def _prompt(
 
 def _text_of(input: Input) -> Any:
     """The input without its images."""
-    return input.tokens if isinstance(input, VisionInputs) else input
+    return input.tokens if isinstance(input, VisionInputs | Chat) else input
 
 
 def _pieces(

@@ -16,6 +16,7 @@ from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.models.text.chat import GrowingLabels
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 
 Choose = Callable[
@@ -28,7 +29,10 @@ class TokenSequence:
 
     `is_image` marks the tokens of the prompt that stand for `images`; None if the model reads none. Later tokens are words.
     `is_suffix` marks the tokens of the prompt that are not read in both directions, as later ones are not; None: no token.
+    `labels` say what the tokens are, if the prompt is a conversation.
     """
+
+    labels: GrowingLabels | None = None
 
     def __init__(
         self,
@@ -83,10 +87,12 @@ class Reader(ABC):
 
     def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
         """The logits of the next token."""
-        n_new = len(self.sequence) - (0 if self.cache is None else self.cache.length)
+        sequence = self.sequence
+        n_new = len(sequence) - (0 if self.cache is None else self.cache.length)
         points = [point for point in self.model.unembed.modules() if isinstance(point, HookPoint)]
         keep = None if is_listening(*points) else 1
-        set_current(GenerationStep(next(self.steps), self.sequence.real, n_new, self.sequence))
+        labels = None if sequence.labels is None else sequence.labels.of(sequence.real_tokens, sequence.tokens)
+        set_current(GenerationStep(next(self.steps), sequence.real, n_new, sequence, labels))
         return self.read(n_new, {"past_kv_cache": self.cache, "logits_to_keep": keep})[:, -1]
 
     @abstractmethod
