@@ -1,5 +1,6 @@
 """`evaluate`: metrics of a model on prompts."""
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.metrics import Metric
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
@@ -11,6 +12,7 @@ from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import METRIC, provenance
 
 
+@reads_chats
 def evaluate(
     model: HookedRootModule,
     prompts: Prompts,

@@ -67,7 +67,8 @@ def select_positions(labels: Labels, given: Any, n_prompt: int | None = None) ->
     check_named(given)
     prompt = labels[:n_prompt]
     if isinstance(given, (tuple, list)):
-        return _of_each_turn(prompt, *given, n_prompt)
+        name, index = given
+        return _of_each_turn(prompt, name, index, n_prompt)
     found = [position for position, label in enumerate(labels) if _fits(label, given, prompt)]
     if not found and n_prompt is None:
         raise ValueError(f"positions={given!r} selects no token: this conversation has {_described(labels)}")

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
@@ -28,6 +29,7 @@ Edges = Mapping[str, tuple[Indices, Indices]]
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def attention_knockout(
     model: HookedRootModule,
     prompts: Prompts,

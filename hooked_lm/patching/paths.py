@@ -8,6 +8,7 @@ from itertools import product
 
 from torch import Tensor
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
@@ -33,6 +34,7 @@ JOINED = "patching paths between heads"  # what was changed
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def path_patch(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -93,6 +95,7 @@ def path_patch(
 
 
 @keeps_torch_state
+@reads_chats
 def head_to_head(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

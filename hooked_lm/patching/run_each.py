@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
@@ -17,6 +18,7 @@ from hooked_lm.results.groups import Groups
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def run_each(
     model: HookedRootModule,
     prompts: Prompts | Pairs,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import SweepPlan, by_component
@@ -17,6 +18,7 @@ from hooked_lm.results.groups import Groups
 
 @renamed(checkpoint="resume_file", source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def sweep(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

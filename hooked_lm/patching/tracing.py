@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.cells_before_blocks import is_of_images, rows_and_positions
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
@@ -37,6 +38,7 @@ SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def causal_trace(
     model: HookedRootModule,
     prompts: Prompts,

@@ -22,6 +22,7 @@ from hooked_lm.analysis.alignment.interchange import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.answers import Answers
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, pair_of, prompts_of
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
@@ -264,6 +265,7 @@ def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule:
     return MetricScores(values, {"exchanged": EXCHANGED}, [True], about=found.about)
 
 
+@reads_chats
 def sweep_alignments(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

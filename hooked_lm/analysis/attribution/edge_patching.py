@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
@@ -29,6 +30,7 @@ JOINED = "patching edges"  # what was changed
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def patch_edges(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

@@ -26,6 +26,7 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
@@ -87,6 +88,7 @@ METHODS: Mapping[str, Method] = {
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def attribute(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -156,6 +158,7 @@ def attribute(
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def attribute_nodes(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,

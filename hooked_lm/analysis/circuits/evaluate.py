@@ -17,6 +17,7 @@ from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
@@ -268,6 +269,7 @@ def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @keeps_torch_state
+@reads_chats
 def evaluate(
     model: Decoder,
     circuits: Given,

@@ -13,6 +13,7 @@ from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.answers import Answers, answers_of_prompts
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
@@ -33,6 +34,7 @@ Parts = list[Part]
 
 
 @torch.no_grad()
+@reads_chats
 def direct_logit_attribution(
     model: Decoder,
     prompts: Prompts,
@@ -101,6 +103,7 @@ def direct_logit_attribution(
 
 
 @torch.no_grad()
+@reads_chats
 def source_attribution(
     model: Decoder,
     prompts: Prompts,

@@ -13,6 +13,7 @@ from hooked_lm.analysis.reading.feature_report import FeatureReport
 from hooked_lm.analysis.reading.feature_runs import FeatureRuns, logit_effects, sites_of
 from hooked_lm.analysis.reading.max_activating import FeatureValues, batches, run_to
 from hooked_lm.analysis.reading.neurons import token_strings
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, metric_of
 from hooked_lm.extras import lazy_import
@@ -228,6 +229,7 @@ def _chosen(ablate: int | Sequence[int], density: Float[Tensor, " feature"]) -> 
 
 
 @keeps_torch_state
+@reads_chats
 def top_features(
     model: Decoder,
     sae: Coder,

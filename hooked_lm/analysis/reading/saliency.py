@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
@@ -138,6 +139,7 @@ class Saliency:
         return f"Saliency({self._title()}: {n} generated token{'s' * (n != 1)}, {self.start} of the prompt{error})"
 
 
+@reads_chats
 def saliency(
     model: Decoder,
     prompt: str | Int[Tensor, "..."] | VisionInputs,

@@ -13,7 +13,8 @@ from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import defaults
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.bos import prepends_bos
-from hooked_lm.models.text.chat import Chat, make_chat
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import make_chat
 from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.text.tokens import Tokens
 

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.vision.patches import Patches
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 
@@ -105,9 +106,8 @@ class ImagesAndTexts(VisionInputs):
         return len(self.images["pixel_values"])
 
 
-Given = (
-    str | Sequence[str] | Tensor | VisionInputs | Mapping[str, Any] | None
-)  # text, ids, or the output of a processor
+# Text, ids, a conversation, or the output of a processor.
+Given = str | Sequence[str] | Tensor | VisionInputs | Chat | Mapping[str, Any] | None
 GivenImages = Mapping[str, Tensor | None]  # the same as arguments, of which some may be left out
 Pixels = Float[Tensor, "..."] | np.ndarray | Sequence[Float[Tensor, "channel height width"]]  # that are ready
 PromptRows = Int[Tensor, "_batch _pos"] | VisionInputs  # token ids, alone or with images among them
