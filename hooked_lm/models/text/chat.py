@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.hooks.token_labels import PADDING, Labels, TokenLabel, select_positions
-from hooked_lm.models.text.chat_spans import Message, thinks_at_end
+from hooked_lm.models.text.chat_spans import Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
 
@@ -27,6 +27,7 @@ class Chat(NotebookRepr):
         texts: what the template rendered.
         changed: of each conversation, what the template left out of messages, or wrote differently.
         shared: (row, position) of tokens with characters of two parts; they have the label of most of their characters.
+        offsets: of each conversation, for each column the characters (start, stop) of its text that the token is.
         str_tokens: the tokens as strings.
         options: those of the template.
     """
@@ -38,6 +39,7 @@ class Chat(NotebookRepr):
     texts: tuple[str, ...]
     changed: tuple[tuple[str, ...], ...]
     shared: tuple[tuple[int, int], ...]
+    offsets: tuple[tuple[tuple[int, int], ...], ...]
     str_tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any]
 
@@ -55,6 +57,7 @@ class Chat(NotebookRepr):
             tokens=self.tokens[rows, first:],
             attention_mask=kept[:, first:],
             labels=tuple(self.labels[row][first:] for row in rows),
+            offsets=tuple(self.offsets[row][first:] for row in rows),
             str_tokens=tuple(self.str_tokens[row][first:] for row in rows),
             shared=tuple((rows.index(row), place - first) for row, place in self.shared if row in rows),
             messages=tuple(self.messages[row] for row in rows),
@@ -94,8 +97,21 @@ class Chat(NotebookRepr):
         return found
 
     def of(self, given: Any, row: int = 0) -> str:
-        """The text of the tokens that named positions select."""
-        return "".join(self.str_tokens[row][position] for position in self.positions(given, row))
+        """The text of the tokens that named positions select, as the template wrote it."""
+        text, places = "", self.offsets[row]
+        end, last = 0, -2
+        for position in self.positions(given, row):
+            start, stop = places[position]
+            text += self.texts[row][end if position == last + 1 else start : stop]
+            end, last = max(end, stop), position
+        return text
+
+    def n_common(self, other: "Chat") -> int:
+        """How many tokens two conversations have in common at their beginnings; ValueError if one of them is several."""
+        if len(self) != 1 or len(other) != 1:
+            raise ValueError(f"one conversation is compared with one, got {len(self)} and {len(other)}: chat[0]")
+        pairs = zip(self.tokens[0].tolist(), other.tokens[0].tolist(), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def table(self, row: int = 0) -> Table:
         """Position, token, turn, role and part of each token of a conversation."""
@@ -122,15 +138,16 @@ class Chat(NotebookRepr):
 class GrowingLabels:
     """The labels of conversations that a model continues: what it generates is the next turn of the assistant.
 
-    Thoughts are what follows the opening marker of a template, until the closing one.
+    A conversation that ends within a turn of the assistant is continued there. Thoughts are what follows the opening marker of a
+    template, until the closing one.
     """
 
     def __init__(self, chat: Chat, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
-        self._ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
-        self._turns = [len(messages) for messages in chat.messages]
-        self._written = [_after_last_turn(chat, row) for row in range(len(chat))]  # of the assistant's turn so far
+        self._markers = {tokenizer.pad_token_id, *tokenizer.all_special_ids}
+        self._turns = [_next_turn(chat, row) for row in range(len(chat))]
+        self._written = [_written_in(chat, row, turn) for row, turn in enumerate(self._turns)]
 
     def of(self, real: Bool[Tensor, "batch pos"], tokens: Int[Tensor, "batch pos"]) -> Sequence[Labels]:
         """The labels of all real tokens of each row, of which the last ones may be new."""
@@ -140,15 +157,20 @@ class GrowingLabels:
         return self._rows
 
     def _next(self, row: int, token: int) -> TokenLabel:
-        before = thinks_at_end(self._written[row])
-        self._written[row] += self._tokenizer.decode([token], skip_special_tokens=False)
-        after = thinks_at_end(self._written[row])
-        is_marker = before != after or token in self._ends
-        part = "marker" if is_marker else "thinking" if after else "content"
-        return TokenLabel(self._turns[row], "assistant", part)
+        before = self._written[row]
+        after = self._written[row] = before + self._tokenizer.decode([token], skip_special_tokens=False)
+        thinks = thinks_at_end(after)
+        is_marker = thinks != thinks_at_end(before) or is_header_at_end(after) or token in self._markers
+        return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
 
 
-def _after_last_turn(chat: Chat, row: int) -> str:
-    """The end of a conversation that the template wrote: the beginning of the next turn."""
-    after = list(takewhile(lambda label: label.turn < 0, reversed(chat.labels[row])))
-    return "".join(chat.str_tokens[row][len(chat.labels[row]) - len(after) :])
+def _next_turn(chat: Chat, row: int) -> int:
+    """The turn that a model goes on with."""
+    last = chat.labels[row][-1]
+    return last.turn if last.role == "assistant" and last.part != "marker" else len(chat.messages[row])
+
+
+def _written_in(chat: Chat, row: int, turn: int) -> str:
+    """What the template wrote of a turn at the end of a conversation."""
+    n = sum(1 for _ in takewhile(lambda label: label.turn in (-1, turn), reversed(chat.labels[row])))
+    return chat.texts[row][chat.offsets[row][-n][0] :] if n else ""

@@ -5,7 +5,6 @@ message. Without the marks both must be the same string; then a mark in the seco
 whatever the template does around it: folding a system message into a user turn, dropping former thoughts, adding a date.
 """
 
-import copy
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +15,10 @@ from hooked_lm.hooks.token_labels import TokenLabel
 
 Message = Mapping[str, Any]
 Path = tuple[Any, ...]  # of keys and indices into the list of messages
-Places = Mapping[
-    int, Sequence[tuple[str, int]]
-]  # of each piece its marks ("a": before, "b": after), with their places in a text
+Marks = Sequence[
+    tuple[str, int]
+]  # "a": before a text, "b": after one, "c": before one within a call; and where they are
+Places = Mapping[int, Marks]  # of each piece its marks
 Around = Callable[[str, str, str], str]
 THINKING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 MARKERS = (  # between which templates write thoughts
@@ -29,6 +29,10 @@ MARKERS = (  # between which templates write thoughts
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
 )
+HEADERS = (
+    ("<|start|>", "<|message|>"),
+    ("<|channel|>", "<|message|>"),
+)  # between which a model says what it writes next
 OPENERS, CLOSERS = "([{", ")]}"
 
 
@@ -41,11 +45,15 @@ class Span(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """A rendered conversation: its text, its spans in order, and what the template left out or wrote differently."""
+    """A rendered conversation: its text, its spans in order, and what the template left out or wrote differently.
+
+    `missing` is what it left out of that which is no thought.
+    """
 
     text: str
     spans: tuple[Span, ...]
     changed: tuple[str, ...]
+    missing: tuple[str, ...]
 
 
 class Piece(NamedTuple):
@@ -70,11 +78,16 @@ def spans_of(messages: Sequence[Message], render: Callable[[Sequence[Message]], 
     def places(numbers: Sequence[int], around: Around) -> tuple[str, Places]:
         return marks.removed_from(render(_marked(messages, pieces, numbers, marks, around)))
 
-    plain, found = places(range(len(pieces)), _outside)
-    if plain != text:
-        found = dict[int, Sequence[tuple[str, int]]]()
-        for i, piece in enumerate(pieces):
+    plain, together = places(range(len(pieces)), _outside)
+    found = dict(together) if plain == text else {}
+    for i, piece in enumerate(pieces):
+        if plain != text:
             found |= _places_of_one(text, piece, [places([i], around) for around in (_outside, _inside, _at_the_end)])
+        if found.get(i) and (value := _last_value(messages, piece.path)):
+            without = _copied(messages)
+            *path, key = value
+            at(without, tuple(path))[key] = marks(i, "b")
+            found[i] = [*found[i], ("b", _end_of_value(text, piece.label, render(without), marks(i, "b")))]
     return Spans(text, *_found(messages, pieces, text, found))
 
 
@@ -84,9 +97,13 @@ def _places_of_one(text: str, piece: Piece, tried: Sequence[tuple[str, "Places"]
         if plain == text:
             return found
     same = max(_n_equal(plain, text) for plain, _ in tried)
-    raise ValueError(
-        f"what is of turn {piece.label.turn} ({piece.label.role}) cannot be told from character {same} of the text on, near "
-        f"{text[max(0, same - 30) : same + 30]!r}: the chat template does not simply put in its {piece.label.part}, but writes "
+    raise ValueError(_untold(text, piece.label, same))
+
+
+def _untold(text: str, label: TokenLabel, start: int) -> str:
+    return (
+        f"what is of turn {label.turn} ({label.role}) cannot be told from character {start} of the text on, near "
+        f"{text[max(0, start - 30) : start + 30]!r}: the chat template does not simply put in its {label.part}, but writes "
         "other text there if it is another"
     )
 
@@ -103,7 +120,16 @@ def thinks_at_end(text: str) -> bool:
     >>> thinks_at_end("<think>One and"), thinks_at_end("<think>One</think>Two")
     (True, False)
     """
-    return any(text.rfind(opened) > text.rfind(closed) for opened, closed in MARKERS)
+    return _ends_within(text, MARKERS)
+
+
+def is_header_at_end(text: str) -> bool:
+    """Whether a text ends within what a model writes before a message, such as the name of its channel."""
+    return _ends_within(text, HEADERS)
+
+
+def _ends_within(text: str, markers: Sequence[tuple[str, str]]) -> bool:
+    return any(text.rfind(opened) > text.rfind(closed) for opened, closed in markers)
 
 
 def at(messages: Any, path: Path) -> Any:
@@ -130,17 +156,15 @@ def _pieces(messages: Sequence[Message]) -> Iterator[Piece]:
 
 
 def _segments(path: Path, text: str, turn: int, role: str) -> Iterator[Piece]:
-    """The thoughts in a text, between their markers, and the rest."""
+    """The thoughts in a text, between their markers, and the rest. A thought may begin in the prompt, before the text."""
+    pairs = [pair for pair in MARKERS if role == "assistant" and any(marker in text for marker in pair)]
+    found = list(re.finditer("|".join(map(re.escape, pairs[0])), text)) if pairs else []
+    part = "thinking" if found and found[0][0] == pairs[0][1] else "content"
     start = 0
-    opened, closed = next((pair for pair in MARKERS if pair[1] in text and role == "assistant"), ("", ""))
-    if closed:
-        thought_from = text.find(opened) + len(opened) if opened in text else 0
-        start = text.index(closed, thought_from) + len(closed)
-        yield from _unless_blank(Piece(path, 0, thought_from - len(opened), TokenLabel(turn, role, "content")), text)
-        yield from _unless_blank(
-            Piece(path, thought_from, start - len(closed), TokenLabel(turn, role, "thinking")), text
-        )
-    yield from _unless_blank(Piece(path, start, len(text), TokenLabel(turn, role, "content")), text)
+    for marker in found:
+        yield from _unless_blank(Piece(path, start, marker.start(), TokenLabel(turn, role, part)), text)
+        start, part = marker.end(), "thinking" if marker[0] == pairs[0][0] else "content"
+    yield from _unless_blank(Piece(path, start, len(text), TokenLabel(turn, role, part)), text)
 
 
 def _unless_blank(piece: Piece, text: str) -> list[Piece]:
@@ -158,7 +182,7 @@ class _Marks:
         while any(f"zq{number}x" in each for each in (text, *pieces)):
             number += 1
         self._start = f"zq{number}x"
-        self._pattern = re.compile(rf"{self._start}(\d+)([ab])z")
+        self._pattern = re.compile(rf"{self._start}(\d+)([abc])z")
 
     def __call__(self, piece: int, which: str) -> str:
         return f"{self._start}{piece}{which}z"
@@ -193,14 +217,14 @@ def _marked(
     messages: Sequence[Message], pieces: Sequence[Piece], numbers: Sequence[int], marks: _Marks, around: Around
 ) -> list[Any]:
     """The messages with marks around the pieces with these numbers."""
-    marked: list[Any] = copy.deepcopy(list(messages))
+    marked = _copied(messages)
     for i in reversed(numbers):  # from the back, so that earlier pieces of a string stay in place
         piece = pieces[i]
         before, after = marks(i, "a"), marks(i, "b")
         *path, key = piece.path
         holder = at(marked, tuple(path))
         if piece.label.part == "call" and not isinstance(holder[key], str):
-            holder[key] = _marked_call(holder[key], before, after)
+            holder[key] = _marked_call(holder[key], before, after, marks(i, "c"))
             continue
         text = holder[key]
         new = around(text[piece.start : piece.stop], before, after)
@@ -210,25 +234,50 @@ def _marked(
     return marked
 
 
-def _marked_call(call: Any, before: str, after: str) -> Any:
-    """A call with a mark before the name of the function, and marks after it and after each text of its arguments."""
+def _copied(value: Any) -> Any:
+    """A copy in which nothing occurs twice, as the same message may in a conversation."""
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def _marked_call(call: Any, before: str, after: str, within: str) -> Any:
+    """A call with marks around the name of the function, and around the names and the texts of its arguments."""
     holder = call.get("function", call)
-    given = holder.get("arguments")
     marked = {**holder, "name": f"{before}{holder['name']}{after}"}
-    if isinstance(given, str):
-        marked["arguments"] = given + after
-    elif given is not None:
-        marked["arguments"] = _with_ends(given, after)
+    if holder.get("arguments") is not None:
+        marked["arguments"] = _with_marks(holder["arguments"], within, after)
     return {**call, "function": marked} if "function" in call else marked
 
 
-def _with_ends(value: Any, mark: str) -> Any:
-    """Arguments with a mark after each name and each text."""
+def _with_marks(value: Any, before: str, after: str) -> Any:
+    """Arguments with marks around each name and each text."""
     if isinstance(value, Mapping):
-        return {f"{key}{mark}": _with_ends(each, mark) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_ends(each, mark) for each in value]
-    return value + mark if isinstance(value, str) else value
+        return {f"{before}{key}{after}": _with_marks(each, before, after) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_marks(each, before, after) for each in value]
+    return f"{before}{value}{after}" if isinstance(value, str) else value
+
+
+def _last_value(messages: Sequence[Message], path: Path) -> Path | None:
+    """The path to the last argument of a call, if it is no text, around which there are marks."""
+    if path[1] != "tool_calls":
+        return None
+    path = (*path, "function") if "function" in at(messages, path) else path
+    arguments = at(messages, path).get("arguments")
+    if not isinstance(arguments, Mapping) or not arguments or isinstance(arguments[(*arguments,)[-1]], str):
+        return None
+    return (*path, "arguments", (*arguments,)[-1])
+
+
+def _end_of_value(text: str, label: TokenLabel, marked: str, mark: str) -> int:
+    """Where a value ends in a text, if a mark is in its place in another one, which may be in quotes."""
+    before, found, after = marked.partition(mark)
+    if before[-1:] == after[:1] == '"':
+        before, after = before[:-1], after[1:]
+    if not found or not text.startswith(before) or not text[len(before) :].endswith(after):
+        raise ValueError(_untold(text, label, _n_equal(text, before)))
+    return len(text) - len(after)
 
 
 # ---- from marks to spans ---------------------------------------------------------------------------------------------
@@ -236,21 +285,24 @@ def _with_ends(value: Any, mark: str) -> Any:
 
 def _found(
     messages: Sequence[Message], pieces: Sequence[Piece], text: str, places: Places
-) -> tuple[tuple[Span, ...], tuple[str, ...]]:
-    """The spans in order, and what became of pieces that are not there as they were given."""
+) -> tuple[tuple[Span, ...], tuple[str, ...], tuple[str, ...]]:
+    """The spans in order, what became of pieces that are not there as they were given, and those left out but thoughts."""
     spans: list[Span] = []
-    changed = []
+    changed, missing = [], []
     for i, piece in enumerate(pieces):
         label, given = piece.label, piece.text(messages).strip()
         who = f"turn {label.turn} ({label.role})"
         here = places.get(i, ())
         if not here:
             changed.append(f"{who}: its {label.part} was left out by the chat template")
-        elif label.part == "call" and not isinstance(at(messages, piece.path), str):
-            spans.append(Span(*_call_around(text, here[0][1], here[-1][1]), label))
+            missing += changed[-1:] if label.part != "thinking" else []
+        elif label.part == "call":
+            spans += [Span(*each, label) for each in _calls(text, here)]
         else:
             ends = [place for kind, place in here if kind == "b"]
             starts = [place for kind, place in here if kind == "a"] or [end - len(given) for end in ends]
+            if here[0][0] == "b" and (wrong := next((end for end in ends if not text[:end].endswith(given)), None)):
+                raise ValueError(_untold(text, label, max(0, wrong - len(given))))
             spans += [Span(start, stop, label) for start, stop in zip(starts, ends, strict=True)]
             written = {text[start:stop].strip() for start, stop in zip(starts, ends, strict=True)}
             if written != {given}:
@@ -262,23 +314,36 @@ def _found(
                 f"the roles of this conversation cannot be told at character {other.start} of its text: it is of turn "
                 f"{one.label.turn} and of turn {other.label.turn}"
             )
-    return tuple(spans), tuple(changed)
+    return tuple(spans), tuple(changed), tuple(missing)
 
 
-def _call_around(text: str, start: int, stop: int) -> tuple[int, int]:
-    """A call with the brackets around it, where it is written as one object: from `{` to `}`."""
+def _calls(text: str, marks: Marks) -> Iterator[tuple[int, int]]:
+    """Where a call is written, with the brackets around it: from its name to its last argument.
+
+    A template that names the function again elsewhere, such as beside the result, does not write the call again.
+    """
+    written: list[list[tuple[str, int]]] = [[]]
+    for kind, place in sorted(marks, key=lambda mark: mark[1]):
+        if kind == "a" and any(before == "a" for before, _ in written[-1]):
+            written.append([])
+        written[-1].append((kind, place))
+    most = max(map(len, written))
+    yield from (_with_brackets(text, each) for each in written if len(each) == most)
+
+
+def _with_brackets(text: str, marks: Marks) -> tuple[int, int]:
+    """The characters between the first and the last of the marks of a call, and the brackets that enclose them."""
+    texts = {i for (kind, start), (_, stop) in pairwise(marks) if kind != "b" for i in range(start, stop)}
+    (_, start), (_, last) = marks[0], marks[-1]
     line = text.rfind("\n", 0, start) + 1
     if opened := re.search(r'\{\s*(?:"\w+":\s*(?:"\w*",?\s*|\{\s*)?)*"?$', text[line:start]):
         start = line + opened.start()
-    depth, quoted, i = 0, False, start
-    while i < len(text) and (i < stop or depth > 0):
-        char = text[i]
-        if char == '"' and text[i - 1] != "\\":
-            quoted = not quoted
-        elif not quoted:
-            depth += (char in OPENERS) - (char in CLOSERS)
-        i += 1
-    return (start, i) if depth <= 0 else (start, stop)
+    depth, stop = 0, start
+    while stop < len(text) and (stop < last or depth > 0 or text[stop] == "("):
+        if stop not in texts:
+            depth += (text[stop] in OPENERS) - (text[stop] in CLOSERS)
+        stop += 1
+    return (start, stop) if depth <= 0 else (start, last)
 
 
 def label_at(spans: Sequence[Span], place: int) -> TokenLabel | None:
