@@ -145,7 +145,7 @@ class GrowingLabels:
     def __init__(self, chat: Chat, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
-        self._markers = {tokenizer.pad_token_id, *tokenizer.all_special_ids}
+        self._markers = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
         self._turns = [_next_turn(chat, row) for row in range(len(chat))]
         self._written = [_written_in(chat, row, turn) for row, turn in enumerate(self._turns)]
 

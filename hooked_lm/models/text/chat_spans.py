@@ -92,11 +92,15 @@ def spans_of(messages: Sequence[Message], render: Callable[[Sequence[Message]], 
 
 
 def _places_of_one(text: str, piece: Piece, tried: Sequence[tuple[str, "Places"]]) -> "Places":
-    """The marks of one piece in the first way of marking that changes nothing else; raises ValueError if there is none."""
-    for plain, found in tried:
+    """The marks of one piece in the first way of marking that changes nothing else; raises ValueError if there is none.
+
+    The last way has a mark at the end alone, so that if there is none, some of the text may be there.
+    """
+    *both, (_, found_at_end) = tried
+    for plain, found in tried if found_at_end else both:
         if plain == text:
             return found
-    same = max(_n_equal(plain, text) for plain, _ in tried)
+    same = max(_n_equal(plain, text) for plain, _ in both)
     raise ValueError(_untold(text, piece.label, same))
 
 

@@ -1,5 +1,6 @@
 """Chat templates with the structure of those of known families, in words of our own, and small tokenizers for them."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
 LLAMA3 = """{{- bos_token }}
 {%- if messages[0].role == 'system' %}{%- set system = messages[0].content | trim %}{%- set rest = messages[1:] %}
 {%- else %}{%- set system = '' %}{%- set rest = messages %}{%- endif %}
-{{- '<|start_header_id|>system<|end_header_id|>\\n\\nKnowledge until: December 2023\\nToday: ' + (date_string or '26 Jul 2024') + '\\n\\n' }}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nKnowledge until: December 2023\\n' }}
+{{- 'Today: ' + (date_string or '26 Jul 2024') + '\\n\\n' }}
 {{- system + '<|eot_id|>' }}
 {%- for m in rest %}
 {%- if m.role in ('tool', 'ipython') %}
@@ -57,17 +59,20 @@ GEMMA = """{{ bos_token }}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{%- endif %}"""
 
 # Thoughts of turns before the last question are left out, and those of the last answer always written, also if empty.
-QWEN3 = """{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
+QWEN3 = """{%- if tools %}{{- '<|im_start|>system\\n' }}
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}
 {{- '# Tools\\n\\nFunctions that can be called:\\n<tools>' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
 {{- '\\n</tools>\\nA call is an object in <tool_call></tool_call>.<|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}{{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}{%- endif %}
 {%- set ns = namespace(looking=true, last_question=messages | length - 1) %}
 {%- for m in messages[::-1] %}{%- set index = (messages | length - 1) - loop.index0 %}
-{%- if ns.looking and m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+{%- if ns.looking and m.role == 'user'
+    and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
 {%- set ns.looking = false %}{%- set ns.last_question = index %}{%- endif %}{%- endfor %}
 {%- for m in messages %}
 {%- if m.content is string %}{%- set content = m.content %}{%- else %}{%- set content = '' %}{%- endif %}
-{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}{{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- if m.role == 'user' or (m.role == 'system' and not loop.first) %}
+{{- '<|im_start|>' + m.role + '\\n' + content + '<|im_end|>\\n' }}
 {%- elif m.role == 'assistant' %}
 {%- set thought = '' %}
 {%- if m.reasoning_content is string %}{%- set thought = m.reasoning_content %}
@@ -103,8 +108,9 @@ DEEPSEEK_R1 = """{%- set ns = namespace(system='') %}
 {{- '<|Assistant|>' + content + '<|end_of_sentence|>' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|Assistant|><think>\\n' }}{%- endif %}"""
 
-# Channels: a system text of the template's own, the given one as the developer's; thoughts only of the last answer or beside a call.
-HARMONY = """{{- '<|start|>system<|message|>You are a language model.\\nCurrent date: ' + (date or '2025-08-05') + '\\n\\nReasoning: ' }}
+# Channels: a system text of the template's own, the given one is the developer's; thoughts of the last answer or with a call.
+HARMONY = """{{- '<|start|>system<|message|>You are a language model.\\n' }}
+{{- 'Current date: ' + (date or '2025-08-05') + '\\n\\nReasoning: ' }}
 {{- (reasoning_effort or 'medium') + '\\n\\n# Valid channels: analysis, commentary, final.<|end|>' }}
 {%- if messages[0].role in ('system', 'developer') %}{%- set rest = messages[1:] %}
 {{- '<|start|>developer<|message|># Instructions\\n\\n' + messages[0].content + '<|end|>' }}
@@ -123,7 +129,8 @@ HARMONY = """{{- '<|start|>system<|message|>You are a language model.\\nCurrent 
 {%- else %}
 {%- if loop.last and not add_generation_prompt and m.thinking %}
 {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{%- endif %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + m.content + ('<|return|>' if loop.last and not add_generation_prompt else '<|end|>') }}
+{{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+{{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
 {%- endif %}
 {%- elif m.role == 'tool' %}
 {{- '<|start|>functions.' + last.call + ' to=assistant<|channel|>commentary<|message|>' + m.content | tojson + '<|end|>' }}
@@ -132,7 +139,8 @@ HARMONY = """{{- '<|start|>system<|message|>You are a language model.\\nCurrent 
 {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
 
 GENERATION = """{%- for m in messages %}
-{%- if m.role == 'assistant' %}{{- '<|assistant|>\\n' }}{% generation %}{{- m.content + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
+{%- if m.role == 'assistant' %}{{- '<|assistant|>\\n' }}
+{%- generation %}{{- m.content + '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
 {%- else %}{{- '<|' + m.role + '|>\\n' + m.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif %}"""
 
@@ -144,7 +152,8 @@ XML_CALLS = """{%- for m in messages %}
 {{- '\\n<tool_call>\\n<function=' + call.name + '>\\n' }}
 {%- for name, value in call.arguments | items %}
 {{- '<parameter=' + name + '>\\n' }}
-{{- (value | tojson if value is mapping or (value is sequence and value is not string) else value | string) + '\\n</parameter>\\n' }}
+{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}
+{{- '\\n</parameter>\\n' }}
 {%- endfor %}{{- '</function>\\n</tool_call>' }}{%- endfor %}
 {{- '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
@@ -164,10 +173,15 @@ TEMPLATES = {
     "chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "qwen3": QWEN3, "deepseek_r1": DEEPSEEK_R1,
     "harmony": HARMONY, "generation": GENERATION, "xml_calls": XML_CALLS, "python_calls": PYTHON_CALLS,
 }  # fmt: skip
-STRIPS = ("llama3", "gemma", "xml_calls")  # templates that strip the contents
-SPECIAL = """<s> </s> <unk> <pad> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <tool_response> </tool_response>
-<|start_header_id|> <|end_header_id|> <|eot_id|> [INST] [/INST] <start_of_turn> <end_of_turn> <|User|> <|Assistant|>
-<|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|> <|call|> <|return|> <|assistant|> <|user|> <|system|>""".split()
+SPECIAL = re.findall(
+    r"\S+",
+    """
+    <s> </s> <unk> <pad> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <tool_response>
+    </tool_response> <|start_header_id|> <|end_header_id|> <|eot_id|> [INST] [/INST] <start_of_turn> <end_of_turn>
+    <|User|> <|Assistant|> <|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>
+    <|assistant|> <|user|> <|system|>
+    """,
+)
 TEXT = [
     "You are a helpful assistant. What is 2 + 3? The user asks, and the answer is five.\n\nuser model assistant system tool",
     "The weather in Paris is sunny; add the numbers. One, two, three: hello, world! system: user: assistant: Be kind and short.",
