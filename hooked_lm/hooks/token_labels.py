@@ -45,8 +45,13 @@ def check_named(given: Any) -> None:
     if isinstance(given, (tuple, list)):
         if len(given) != 2 or not is_named(given[0]) or not isinstance(given[0], str) or type(given[1]) is not int:
             raise ValueError(f"positions={given!r}: expected (name, index), such as ('assistant', -1); {_names()}")
-    elif isinstance(given, Mapping) and (not given or given.keys() - {*KEYS}):
-        raise ValueError(f"positions={given!r}: a dict has some of the keys {', '.join(KEYS)}")
+    elif isinstance(given, Mapping):
+        if not given or given.keys() - {*KEYS}:
+            raise ValueError(f"positions={given!r}: a dict has some of the keys {', '.join(KEYS)}")
+        if wrong := [turn for turn in _turns(given) if type(turn) is not int]:
+            raise ValueError(f"positions={given!r}: a turn is the index of a message, got {wrong[0]!r}")
+        if given.get("part", "content") not in PARTS:
+            raise ValueError(f"positions={given!r}: parts are {', '.join(PARTS)}")
 
 
 def select_positions(labels: Labels, given: Any, n_prompt: int | None = None) -> list[int]:
@@ -57,7 +62,7 @@ def select_positions(labels: Labels, given: Any, n_prompt: int | None = None) ->
     turn counts from the last message. Raises ValueError if there is no such token, IndexError for an index beyond a turn.
 
     In generation `n_prompt` tokens are of the prompt. "last_", indices and negative turns then count in the prompt alone, so
-    that they mean the same at every step, and nothing is raised, since there may be such tokens later.
+    that they mean the same at every step, and nothing is raised for what the assistant may write later.
 
     >>> user, answer = TokenLabel(0, "user", "content"), TokenLabel(1, "assistant", "content")
     >>> labels = [TEMPLATE, user, user, TEMPLATE, answer, TokenLabel(2, "user", "content")]
@@ -68,9 +73,9 @@ def select_positions(labels: Labels, given: Any, n_prompt: int | None = None) ->
     prompt = labels[:n_prompt]
     if isinstance(given, (tuple, list)):
         name, index = given
-        return _of_each_turn(prompt, name, index, n_prompt)
+        return _of_each_turn(prompt, name, index)
     found = [position for position, label in enumerate(labels) if _fits(label, given, prompt)]
-    if not found and n_prompt is None:
+    if not found and (n_prompt is None or not _may_be_written(given)):
         raise ValueError(f"positions={given!r} selects no token: this conversation has {_described(labels)}")
     return found
 
@@ -83,17 +88,28 @@ def _fits(label: TokenLabel, given: str | Mapping[str, Any], prompt: Labels) -> 
         turns = [each.turn for each in prompt if name in (each.role, each.part)]
         return given == name or label.turn == (max if given.startswith("last_") else min)(turns, default=None)
     n_turns = 1 + max((each.turn for each in prompt), default=-1)
-    turn = given.get("turn", label.turn)
-    turns = [each + n_turns if each < 0 else each for each in (turn if isinstance(turn, Sequence) else [turn])]
+    turns = [each + n_turns if each < 0 else each for each in _turns(given)]
     if "turn" in given and label.turn not in turns:
         return False
     return all(given.get(key, getattr(label, key)) == getattr(label, key) for key in ("role", "part"))
 
 
-def _of_each_turn(labels: Labels, name: str, index: int, n_prompt: int | None) -> list[int]:
+def _turns(given: Mapping[str, Any]) -> Sequence[Any]:
+    turn = given.get("turn", ())
+    return turn if isinstance(turn, (list, tuple)) else [turn]
+
+
+def _may_be_written(given: str | Mapping[str, Any]) -> bool:
+    """Whether a model may write such tokens, as the assistant."""
+    if isinstance(given, str):
+        return _name(given) in ("assistant", *PARTS)
+    return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in _turns(given))
+
+
+def _of_each_turn(labels: Labels, name: str, index: int) -> list[int]:
     """The token at this index of each turn, or of each stretch of the template."""
     found = []
-    chosen = set(select_positions(labels, name, n_prompt))
+    chosen = set(select_positions(labels, name))
     for turn, several in groupby(enumerate(labels), key=lambda each: each[1].turn):
         here = [position for position, _ in several if position in chosen]
         if here:
