@@ -205,7 +205,7 @@ class Cache(Mapping[str, Tensor]):
 
         Of a conversation (`model.chat`), `role`, `turn` and `part` select the positions of tokens for which all of these hold,
         as in `cache.select(role="assistant")`; of patterns these are the positions of queries, and sites without positions are
-        left out. Warns if there are no sites. Raises ValueError if there are no such tokens, if their numbers differ between rows,
+        left out. Warns if there are no sites. Raises ValueError for no such tokens, if their numbers differ between rows,
         and if the cache is not of a conversation; TypeError for other arguments.
         """
         check_keywords("select", labels, KEYS)

@@ -114,6 +114,36 @@ class Chat(NotebookRepr):
         changed = "".join(f"; {each}" for row in self.changed for each in row)
         return f"Chat({which}{sum(turns.values())} tokens: {counted}{changed})"
 
+    def reply(self, model: Any, max_new_tokens: int = 100, hooks: Any = (), **options: Any) -> "Chat":
+        """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
+
+        `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. If the
+        conversations do not end where the assistant begins, the template is asked for that. An answer that reaches
+        `max_new_tokens` within a thought has only that. Raises ValueError for an answer without text.
+        """
+        asked = (
+            self if self.options.get("add_generation_prompt") else self._in_template(model, add_generation_prompt=True)
+        )
+        labels = GrowingLabels(asked, model.tokenizer)
+        with model.hooks(hooks):
+            ids = model.generate(asked, max_new_tokens, return_type="tokens", **options)
+        prompt = asked.attention_mask.bool()
+        real = torch.cat([prompt, torch.ones_like(ids[:, prompt.shape[1] :], dtype=torch.bool)], 1)
+        rows = labels.of(real, ids)
+        answers = []
+        for row, ids_of_row in enumerate(ids[:, prompt.shape[1] :].tolist()):
+            new = list(zip(rows[row][int(prompt[row].sum()) :], ids_of_row, strict=True))
+            answers.append(_answer(row, new, model.tokenizer))
+        return self._in_template(model, answers, add_generation_prompt=False)
+
+    def _in_template(self, model: Any, more: Sequence[Message] | None = None, **options: Any) -> "Chat":
+        """The same messages, and one more each, in the same template with other options."""
+        rows = [list(messages) for messages in self.messages]
+        if more is not None:
+            rows = [[*messages, message] for messages, message in zip(rows, more, strict=True)]
+        made: Chat = model.chat(rows, **{**self.options, **options})
+        return made
+
     def to(self, device: torch.device | str) -> "Chat":
         """The same on a device."""
         return replace(self, tokens=self.tokens.to(device), attention_mask=self.attention_mask.to(device))
@@ -146,6 +176,20 @@ class GrowingLabels:
         is_marker = before != after or token in self._ends
         part = "marker" if is_marker else "thinking" if after else "content"
         return TokenLabel(self._turns[row], "assistant", part)
+
+
+def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Any) -> Message:
+    """The message that new tokens are."""
+    texts = {
+        part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()
+        for part in ("thinking", "content")
+    }
+    if not any(texts.values()):
+        raise ValueError(
+            f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
+        )
+    thought = {"reasoning_content": texts["thinking"]} if texts["thinking"] else {}
+    return {"role": "assistant", "content": texts["content"], **thought}
 
 
 def _after_last_turn(chat: Chat, row: int) -> str:
