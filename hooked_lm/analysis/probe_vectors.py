@@ -89,7 +89,7 @@ def _of_model(
     return {layer: torch.cat(parts) for layer, parts in found.items()}, read if len(read) == len(prompts) else None
 
 
-def _batch(model: Decoder, prompts: Any) -> tuple[Any, Tensor, Tensor]:
+def _batch(model: Decoder, prompts: Prompts) -> tuple[Any, Tensor, Tensor]:
     """What the model reads of some prompts, and their ids and mask, on the CPU."""
     if isinstance(prompts, Chat):
         return prompts, prompts.tokens.cpu(), prompts.attention_mask.cpu()
@@ -100,7 +100,7 @@ def _batch(model: Decoder, prompts: Any) -> tuple[Any, Tensor, Tensor]:
     return tokens.to(model.device), tokens.cpu(), mask.cpu()
 
 
-def _chosen(prompts: Any, mask: Int[Tensor, "batch pos"], position: int | Named) -> Bool[Tensor, "batch pos"]:
+def _chosen(prompts: object, mask: Int[Tensor, "batch pos"], position: int | Named) -> Bool[Tensor, "batch pos"]:
     """The tokens that are read of each prompt: one, or those that named positions select, of which the mean is read."""
     if not isinstance(position, int):
         if not isinstance(prompts, Chat):

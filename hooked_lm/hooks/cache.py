@@ -200,7 +200,7 @@ class Cache(Mapping[str, Tensor]):
         made.cache_dict = cache_dict
         return made
 
-    def select(self, pattern: str | Callable[[str], bool] = "*", **labels: Any) -> "Cache":
+    def select(self, pattern: str | Callable[[str], bool] = "*", **labels: str | int | Sequence[int]) -> "Cache":
         """A cache of the sites that match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
 
         Of a conversation (`model.chat`), `role`, `turn` and `part` select the positions of tokens for which all of these hold,
@@ -218,7 +218,7 @@ class Cache(Mapping[str, Tensor]):
             warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=2)
         return self._with(found)
 
-    def _at(self, given: Mapping[str, Any]) -> "Cache":
+    def _at(self, given: Mapping[str, object]) -> "Cache":
         """A cache of the tokens that these labels select."""
         if self.labels is None:
             raise ValueError(f"{given}: this cache is not of a conversation; run the model on model.chat(messages)")

@@ -13,7 +13,7 @@ from torch import Tensor, tensor
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.part import Positions
+from hooked_lm.interventions.positions import Positions
 from hooked_lm.interventions.steering import Layers, SteeringVectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat

@@ -2,17 +2,34 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.hooks.token_labels import PADDING, Labels, TokenLabel, select_positions
+from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, select_positions
 from hooked_lm.models.text.chat_spans import Message, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
+from hooked_lm.viz import View, conversation
+
+if TYPE_CHECKING:
+    from hooked_lm.models.text.tokenizer import Tokenizer
+
+
+class Talks(Protocol):
+    """A model that continues conversations."""
+
+    tokenizer: Any
+
+    def chat(self, messages: Sequence[Any], **options: object) -> "Chat": ...
+
+    def generate(self, input: "Chat", max_new_tokens: int, **options: object) -> Any: ...
+
+    def hooks(self, fwd_hooks: object) -> AbstractContextManager[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,18 +99,18 @@ class Chat(NotebookRepr):
         """The part of its message that each token is of: "content", "thinking", "call" or "marker"; or "padding"."""
         return [[label.part for label in row] for row in self.labels]
 
-    def positions(self, given: Any, row: int = 0) -> list[int]:
+    def positions(self, given: Named, row: int = 0) -> list[int]:
         """The columns of a conversation that named positions select, such as "assistant"; see `select_positions`."""
         return select_positions(self.labels[row], given)
 
-    def mask(self, given: Any) -> Bool[Tensor, "batch pos"]:
+    def mask(self, given: Named) -> Bool[Tensor, "batch pos"]:
         """Which tokens named positions select, in each conversation."""
         found = torch.zeros(self.shape, dtype=torch.bool)
         for row in range(len(self)):
             found[row, self.positions(given, row)] = True
         return found
 
-    def of(self, given: Any, row: int = 0) -> str:
+    def of(self, given: Named, row: int = 0) -> str:
         """The text of the tokens that named positions select."""
         return "".join(self.str_tokens[row][position] for position in self.positions(given, row))
 
@@ -102,6 +119,14 @@ class Chat(NotebookRepr):
         each = zip(self.str_tokens[row], self.labels[row], strict=True)
         rows = [(i, repr(token)[1:-1], *label) for i, (token, label) in enumerate(each) if label != PADDING]
         return Table(("position", "token", "turn", "role", "part"), rows)
+
+    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> View:
+        """A view of a conversation, with the role of each turn; `values`, a number for each token, colour its text."""
+        kept = [i for i, label in enumerate(self.labels[row]) if label != PADDING]
+        tokens, labels = [self.str_tokens[row][i] for i in kept], [self.labels[row][i] for i in kept]
+        if values is not None and len(values) == len(self.labels[row]):
+            values = [float(values[i]) for i in kept]
+        return conversation(tokens, labels, values, title=title)
 
     def repr_table(self) -> Table:
         """The first conversation, token by token."""
@@ -114,7 +139,7 @@ class Chat(NotebookRepr):
         changed = "".join(f"; {each}" for row in self.changed for each in row)
         return f"Chat({which}{sum(turns.values())} tokens: {counted}{changed})"
 
-    def reply(self, model: Any, max_new_tokens: int = 100, hooks: Any = (), **options: Any) -> "Chat":
+    def reply(self, model: "Talks", max_new_tokens: int = 100, hooks: object = (), **options: object) -> "Chat":
         """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
 
         `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. If the
@@ -136,7 +161,7 @@ class Chat(NotebookRepr):
             answers.append(_answer(row, new, model.tokenizer))
         return self._in_template(model, answers, add_generation_prompt=False)
 
-    def _in_template(self, model: Any, more: Sequence[Message] | None = None, **options: Any) -> "Chat":
+    def _in_template(self, model: "Talks", more: Sequence[Message] | None = None, **options: object) -> "Chat":
         """The same messages, and one more each, in the same template with other options."""
         rows = [list(messages) for messages in self.messages]
         if more is not None:
@@ -155,7 +180,7 @@ class GrowingLabels:
     Thoughts are what follows the opening marker of a template, until the closing one.
     """
 
-    def __init__(self, chat: Chat, tokenizer: Any) -> None:
+    def __init__(self, chat: Chat, tokenizer: "Tokenizer") -> None:
         self._tokenizer = tokenizer
         self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
         self._ends = {tokenizer.eos_token_id, tokenizer.pad_token_id}
@@ -178,7 +203,7 @@ class GrowingLabels:
         return TokenLabel(self._turns[row], "assistant", part)
 
 
-def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Any) -> Message:
+def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: "Tokenizer") -> Message:
     """The message that new tokens are."""
     texts = {
         part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()

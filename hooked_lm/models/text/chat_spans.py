@@ -210,7 +210,7 @@ def _marked(
     return marked
 
 
-def _marked_call(call: Any, before: str, after: str) -> Any:
+def _marked_call(call: Message, before: str, after: str) -> Any:
     """A call with a mark before the name of the function, and marks after it and after each text of its arguments."""
     holder = call.get("function", call)
     given = holder.get("arguments")
@@ -222,7 +222,7 @@ def _marked_call(call: Any, before: str, after: str) -> Any:
     return {**call, "function": marked} if "function" in call else marked
 
 
-def _with_ends(value: Any, mark: str) -> Any:
+def _with_ends(value: object, mark: str) -> object:
     """Arguments with a mark after each name and each text."""
     if isinstance(value, Mapping):
         return {f"{key}{mark}": _with_ends(each, mark) for key, each in value.items()}
