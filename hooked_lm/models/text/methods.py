@@ -174,7 +174,7 @@ class DecoderText(TextMethods):
         >>> turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
         >>> chat = model.chat([{"role": "user", "content": "Mary went home"}], chat_template=turns)
         >>> chat.of("user"), chat.tokens.shape == (1, len(chat.labels[0]))
-        ('Mary went home', True)
+        (' Mary went home', True)
         """
         options = {"add_generation_prompt": add_generation_prompt, **template_options}
         return make_chat(self.tokens, messages, options).to(self.device)
