@@ -14,8 +14,10 @@ from hooked_lm.analysis.probe_tasks import Classification, Folds, ProbeTask, pla
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
 from hooked_lm.callers import stacklevel_outside
 from hooked_lm.extras import require_extra
+from hooked_lm.hooks.token_labels import Named
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.labels import Label
@@ -30,10 +32,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[str | int | bool],
     *,
-    prompts: Sequence[str] | Tensor | None = ...,
+    prompts: Sequence[str] | Tensor | Chat | None = ...,
     site: str = ...,
     layers: Sequence[int] | None = ...,
-    positions: int = ...,
+    positions: int | Named = ...,
     tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
@@ -48,10 +50,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[float],
     *,
-    prompts: Sequence[str] | Tensor | None = ...,
+    prompts: Sequence[str] | Tensor | Chat | None = ...,
     site: str = ...,
     layers: Sequence[int] | None = ...,
-    positions: int = ...,
+    positions: int | Named = ...,
     tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
@@ -65,10 +67,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[str | int | bool] | Sequence[float] | Tensor,
     *,
-    prompts: Sequence[str] | Tensor | None = None,
+    prompts: Sequence[str] | Tensor | Chat | None = None,
     site: str = "resid_post",
     layers: Sequence[int] | None = None,
-    positions: int = -1,
+    positions: int | Named = -1,
     tokens: Sequence[str | int] | Tensor | None = None,
     groups: Sequence[str | int] | None = None,
     n_folds: int = 5,
@@ -97,7 +99,8 @@ def train_probe(
         labels: the class of each prompt (a string, int or bool), or a number (a float).
         site: the short name of a site, one for each layer. Heads are side by side.
         layers: None for all layers.
-        positions: the position whose vector is read; negative ones count from the last token of each prompt.
+        positions: the position whose vector is read; negative ones count from the last token of each prompt. Of conversations
+            (`model.chat`) also tokens by their role, such as "assistant" or ("user", -1): the mean over them is read.
         tokens: the token that each vector is of, an id or a string, for a cache or vectors; a model reads those of its prompts.
         groups: prompts of one group, such as those of one template or entity, are held out together; intervals are over groups.
         n_folds: the number of folds; each class needs as many prompts, or groups.

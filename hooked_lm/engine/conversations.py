@@ -5,7 +5,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from hooked_lm.hooks.token_labels import PADDING, is_named, reading
+from hooked_lm.hooks.token_labels import PADDING, Named, is_named, reading
 from hooked_lm.models.text.chat import Chat
 
 P = ParamSpec("P")
@@ -39,7 +39,7 @@ def reads_chats(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _numbers(what: str, given: Any, chats: Mapping[str, Chat], single: bool) -> int | list[int]:
+def _numbers(what: str, given: Named, chats: Mapping[str, Chat], single: bool) -> int | list[int]:
     """The positions that all conversations have there; one number for a function of one position."""
     if not chats:
         raise ValueError(f"{what}: no prompt has roles; give model.chat(messages), or numbers")

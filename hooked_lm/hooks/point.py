@@ -18,7 +18,6 @@ from hooked_lm.hooks.generation_step import GenerationStep
 from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
-from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -367,16 +366,15 @@ class HookPoint(NotebookRepr, nn.Identity):
         return now.positions if now is not None and has_positions else None
 
     @property
-    def labels(self) -> Sequence[Labels] | None:
+    def labels(self) -> Sequence[token_labels.Labels] | None:
         """What the tokens of each row are, if a conversation is read: by column, in generation by position in the row."""
         now = self.own_step or generation_step.current()
         return token_labels.current() if now is None else now.labels
 
     def layer(self) -> int:
         """The layer in the point's name: 3 for 'blocks.3.attn.hook_z'. Raises ValueError if there is none."""
-        for part in (self.name or "").split("."):
-            if part.isdigit():
-                return int(part)
+        for part in filter(str.isdigit, (self.name or "").split(".")):
+            return int(part)
         raise ValueError(f"hook point '{self.name}' is not in a layer: its name has no number")
 
     def under_name(self, name: str) -> "HookPoint":

@@ -40,7 +40,7 @@ def is_named(given: object) -> TypeGuard[Named]:
     return isinstance(given, Mapping) or (isinstance(given, str) and _name(given) in (*ROLES, *PARTS))
 
 
-def check_named(given: Any) -> None:
+def check_named(given: Named) -> None:
     """Raises ValueError unless `is_named` positions are well formed: a name, `(name, index)`, or a dict of `KEYS`."""
     if isinstance(given, (tuple, list)):
         if len(given) != 2 or not is_named(given[0]) or not isinstance(given[0], str) or type(given[1]) is not int:
@@ -54,7 +54,7 @@ def check_named(given: Any) -> None:
             raise ValueError(f"positions={given!r}: parts are {', '.join(PARTS)}")
 
 
-def select_positions(labels: Labels, given: Any, n_prompt: int | None = None) -> list[int]:
+def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) -> list[int]:
     """The positions of the tokens that named positions select, in order.
 
     A role or a part selects all its tokens; "last_user" those of the last turn of that role; `("assistant", -1)` the last token

@@ -17,16 +17,8 @@ from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.token_labels import is_named
 from hooked_lm.interventions.base import Controller, HookObject
-from hooked_lm.interventions.part import (
-    WHOLE,
-    Heads,
-    Part,
-    Positions,
-    check_positions,
-    head_indices,
-    labelled_layer,
-    parts_of,
-)
+from hooked_lm.interventions.part import WHOLE, Heads, Part, head_indices, labelled_layer, parts_of
+from hooked_lm.interventions.positions import Positions, check_positions
 from hooked_lm.interventions.window import Window
 
 

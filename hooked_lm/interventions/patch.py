@@ -15,8 +15,9 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Part, PositionMap, listed, position_axis
+from hooked_lm.interventions.part import Part, PositionMap, position_axis
 from hooked_lm.interventions.part_editor import LocalController, fitted
+from hooked_lm.interventions.positions import listed
 from hooked_lm.keywords import check_arguments
 
 Source = Tensor | Mapping[str, Tensor] | None

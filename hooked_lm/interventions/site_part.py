@@ -9,8 +9,9 @@ from hooked_lm.hooks.head_labels import LABEL
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.controllers import AddValue, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.part import Heads, Positions
+from hooked_lm.interventions.part import Heads
 from hooked_lm.interventions.patch import MeanAblate, Patch, Source
+from hooked_lm.interventions.positions import Positions
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor, tensor
@@ -13,9 +13,10 @@ from torch import Tensor, tensor
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.interventions.part import Positions
+from hooked_lm.interventions.positions import Positions
 from hooked_lm.interventions.steering import Layers, SteeringVectors
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.results import stored
 from hooked_lm.results.tabular import Tabular
 
@@ -96,7 +97,7 @@ class SteeredTexts(Tabular):
 def steered_texts(
     model: HookedRootModule,
     vectors: SteeringVectors,
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str] | Chat,
     *,
     doses: Sequence[float | int] = (0.25, 0.5, 0.75, 1.0),
     layers: Layers | None = None,
@@ -106,7 +107,7 @@ def steered_texts(
     """What a model writes after prompts under steering, for several doses, of which one is chosen.
 
     Args:
-        prompts: texts; the most likely token is taken each time.
+        prompts: texts or conversations; the most likely token is taken each time.
         doses: lengths of what is added, in norms of the values there; negative ones move in the opposite direction.
         layers, positions: as for `SteeringVectors.hooks`.
 
@@ -123,7 +124,8 @@ def steered_texts(
     [[' he was late'], [' she was happy']]
     """
     model = decoder(model, "steered texts are those of")
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    given: list[Any] = [prompts] if isinstance(prompts, str) else [prompts[i] for i in range(len(prompts))]
+    texts = list(prompts.texts) if isinstance(prompts, Chat) else given
     if not texts or not len(doses):
         raise ValueError(f"give at least one prompt and one dose, got {len(texts)} and {len(doses)}")
     chosen = [vectors.best_layer()] if layers is None else vectors.chosen_layers(layers)
@@ -132,7 +134,7 @@ def steered_texts(
     for dose in (0.0, *doses):
         by = {layer: dose / vectors.dose(layer) for layer in chosen}
         with model.hooks(vectors.adding(by, positions)):
-            ids = [_continued(model, text, max_new_tokens) for text in texts]
+            ids = [_continued(model, prompt, max_new_tokens) for prompt in given]
         written.append([str(model.to_string(tensor(new))) if new else "" for new in ids])
         repeated.append([repeated_share(new) for new in ids])
     found = SteeredTexts([0.0, *map(float, doses)], texts, written, tensor(repeated))
@@ -146,8 +148,8 @@ def steered_texts(
     return found
 
 
-def _continued(model: Decoder, text: str, max_new_tokens: int) -> list[int]:
-    tokens = model.to_tokens(text)
+def _continued(model: Decoder, prompt: str | Chat, max_new_tokens: int) -> list[int]:
+    tokens = prompt if isinstance(prompt, Chat) else model.to_tokens(prompt)
     ids = model.generate(tokens, max_new_tokens, do_sample=False, verbose=False, return_type="tokens")
     return ids[0, tokens.shape[1] :].tolist()
 

@@ -17,7 +17,7 @@ from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.contrast import METRICS, SHARES, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
-from hooked_lm.interventions.part import Positions
+from hooked_lm.interventions.positions import Positions
 from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.results import Label, stored
 from hooked_lm.results.measures import MetricScores

@@ -70,7 +70,7 @@ class Decoder(DecoderMethods):
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
 
-    def __call__(self, input: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, input: object = None, *args: object, **kwargs: object) -> Any:
         """Runs `forward`; while it reads a conversation, hooks know what the tokens are."""
         if isinstance(input, Chat):
             with token_labels.reading(input.labels):

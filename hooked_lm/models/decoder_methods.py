@@ -17,6 +17,7 @@ from hooked_lm.hooks import Cache, NamesFilter
 from hooked_lm.hooks.hook_spec import HookSpec, hook_list, parse_hook
 from hooked_lm.hooks.padding import Masks
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.slice import Slice
 from hooked_lm.models.base import BaseModel, is_outside_blocks
 from hooked_lm.models.checks import check_loss, check_stream, is_ids, n_streams
 from hooked_lm.models.compiled import Compiled
@@ -24,6 +25,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
@@ -82,6 +84,9 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         if stop_at_layer is not None:
             kwargs["stop_at_layer"] = stop_at_layer
         output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
+        if isinstance(cache, Cache) and isinstance(input, Chat):
+            positions = Slice.unwrap(kwargs.get("pos_slice"))
+            cache.labels = [[row[i] for i in positions.indices(len(row)).tolist()] for row in input.labels]
         if isinstance(cache, Cache) and not (model_args or cache.attention_masks or kwargs.keys() & EXACT):
             cache.keep_masks(self._padding_on_the_right(input, kwargs.get("prepend_bos")), kwargs.get("pos_slice"))
         return (None if early else output), cache

@@ -199,7 +199,7 @@ def generated(positions: Any) -> None:
          "positions='tool' selects no token: this conversation has 0 system, 1 user, 2 assistant, 3 user, with the parts"),
         (lambda: model().run_with_hooks(chat(ASK), fwd_hooks=[HOOKS[0](("user", 90))]), IndexError, "turn 1 has"),
         (lambda: HOOKS[0]("asistant"), ValueError, "positions must be numbers or one of all, prompt"),
-        (lambda: check_named(("user", "last")), ValueError, "expected (name, index), such as ('assistant', -1)"),
+        (lambda: check_named(("user", True)), ValueError, "expected (name, index), such as ('assistant', -1)"),
         (lambda: HOOKS[0]({"turns": 1}), ValueError, "a dict has some of the keys turn, role, part"),
         (lambda: HOOKS[0]({}), ValueError, "a dict has some of the keys turn, role, part"),
         (lambda: HOOKS[0]({"turn": "last"}), ValueError, "a turn is the index of a message, got 'last'"),

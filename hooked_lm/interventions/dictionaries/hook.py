@@ -17,9 +17,10 @@ from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
 from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
-from hooked_lm.interventions.part import Positions, check_positions, parts_of
+from hooked_lm.interventions.part import parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
+from hooked_lm.interventions.positions import Positions, check_positions
 from hooked_lm.keywords import check_keywords
 
 Edit = Callable[[Tensor], Tensor | None]

@@ -2,17 +2,35 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.hooks.token_labels import PADDING, Labels, TokenLabel, select_positions
+from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, select_positions
 from hooked_lm.models.text.chat_spans import Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
+from hooked_lm.viz import View, conversation
+
+if TYPE_CHECKING:
+    from hooked_lm.models.text.tokenizer import ChatTokenizer, Tokenizer
+
+
+@runtime_checkable
+class Talks(Protocol):
+    """A model that continues conversations."""
+
+    tokenizer: Any
+
+    def chat(self, messages: Sequence[Any], **options: object) -> "Chat": ...
+
+    def generate(self, input: "Chat", max_new_tokens: int, **options: object) -> Any: ...
+
+    def hooks(self, fwd_hooks: object) -> AbstractContextManager[Any]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,18 +103,18 @@ class Chat(NotebookRepr):
         """The part of its message that each token is of: "content", "thinking", "call" or "marker"; or "padding"."""
         return [[label.part for label in row] for row in self.labels]
 
-    def positions(self, given: Any, row: int = 0) -> list[int]:
+    def positions(self, given: Named, row: int = 0) -> list[int]:
         """The columns of a conversation that named positions select, such as "assistant"; see `select_positions`."""
         return select_positions(self.labels[row], given)
 
-    def mask(self, given: Any) -> Bool[Tensor, "batch pos"]:
+    def mask(self, given: Named) -> Bool[Tensor, "batch pos"]:
         """Which tokens named positions select, in each conversation."""
         found = torch.zeros(self.shape, dtype=torch.bool)
         for row in range(len(self)):
             found[row, self.positions(given, row)] = True
         return found
 
-    def of(self, given: Any, row: int = 0) -> str:
+    def of(self, given: Named, row: int = 0) -> str:
         """The text of the tokens that named positions select, as the template wrote it."""
         text, places = "", self.offsets[row]
         end, last = 0, -2
@@ -119,6 +137,14 @@ class Chat(NotebookRepr):
         rows = [(i, repr(token)[1:-1], *label) for i, (token, label) in enumerate(each) if label != PADDING]
         return Table(("position", "token", "turn", "role", "part"), rows)
 
+    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> View:
+        """A view of a conversation, with the role of each turn; `values`, a number for each token, colour its text."""
+        kept = [i for i, label in enumerate(self.labels[row]) if label != PADDING]
+        tokens, labels = [self.str_tokens[row][i] for i in kept], [self.labels[row][i] for i in kept]
+        if values is not None and len(values) == len(self.labels[row]):
+            values = [float(values[i]) for i in kept]
+        return conversation(tokens, labels, values, title=title)
+
     def repr_table(self) -> Table:
         """The first conversation, token by token."""
         return self.table()
@@ -129,6 +155,36 @@ class Chat(NotebookRepr):
         which = f"{len(self)} conversations of " if len(self) > 1 else ""
         changed = "".join(f"; {each}" for row in self.changed for each in row)
         return f"Chat({which}{sum(turns.values())} tokens: {counted}{changed})"
+
+    def reply(self, model: "Talks", max_new_tokens: int = 100, hooks: object = (), **options: object) -> "Chat":
+        """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
+
+        `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. If the
+        conversations do not end where the assistant begins, the template is asked for that. An answer that reaches
+        `max_new_tokens` within a thought has only that. Raises ValueError for an answer without text.
+        """
+        asked = (
+            self if self.options.get("add_generation_prompt") else self._in_template(model, add_generation_prompt=True)
+        )
+        labels = GrowingLabels(asked, model.tokenizer)
+        with model.hooks(hooks):
+            ids = model.generate(asked, max_new_tokens, return_type="tokens", **options)
+        prompt = asked.attention_mask.bool()
+        real = torch.cat([prompt, torch.ones_like(ids[:, prompt.shape[1] :], dtype=torch.bool)], 1)
+        rows = labels.of(real, ids)
+        answers = []
+        for row, ids_of_row in enumerate(ids[:, prompt.shape[1] :].tolist()):
+            new = list(zip(rows[row][int(prompt[row].sum()) :], ids_of_row, strict=True))
+            answers.append(_answer(row, new, model.tokenizer))
+        return self._in_template(model, answers, add_generation_prompt=False)
+
+    def _in_template(self, model: "Talks", more: Sequence[Message] | None = None, **options: object) -> "Chat":
+        """The same messages, and one more each, in the same template with other options."""
+        rows = [list(messages) for messages in self.messages]
+        if more is not None:
+            rows = [[*messages, message] for messages, message in zip(rows, more, strict=True)]
+        made: Chat = model.chat(rows, **{**self.options, **options})
+        return made
 
     def to(self, device: torch.device | str) -> "Chat":
         """The same on a device."""
@@ -142,7 +198,7 @@ class GrowingLabels:
     template, until the closing one.
     """
 
-    def __init__(self, chat: Chat, tokenizer: Any) -> None:
+    def __init__(self, chat: Chat, tokenizer: "ChatTokenizer") -> None:
         self._tokenizer = tokenizer
         self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
         self._markers = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -162,6 +218,20 @@ class GrowingLabels:
         thinks = thinks_at_end(after)
         is_marker = thinks != thinks_at_end(before) or is_header_at_end(after) or token in self._markers
         return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
+
+
+def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: "Tokenizer") -> Message:
+    """The message that new tokens are."""
+    texts = {
+        part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()
+        for part in ("thinking", "content")
+    }
+    if not any(texts.values()):
+        raise ValueError(
+            f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
+        )
+    thought = {"reasoning_content": texts["thinking"]} if texts["thinking"] else {}
+    return {"role": "assistant", "content": texts["content"], **thought}
 
 
 def _next_turn(chat: Chat, row: int) -> int:

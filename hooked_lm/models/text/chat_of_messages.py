@@ -15,7 +15,7 @@ from hooked_lm.models.text.tokens import Tokens, padded
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
-def make_chat(tokens: Tokens, messages: Any, options: Mapping[str, Any]) -> Chat:
+def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> Chat:
     """The conversation, or conversations, in the template of a tokenizer; see `model.chat`."""
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ValueError(f"messages must be a list of messages, or of such lists; got {messages!r}")
@@ -137,7 +137,7 @@ def _with_own_markers(labels: Sequence[TokenLabel], generated: Sequence[int]) ->
     return found
 
 
-def checked_messages(messages: Any) -> tuple[Message, ...]:
+def checked_messages(messages: object) -> tuple[Message, ...]:
     """The messages, with content in parts as one text.
 
     Raises TypeError for what is no message, ValueError for one that says nothing, and for an image.
@@ -147,7 +147,7 @@ def checked_messages(messages: Any) -> tuple[Message, ...]:
     return tuple(_checked(i, message) for i, message in enumerate(messages))
 
 
-def _checked(number: int, message: Any) -> Message:
+def _checked(number: int, message: object) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TypeError(f"message {number} must be a dict with 'role' and 'content', got {message!r}")
     content = message.get("content")

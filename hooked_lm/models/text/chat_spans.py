@@ -238,14 +238,14 @@ def _marked(
     return marked
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A copy in which nothing occurs twice, as the same message may in a conversation."""
     if isinstance(value, Mapping):
         return {key: _copied(each) for key, each in value.items()}
     return [_copied(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
-def _marked_call(call: Any, before: str, after: str, within: str) -> Any:
+def _marked_call(call: Message, before: str, after: str, within: str) -> Any:
     """A call with marks around the name of the function, and around the names and the texts of its arguments."""
     holder = call.get("function", call)
     marked = {**holder, "name": f"{before}{holder['name']}{after}"}
@@ -254,7 +254,7 @@ def _marked_call(call: Any, before: str, after: str, within: str) -> Any:
     return {**call, "function": marked} if "function" in call else marked
 
 
-def _with_marks(value: Any, before: str, after: str) -> Any:
+def _with_marks(value: object, before: str, after: str) -> object:
     """Arguments with marks around each name and each text."""
     if isinstance(value, Mapping):
         return {f"{before}{key}{after}": _with_marks(each, before, after) for key, each in value.items()}

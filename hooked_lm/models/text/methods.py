@@ -158,7 +158,7 @@ class DecoderText(TextMethods):
         """Returns the "first" or "last" position of a token in text or ids; ValueError if it does not occur."""
         return self.tokens.get_token_position(single_token, input, mode, prepend_bos, padding_side)
 
-    def chat(self, messages: Sequence[Any], add_generation_prompt: bool = False, **template_options: Any) -> Chat:
+    def chat(self, messages: Sequence[Any], add_generation_prompt: bool = False, **template_options: object) -> Chat:
         """Returns a conversation as token ids, with the turn, the role and the part of a message of each token.
 
         `messages` are dicts with "role" and "content", as chat templates read them, also with "reasoning_content" and

@@ -115,7 +115,7 @@ Rows = PromptRows | SourceAndTarget  # what a model reads
 SomeRows = TypeVar("SomeRows", bound=Rows)
 
 
-def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
+def ids_of(rows: Rows | Chat) -> Int[Tensor, "batch pos"]:
     """The token ids of what a model reads."""
     return rows if isinstance(rows, Tensor) else rows.tokens
 
