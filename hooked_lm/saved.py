@@ -14,6 +14,7 @@ LOADERS = {
     "Alignment": "hooked_lm.analysis.alignment.alignment:Alignment.load",
     "Attribution": "hooked_lm.analysis.attribution.attribution_result:Attribution.load",
     "Cache": "hooked_lm.hooks.cache:Cache.load",
+    "Chat": "hooked_lm.models.text.chat:Chat.load",
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",
     "Circuit": "hooked_lm.analysis.circuits.circuit:Circuit.load",
     "Comparison": "hooked_lm.analysis.circuits.compare:Comparison.load",

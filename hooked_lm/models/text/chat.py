@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,10 +15,19 @@ from torch import Tensor
 from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, select_positions
 from hooked_lm.models.text.chat_spans import Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
+from hooked_lm.results import stored
 from hooked_lm.viz import View, conversation
 
-if TYPE_CHECKING:
-    from hooked_lm.models.text.tokenizer import ChatTokenizer, Tokenizer
+FORMAT = "hooked_lm.Chat"
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A tokenizer that says which of its tokens are special."""
+
+    added_tokens_decoder: Any
+
+    def decode(self, token_ids: list[int], **options: object) -> Any: ...
 
 
 @runtime_checkable
@@ -186,6 +196,23 @@ class Chat(NotebookRepr):
         made: Chat = model.chat(rows, **{**self.options, **options})
         return made
 
+    def save(self, path: str | Path) -> None:
+        """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
+        others = {of.name: getattr(self, of.name) for of in fields(self)}
+        tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
+        stored.write(path, FORMAT, tensors, others)
+
+    @classmethod
+    @stored.names_the_file
+    def load(cls, path: str | Path) -> "Chat":
+        """Reads what `save` wrote. Raises ValueError for any other file."""
+        tensors, others = stored.read(path, FORMAT)
+        others["labels"] = [[TokenLabel(*label) for label in row] for row in others["labels"]]
+        others["offsets"] = [[tuple(place) for place in row] for row in others["offsets"]]
+        for name in ("messages", "labels", "changed", "shared", "offsets", "str_tokens"):
+            others[name] = tuple(map(tuple, others[name]))
+        return cls(**{**tensors, **others, "texts": tuple(others["texts"])})
+
     def to(self, device: torch.device | str) -> "Chat":
         """The same on a device."""
         return replace(self, tokens=self.tokens.to(device), attention_mask=self.attention_mask.to(device))
@@ -198,7 +225,7 @@ class GrowingLabels:
     template, until the closing one.
     """
 
-    def __init__(self, chat: Chat, tokenizer: "ChatTokenizer") -> None:
+    def __init__(self, chat: Chat, tokenizer: Decodes) -> None:
         self._tokenizer = tokenizer
         self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
         self._markers = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
@@ -220,7 +247,7 @@ class GrowingLabels:
         return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
 
 
-def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: "Tokenizer") -> Message:
+def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Decodes) -> Message:
     """The message that new tokens are."""
     texts = {
         part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()

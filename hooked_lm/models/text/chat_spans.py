@@ -136,11 +136,12 @@ def _ends_within(text: str, markers: Sequence[tuple[str, str]]) -> bool:
     return any(text.rfind(opened) > text.rfind(closed) for opened, closed in markers)
 
 
-def at(messages: Any, path: Path) -> Any:
+def at(messages: object, path: Path) -> Any:
     """The value at a path."""
+    found: Any = messages
     for key in path:
-        messages = messages[key]
-    return messages
+        found = found[key]
+    return found
 
 
 # ---- the texts of messages -------------------------------------------------------------------------------------------

@@ -45,7 +45,6 @@ class ChatTokenizer(Tokenizer, Protocol):
 
     chat_template: Any
     is_fast: bool
-    added_tokens_decoder: Any
 
     def apply_chat_template(self, conversation: list[Any], **options: object) -> Any: ...
 

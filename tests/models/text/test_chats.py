@@ -2,8 +2,11 @@
 
 import json
 import re
+from dataclasses import fields
+from datetime import date
 from functools import lru_cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -560,3 +563,16 @@ def test_what_a_model_writes_gets_labels(template: str, messages: Any, options: 
     assert [label for label in chat.labels[0] if label != PADDING] == labels[0][: -len(new)]
     assert TEMPLATE in labels[1]
     assert {label.turn for label in labels[1][-len(new) :]} == {1}
+
+
+def test_a_file_has_all_of_a_conversation(tmp_path: Path):
+    chat = chat_of([turns("a", "<think>b</think>c"), turns("One", "two", system="é🙂")], "chatml", tools=[call("get")])
+    chat.save(tmp_path / "chat")
+    again = Chat.load(tmp_path / "chat")
+    for field in fields(chat):
+        found, expected = getattr(again, field.name), getattr(chat, field.name)
+        assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected, field.name
+    assert again.positions(("assistant", -1), 1) == chat.positions(("assistant", -1), 1)
+    assert again.labels[0][-1].role == chat.labels[0][-1].role
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        chat_of(turns("a"), "chatml", today=date(2026, 5, 1)).save(tmp_path / "other")
