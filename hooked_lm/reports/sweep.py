@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hooked_lm import viz
 from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.extras import lazy_import
 from hooked_lm.reports.circuit import Task
-from hooked_lm.results import Label
+from hooked_lm.results import Label, Scores
+from hooked_lm.results.scores import METRIC
 from hooked_lm.viz.labels import POSITION
 from hooked_lm.viz.numbers import MINUS, rounded
 
@@ -47,11 +48,8 @@ class Shares:
         return gap if abs(gap) > SMALLEST_GAP else float("nan")
 
     def cells(self) -> "pd.DataFrame":
-        """All cells in order: their labels, `effect`, the share, the interval of the effect if there is one, and `value`."""
-        effects = self.result.effects().to_dataframe().rename(columns={"mean": "effect"})
-        if self.result.n_prompts == 1:
-            effects = effects.drop(columns=["low", "high"])
-        return self._with_share(effects.assign(value=self.result.to_dataframe()["mean"]))
+        """All cells in order: their labels, `effect`, the share, the intervals of `top` if there are several prompts, and `value`."""
+        return self._with_share(_all_cells(self.result.effects(), "effect").assign(value=self.result.mean.flatten().numpy()))
 
     def top(self, n: int = SHOWN) -> "pd.DataFrame":
         """The cells with the largest effects, as `cells`."""
@@ -59,8 +57,30 @@ class Shares:
 
     def _with_share(self, table: "pd.DataFrame") -> "pd.DataFrame":
         start = 0.0 if self.result.base == "corrupted" else 1.0
-        table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / self.gap)
+        gap: Any = self.gap
+        if METRIC in table:
+            gap = table[METRIC].map({of: Shares(self.result.select(metric=of)).gap for of in self.result.axes[METRIC]})
+        table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / gap)
         return table
+
+
+def tables(scores: Scores, normalized: bool) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """The largest cells and all cells of any scores; of a sweep with shares, if there are some and they are wanted."""
+    if not isinstance(scores, SweepResult):
+        return scores.top(SHOWN), _all_cells(scores, "value")
+    shares = Shares(scores)
+    top, cells = shares.top(), shares.cells()
+    has_shares = normalized and cells[shares.name].notna().any()
+    return (top, cells) if has_shares else (top.drop(columns=shares.name), cells.drop(columns=shares.name))
+
+
+def _all_cells(scores: Scores, name: str) -> "pd.DataFrame":
+    """The mean of each cell under a name, and of several prompts the intervals that hold for all cells at once, as in `top`."""
+    table = scores.to_dataframe().rename(columns={"mean": name})
+    if scores.n_prompts == 1:
+        return table.drop(columns=["low", "high"])
+    low, high = scores.interval(simultaneous=True)
+    return table.assign(low=low.flatten().numpy(), high=high.flatten().numpy())
 
 
 def parts_of_position(label: Label) -> tuple[Label, str]:
