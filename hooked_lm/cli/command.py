@@ -30,7 +30,7 @@ BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, NotImplementedError)
 EXPECTED = (RuntimeError, ArithmeticError, ImportError)  # failures whose message says enough, as that a package is missing
 LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
 
-CALL_OR_NAME = re.compile(r"[\w.]+\([^()]*\)|(?<![\w.'\"/-])([a-z]\w*)\b(=(?=[^\s,;.:)]))?(=)?")
+CALL_OR_NAME = re.compile(r"[\w.]+\([^()]*\)|--[\w-]+(?: \w+=\S+)?|(?<![\w.'\"/-])([a-z]\w*)\b(=(?=[^\s,;.:)]))?(=)?")
 
 WIDE = shutil.get_terminal_size().columns >= 80  # in a narrower one the boxes of the help cut names of options off
 

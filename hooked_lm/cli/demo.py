@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_writable
-from hooked_lm.cli.output import records, say, say_path, show_table
+from hooked_lm.cli.output import records, result_data, say, say_path, show_table
 
 if TYPE_CHECKING:
     from hooked_lm.demo import experiment
@@ -48,7 +48,7 @@ def demo(
     return {
         "n_pairs": len(pairs),
         "logit_difference": {"clean": clean, "corrupted": corrupted},
-        "heads": _heads(result),
+        "heads": result_data(result.heads.to_dataframe().rename(columns={"mean": "restored"}), result.heads.axes, _heads(result)),
         "report": path,
         "seconds": seconds,
     }
