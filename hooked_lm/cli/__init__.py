@@ -13,6 +13,7 @@ from hooked_lm.cli import (
     models,
     patch,
     sites,
+    steer,
     verify,
 )
 from hooked_lm.cli.command import EXAMPLES, app
@@ -32,5 +33,6 @@ __all__ = [
     "models",
     "patch",
     "sites",
+    "steer",
     "verify",
 ]

@@ -27,7 +27,11 @@ from hooked_lm.cli.output import as_text, console, to_stderr
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes: it ran and failed or disagrees; it cannot run as asked; Ctrl-C
 # What the library raises for what it cannot do as asked; NotImplementedError names a feature that an architecture lacks.
 BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, NotImplementedError)
-EXPECTED = (RuntimeError, ArithmeticError, ImportError)  # failures whose message says enough, as that a package is missing
+EXPECTED = (
+    RuntimeError,
+    ArithmeticError,
+    ImportError,
+)  # failures whose message says enough, as that a package is missing
 LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
 
 CALL_OR_NAME = re.compile(r"[\w.]+\([^()]*\)|--[\w-]+(?: \w+=\S+)?|(?<![\w.'\"/-])([a-z]\w*)\b(=(?=[^\s,;.:)]))?(=)?")

@@ -48,7 +48,9 @@ def demo(
     return {
         "n_pairs": len(pairs),
         "logit_difference": {"clean": clean, "corrupted": corrupted},
-        "heads": result_data(result.heads.to_dataframe().rename(columns={"mean": "restored"}), result.heads.axes, _heads(result)),
+        "heads": result_data(
+            result.heads.to_dataframe().rename(columns={"mean": "restored"}), result.heads.axes, _heads(result)
+        ),
         "report": path,
         "seconds": seconds,
     }

@@ -100,7 +100,14 @@ def result_data(
     tokens = {"tokens": [token for _, token in places]} if any(token for _, token in places) else {}
     numbered = {"position": [number for number, _ in places]} if places else {}
     n_cells = sum(map(bool, table.drop(columns=list(axes)).notna().any(axis=1)))
-    return {"largest": largest, "shown": len(largest), "of": n_cells, "axes": {**axes, **numbered}, **tokens, "values": values}
+    return {
+        "largest": largest,
+        "shown": len(largest),
+        "of": n_cells,
+        "axes": {**axes, **numbered},
+        **tokens,
+        "values": values,
+    }
 
 
 def say_stored(stored: "Shards", started: float, **facts: object) -> dict[str, object]:

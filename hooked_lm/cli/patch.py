@@ -94,7 +94,10 @@ def patch(
     metric: MetricOption = None,
     column: ColumnOption = None,
     raw: Annotated[
-        bool, typer.Option("--raw/--normalized", help="Show effects alone, in units of the metric; or also the share that is restored.")
+        bool,
+        typer.Option(
+            "--raw/--normalized", help="Show effects alone, in units of the metric; or also the share that is restored."
+        ),
     ] = False,
     max_pairs: MaxPairsOption = None,
     batch_size: Annotated[int, typer.Option(help="The number of pairs of one length that run together.")] = 16,
@@ -202,7 +205,9 @@ def _show_study(study: "PairTable", started: float, normalized: bool, html: Path
     if html is not None:
         has_shares = isinstance(scores, SweepResult) and {"restored", "kept"} & {*table}
         figure = (scores.normalized() if has_shares else scores).plot()
-        section = viz.Section("What was found", viz.CaptionedFigure(figure), "The largest effects:", sweep.readable(top))
+        section = viz.Section(
+            "What was found", viz.CaptionedFigure(figure), "The largest effects:", sweep.readable(top)
+        )
         viz.report(f"A {facts['experiment']} over {study.n_pairs:,} pairs of prompts", [section], html)
         say_path("page:", html)
     return {**facts, **stored, **found, "html": html and html.resolve()}

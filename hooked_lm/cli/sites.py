@@ -57,7 +57,9 @@ def _shapes(model: Any, points: Mapping[str, Any]) -> dict[str, list[str | int]]
     found: dict[str, list[str | int]] = {}
 
     def record(value: Any, hook: Any) -> None:
-        if len(hook.dims) == value.ndim:  # a hook on demand, as on copies of a norm's input for each head, changes others
+        if (
+            len(hook.dims) == value.ndim
+        ):  # a hook on demand, as on copies of a norm's input for each head, changes others
             sizes = zip(hook.dims, value.shape, strict=True)
             found.setdefault(hook.name, [axis if OF_INPUTS.fullmatch(axis) else size for axis, size in sizes])
 

@@ -54,6 +54,34 @@ def answers_of_prompts(answers: Answers, n_prompts: int, name: str, model: Any) 
     return rows.expand(n_prompts, -1).to(model.device)
 
 
+def right_and_wrong(
+    answers: Answers, wrong_answers: Answers, model: TextMethods | None = None
+) -> tuple[tuple[Rows, int | None], tuple[Rows, int | None]]:
+    """The `answer_rows` of right and of wrong answers. Raises ValueError also for a prompt whose right and wrong answers are the
+    same, and for other numbers of prompts.
+
+    >>> right_and_wrong([7, 8], 9)[1][0].tolist()
+    [[9]]
+    """
+    right, wrong = answer_rows(answers, "answers", model), answer_rows(wrong_answers, "wrong_answers", model)
+    if None not in (right[1], wrong[1]) and right[1] != wrong[1]:
+        raise ValueError(f"answers are given for {right[1]} prompts, wrong_answers for {wrong[1]}")
+    if right[0].shape[1] == wrong[0].shape[1]:
+        same = (right[0].sort(1).values == wrong[0].sort(1).values).all(1).nonzero()
+        if len(same):
+            row = int(same[0])
+            ids = right[0][row % len(right[0])].tolist()
+            words = (
+                ids if getattr(model, "tokenizer", None) is None else [model.to_single_str_token(each) for each in ids]
+            )
+            of_prompt = f" of prompt {row}" if None not in (right[1], wrong[1]) else ""
+            raise ValueError(
+                f"answers and wrong_answers{of_prompt} are the same, {', '.join(map(repr, words))}, so their difference is always 0: "
+                "give two different tokens"
+            )
+    return right, wrong
+
+
 def whole_numbers(given: Any, name: str) -> Int[Tensor, "..."]:
     """Integers on the CPU, with at most two axes; raises TypeError and ValueError for anything else."""
     try:

@@ -49,7 +49,9 @@ class Shares:
 
     def cells(self) -> "pd.DataFrame":
         """All cells in order: their labels, `effect`, the share, the intervals of `top` if there are several prompts, and `value`."""
-        return self._with_share(_all_cells(self.result.effects(), "effect").assign(value=self.result.mean.flatten().numpy()))
+        return self._with_share(
+            _all_cells(self.result.effects(), "effect").assign(value=self.result.mean.flatten().numpy())
+        )
 
     def top(self, n: int = SHOWN) -> "pd.DataFrame":
         """The cells with the largest effects, as `cells`."""
