@@ -17,7 +17,7 @@ from hooked_lm.cli.options import (
     ModelArgument,
     PairsOption,
 )
-from hooked_lm.cli.output import records, result_data, say, say_path, show_table, shown
+from hooked_lm.cli.output import records, say, say_path, show_result, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,7 +129,6 @@ def _show_effects(name: str, meaning: str, table: "pd.DataFrame") -> dict[str, o
     """Prints the largest effects of nodes or edges, and what their sign says; returns all as data."""
     from hooked_lm.reports.circuit import SHOWN_NODES
 
-    found = result_data(table, {name: table[name].tolist()}, records(table.head(SHOWN_NODES)))
-    say(f"\n{found['shown']} of {found['of']} {name}s, with {escape(meaning)}:")
-    show_table(records(table.head(SHOWN_NODES)), dict.fromkeys(("effect", "low", "high"), "+.2f"))
-    return {"meaning": meaning, **found}
+    say(f"\nOf {name}s: {escape(meaning)}:")
+    formats = dict.fromkeys(("effect", "low", "high"), "+.2f")
+    return {"meaning": meaning, **show_result(table.head(SHOWN_NODES), table, {name: table[name].tolist()}, formats)}

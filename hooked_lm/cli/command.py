@@ -27,11 +27,7 @@ from hooked_lm.cli.output import as_text, console, to_stderr
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes: it ran and failed or disagrees; it cannot run as asked; Ctrl-C
 # What the library raises for what it cannot do as asked; NotImplementedError names a feature that an architecture lacks.
 BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, NotImplementedError)
-EXPECTED = (
-    RuntimeError,
-    ArithmeticError,
-    ImportError,
-)  # failures whose message says enough, as that a package is missing
+EXPECTED = (RuntimeError, ArithmeticError, ImportError)  # failures whose message says enough
 LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
 
 CALL_OR_NAME = re.compile(r"[\w.]+\([^()]*\)|--[\w-]+(?: \w+=\S+)?|(?<![\w.'\"/-])([a-z]\w*)\b(=(?=[^\s,;.:)]))?(=)?")
@@ -230,24 +226,22 @@ def _output(as_json: bool, name: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def clean_errors(
-    stdout: TextIO | None, debug: bool, interrupted: str = LINES["ends"], command: str = ""
-) -> Iterator[None]:
-    """Errors are a line on stderr, and the exit code says of which kind they are; on `stdout` goes the same as JSON."""
+def clean_errors(to: TextIO | None, debug: bool, interrupted: str = LINES["ends"], name: str = "") -> Iterator[None]:
+    """Errors are a line on stderr, and the exit code says of which kind they are; the same goes as JSON `to` stdout."""
     try:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
-        _end(interrupted, error, INTERRUPTED, stdout, debug, str(error))
+        _end(interrupted, error, INTERRUPTED, to, debug, str(error))
     except BAD_INPUTS as error:
-        message = in_options(_message(error), command)
-        _end(f"[bold red]error:[/] {escape(message)}", error, BAD_INPUT, stdout, debug, message)
+        message = in_options(_message(error), name)
+        _end(f"[bold red]error:[/] {escape(message)}", error, BAD_INPUT, to, debug, message)
     except Exception as error:
-        message = in_options(str(error), command)
+        message = in_options(str(error), name)
         kind = "" if isinstance(error, EXPECTED) and message else f"{type(error).__name__}: "
         hint = "" if debug or not kind else " (--debug shows where)"
-        _end(f"[bold red]failed:[/] {escape(f'{kind}{message}{hint}')}", error, FAILED, stdout, debug, message)
+        _end(f"[bold red]failed:[/] {escape(f'{kind}{message}{hint}')}", error, FAILED, to, debug, message)
 
 
 def _end(line: str, error: BaseException, code: int, stdout: TextIO | None, debug: bool, message: str) -> None:

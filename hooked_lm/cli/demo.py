@@ -40,6 +40,7 @@ def demo(
     result = experiment.run(model, pairs)
     clean, corrupted = result.differences.mean.tolist()
     _show_result(result, clean, corrupted)
+    table = result.heads.to_dataframe().rename(columns={"mean": "restored"})
     path = experiment.write_report(result, output).resolve()
     seconds = time.perf_counter() - start
     say_path("report:", path, f"  ({seconds:.1f} s)")
@@ -48,9 +49,7 @@ def demo(
     return {
         "n_pairs": len(pairs),
         "logit_difference": {"clean": clean, "corrupted": corrupted},
-        "heads": result_data(
-            result.heads.to_dataframe().rename(columns={"mean": "restored"}), result.heads.axes, _heads(result)
-        ),
+        "heads": result_data(_heads(result), table, result.heads.axes),
         "report": path,
         "seconds": seconds,
     }

@@ -1,7 +1,6 @@
 """`harvest`: the activations of a corpus."""
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer

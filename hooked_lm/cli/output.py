@@ -83,31 +83,37 @@ def cells(frame: "pd.DataFrame") -> list[dict[str, object]]:
     return rows
 
 
-def result_data(
-    table: "pd.DataFrame", axes: Mapping[str, Sequence["Label"]], largest: Sequence[Mapping[str, object]]
+def show_result(
+    largest: "pd.DataFrame", table: "pd.DataFrame", axes: Mapping[str, Sequence["Label"]], formats: Mapping[str, str]
 ) -> dict[str, object]:
-    """A result as JSON, of one form in all commands: the rows that people see first, how many rows there are, and all of them.
+    """Prints the largest cells of a result, and how many cells there are; returns it as data."""
+    from hooked_lm.reports.sweep import readable
+
+    show_table(records(readable(largest)), formats)
+    found = result_data(cells(largest), table, axes)
+    if found["shown"] != found["of"]:
+        say(f"{found['shown']} of {found['of']:,}; --json has all")
+    return found
+
+
+def result_data(
+    largest: Sequence[object], table: "pd.DataFrame", axes: Mapping[str, Sequence["Label"]]
+) -> dict[str, object]:
+    """A result as data, of one form in all commands: what people see, `shown` of how many cells that is, and all of them.
 
     `values` has for each number of the table nested lists in the order of `axes`, null where there is no cell.
     """
     from hooked_lm.reports.sweep import parts_of_position
 
+    numbers = table.drop(columns=list(axes)).astype("float32")
     sizes = [len(labels) for labels in axes.values()]
-    # digits that tell numbers of single precision apart, and no more
-    digits = {name: column.to_numpy("float32").astype(str) for name, column in table.items() if name not in axes}
-    values = {name: column.astype(float).reshape(sizes) for name, column in digits.items()}
+    # as text and back: the digits that tell numbers of single precision apart, and no more
+    values = {name: column.to_numpy().astype(str).astype(float).reshape(sizes) for name, column in numbers.items()}
     places = [parts_of_position(label) for label in axes.get("position", ())]
     tokens = {"tokens": [token for _, token in places]} if any(token for _, token in places) else {}
-    numbered = {"position": [number for number, _ in places]} if places else {}
-    n_cells = sum(map(bool, table.drop(columns=list(axes)).notna().any(axis=1)))
-    return {
-        "largest": largest,
-        "shown": len(largest),
-        "of": n_cells,
-        "axes": {**axes, **numbered},
-        **tokens,
-        "values": values,
-    }
+    labels = {**axes, **({"position": [number for number, _ in places]} if places else {})}
+    n_cells = int(numbers.notna().any(axis=1).sum())
+    return {"largest": largest, "shown": len(largest), "of": n_cells, "axes": labels, **tokens, "values": values}
 
 
 def say_stored(stored: "Shards", started: float, **facts: object) -> dict[str, object]:

@@ -36,15 +36,11 @@ from hooked_lm.cli.options import (
     ThreadsOption,
     WorkersOption,
 )
-from hooked_lm.cli.output import cells, records, result_data, say, say_path, say_stored, show_table
+from hooked_lm.cli.output import say, say_path, say_stored, show_result
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from hooked_lm.reports.circuit import Task
-    from hooked_lm.results import Scores
-    from hooked_lm.studies import PairTable
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
@@ -94,10 +90,7 @@ def patch(
     metric: MetricOption = None,
     column: ColumnOption = None,
     raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw/--normalized", help="Show effects alone, in units of the metric; or also the share that is restored."
-        ),
+        bool, typer.Option("--raw/--normalized", help="Show effects alone, or also the share that they restore.")
     ] = False,
     max_pairs: MaxPairsOption = None,
     batch_size: Annotated[int, typer.Option(help="The number of pairs of one length that run together.")] = 16,
@@ -131,18 +124,6 @@ def patch(
     return _study(model, pairs, experiment, Path(output), {**settings, **of_pairs, **of_shards}, not raw, html)
 
 
-def _study(
-    model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], normalized: bool, html: Path | None
-) -> Result:
-    """Runs an experiment on the pairs of a file, or goes on with it."""
-    from hooked_lm.studies import study_pairs
-
-    started = time.time()
-    with columns_named_by_options():
-        study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
-    return _show_study(study, started, normalized, html)
-
-
 def _options(sites: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
     """The arguments of the experiment, as the library takes them."""
     every = [short_name(part.strip(), " and --layers") for each in sites or [] for part in each.split(",")]
@@ -173,8 +154,9 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
     top, table = sweep.tables(result, normalized)
     finding = sweep.finding(result).replace("`", "")
-    scale = f"; {shares.name}: 0 is the corrupted run, 1 the clean one" if normalized else "; in nats"
-    found = _show_cells("The cells that move it most{which}" + scale, result, top, table)
+    scale = f"{shares.name}: 0 is the corrupted run, 1 the clean one" if normalized else "in nats"
+    say(f"\nThe cells that move it most; {scale}:")
+    found = show_result(top, table, result.axes, NUMBERS)
     say(escape(finding))
     if html is not None:
         sweep.write_report(result, task, (tokens[0], tokens[len(task)]), html, normalized)
@@ -188,12 +170,18 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
     }
 
 
-def _show_study(study: "PairTable", started: float, normalized: bool, html: Path | None) -> Result:
-    """The cells with the largest effects; positions from the end if the pairs differ in length."""
+def _study(
+    model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], normalized: bool, html: Path | None
+) -> Result:
+    """Runs an experiment on the pairs of a file, or goes on with it. Positions count from the end if pairs differ in length."""
     from hooked_lm import viz
     from hooked_lm.engine.result import SweepResult
     from hooked_lm.reports import sweep
+    from hooked_lm.studies import study_pairs
 
+    started = time.time()
+    with columns_named_by_options():
+        study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
     facts = {"model": study.plan.model["name"], "experiment": study.plan.experiment["name"]}
     stored = say_stored(study, started, pairs=study.n_pairs, rows=len(study))
     if not study.is_complete:
@@ -201,27 +189,15 @@ def _show_study(study: "PairTable", started: float, normalized: bool, html: Path
     scores = study.scores(align=None if study.has_one_length else "end")
     top, table = sweep.tables(scores, normalized)
     intervals = " with 95% intervals of all cells at once" if "low" in top else ""
-    found = _show_cells("The largest effects{which}, means over the pairs" + intervals, scores, top, table)
+    say(f"\nThe largest effects, means over the pairs{intervals}:")
+    found = show_result(top, table, scores.axes, NUMBERS)
     if html is not None:
-        has_shares = isinstance(scores, SweepResult) and {"restored", "kept"} & {*table}
-        figure = (scores.normalized() if has_shares else scores).plot()
-        section = viz.Section(
-            "What was found", viz.CaptionedFigure(figure), "The largest effects:", sweep.readable(top)
-        )
+        has_shares = isinstance(scores, SweepResult) and normalized and scores.clean is not None
+        figure = viz.CaptionedFigure((scores.normalized() if has_shares else scores).plot())  # type: ignore[attr-defined]
+        section = viz.Section("What was found", figure, "The largest effects:", sweep.readable(top))
         viz.report(f"A {facts['experiment']} over {study.n_pairs:,} pairs of prompts", [section], html)
         say_path("page:", html)
     return {**facts, **stored, **found, "html": html and html.resolve()}
-
-
-def _show_cells(title: str, scores: "Scores", top: "pd.DataFrame", table: "pd.DataFrame") -> dict[str, object]:
-    """Prints the largest cells of a result, and returns all as data; `title` says "{which}" where their number goes."""
-    from hooked_lm.reports.sweep import readable
-
-    found = result_data(table, scores.axes, cells(top))
-    which = f" ({found['shown']} of {found['of']:,})" if found["shown"] != found["of"] else ""
-    say(f"\n{title.format(which=which)}:")
-    show_table(records(readable(top)), NUMBERS)
-    return found
 
 
 def _value(name: str, text: str) -> object:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,12 @@ from hooked_lm.cli.inputs import load
 from hooked_lm.cli.options import ModelArgument
 from hooked_lm.cli.output import say, show_table
 from hooked_lm.cli.prompts_and_sites import sites_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hooked_lm.hooks import HookPoint
+    from hooked_lm.models.decoder import Decoder
 
 LAYER = re.compile(r"\.(\d+)(?=\.)")
 OF_INPUTS = re.compile(r"batch|text|image|patch|block|routed|global_token|(\w+_)?pos")  # axes as long as the inputs
@@ -42,26 +48,20 @@ def sites(
         axes = " ".join(axis if str(size) == axis else f"{axis}={size}" for axis, size in sizes)
         row = LAYER.sub(".{}", name, count=1), axes, "on demand" if point.on_demand else ""
         layers.setdefault(row, []).extend(LAYER.findall(name)[:1])
-    show_table(
-        [
-            {"site": pattern.replace("{}", _range(of)), "axes": axes, "": when}
-            for (pattern, axes, when), of in layers.items()
-        ]
-    )
+    rows = [{"site": row.replace("{}", _range(of)), "axes": axes, "": when} for (row, axes, when), of in layers.items()]
+    show_table(rows)
     say(f"{len(points)} sites; a short name with a layer means one of them: ('z', 0), ('resid_post', -1)")
     return {"model": model, "sites": found}
 
 
-def _shapes(model: Any, points: Mapping[str, Any]) -> dict[str, list[str | int]]:
+def _shapes(model: "Decoder", points: Mapping[str, "HookPoint"]) -> dict[str, list[str | int]]:
     """The sizes of the axes of each site in a run of the random inputs of `verify`, which reaches all of them."""
     found: dict[str, list[str | int]] = {}
 
-    def record(value: Any, hook: Any) -> None:
-        if (
-            len(hook.dims) == value.ndim
-        ):  # a hook on demand, as on copies of a norm's input for each head, changes others
+    def record(value: "Tensor", hook: "HookPoint") -> None:
+        if len(hook.dims) == value.ndim:  # hooks on demand change others, as copies of a norm's input for each head
             sizes = zip(hook.dims, value.shape, strict=True)
-            found.setdefault(hook.name, [axis if OF_INPUTS.fullmatch(axis) else size for axis, size in sizes])
+            found.setdefault(hook.name or "", [axis if OF_INPUTS.fullmatch(axis) else size for axis, size in sizes])
 
     for on_demand in (False, True):
         if names := [name for name, point in points.items() if point.on_demand is on_demand]:

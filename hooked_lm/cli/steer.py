@@ -1,7 +1,7 @@
 """`steer`: steering vectors of two kinds of texts, in the file that `generate --steer` reads."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,23 +28,21 @@ def steer(
     ] = "resid_post",
     layers: Annotated[str, typer.Option(help="each, or indices such as 0,-1 or 0-2.")] = "each",
     method: Annotated[str, typer.Option(help="mean (of the differences), pca or logistic.")] = "mean",
-    held_out: Annotated[float, typer.Option(help="The share of pairs on which the vectors are judged.")] = 0.25,
-    seed: Annotated[int, typer.Option(help="The seed that chooses these pairs.")] = 0,
     out: Annotated[Path, typer.Option("--out", "--output", help="The path of the file.")] = Path(
         "hooked_lm_steer.safetensors"
     ),
 ) -> Result:
     """Compute steering vectors from pairs of texts, and judge them.
 
-    The vector of a layer leads from the negative to the positive texts, at their last token. The table shows how well it separates
-    held-out pairs, beside random vectors. `hooked-lm generate --steer FILE` adds the vectors.
+    The vector of a layer leads from the negative to the positive texts, at their last token. The table shows how well it
+    separates held-out pairs, beside random vectors. `hooked-lm generate --steer FILE` adds the vectors.
     """
     from hooked_lm.interventions.steering import steering_vectors
 
     check_writable(out)
     loaded = decoder(model, "steer")
-    chosen = {"site": short_name(site, " and --layers"), "layers": which("layers", layers)}
-    vectors = steering_vectors(loaded, positive, negative, **chosen, method=method, held_out=held_out, seed=seed)
+    options: dict[str, Any] = {"site": short_name(site, " and --layers"), "layers": which("layers", layers)}
+    vectors = steering_vectors(loaded, positive, negative, method=method, **options)
     vectors.save(out)
     rows, best = records(vectors.to_dataframe()), vectors.best_layer()
     show_table([{name: row[name] for name in SHOWN} for row in rows], SHOWN)

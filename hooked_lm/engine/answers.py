@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.models.text.methods import TextMethods
+from hooked_lm.notebook_repr import short_repr
 
 Answers = str | int | Sequence[str | int] | Sequence[Sequence[str | int]] | Tensor
 Rows = Int[Tensor, "row token"]  # one row for all prompts, or one for each
@@ -66,19 +67,13 @@ def right_and_wrong(
     right, wrong = answer_rows(answers, "answers", model), answer_rows(wrong_answers, "wrong_answers", model)
     if None not in (right[1], wrong[1]) and right[1] != wrong[1]:
         raise ValueError(f"answers are given for {right[1]} prompts, wrong_answers for {wrong[1]}")
-    if right[0].shape[1] == wrong[0].shape[1]:
-        same = (right[0].sort(1).values == wrong[0].sort(1).values).all(1).nonzero()
-        if len(same):
-            row = int(same[0])
-            ids = right[0][row % len(right[0])].tolist()
-            words = (
-                ids if getattr(model, "tokenizer", None) is None else [model.to_single_str_token(each) for each in ids]
-            )
-            of_prompt = f" of prompt {row}" if None not in (right[1], wrong[1]) else ""
-            raise ValueError(
-                f"answers and wrong_answers{of_prompt} are the same, {', '.join(map(repr, words))}, so their difference is always 0: "
-                "give two different tokens"
-            )
+    one, other = right[0].sort(1).values, wrong[0].sort(1).values
+    if one.shape[1] == other.shape[1] and len(same := (one == other).all(1).nonzero()):
+        of_prompt = f" of prompt {int(same[0])}" if None not in (right[1], wrong[1]) else ""
+        given = f"answers={short_repr(answers)}, wrong_answers={short_repr(wrong_answers)}"
+        raise ValueError(
+            f"the right and the wrong answers{of_prompt} are the same, give two different tokens; got {given}"
+        )
     return right, wrong
 
 

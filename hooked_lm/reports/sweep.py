@@ -47,17 +47,12 @@ class Shares:
         gap = float(self.result.clean.mean() - self.result.corrupted.mean())
         return gap if abs(gap) > SMALLEST_GAP else float("nan")
 
-    def cells(self) -> "pd.DataFrame":
-        """All cells in order: their labels, `effect`, the share, the intervals of `top` if there are several prompts, and `value`."""
-        return self._with_share(
-            _all_cells(self.result.effects(), "effect").assign(value=self.result.mean.flatten().numpy())
-        )
-
     def top(self, n: int = SHOWN) -> "pd.DataFrame":
-        """The cells with the largest effects, as `cells`."""
-        return self._with_share(self.result.top(n))
+        """The cells with the largest effects."""
+        return self.added(self.result.top(n))
 
-    def _with_share(self, table: "pd.DataFrame") -> "pd.DataFrame":
+    def added(self, table: "pd.DataFrame") -> "pd.DataFrame":
+        """A table of effects, with the shares beside them."""
         start = 0.0 if self.result.base == "corrupted" else 1.0
         gap: Any = self.gap
         if METRIC in table:
@@ -67,22 +62,18 @@ class Shares:
 
 
 def tables(scores: Scores, normalized: bool) -> "tuple[pd.DataFrame, pd.DataFrame]":
-    """The largest cells and all cells of any scores; of a sweep with shares, if there are some and they are wanted."""
-    if not isinstance(scores, SweepResult):
-        return scores.top(SHOWN), _all_cells(scores, "value")
-    shares = Shares(scores)
-    top, cells = shares.top(), shares.cells()
-    has_shares = normalized and cells[shares.name].notna().any()
-    return (top, cells) if has_shares else (top.drop(columns=shares.name), cells.drop(columns=shares.name))
-
-
-def _all_cells(scores: Scores, name: str) -> "pd.DataFrame":
-    """The mean of each cell under a name, and of several prompts the intervals that hold for all cells at once, as in `top`."""
-    table = scores.to_dataframe().rename(columns={"mean": name})
-    if scores.n_prompts == 1:
-        return table.drop(columns=["low", "high"])
-    low, high = scores.interval(simultaneous=True)
-    return table.assign(low=low.flatten().numpy(), high=high.flatten().numpy())
+    """The largest cells and all cells, with intervals that hold for all cells at once if there are several prompts. Those of a
+    sweep have shares, if there are some and they are wanted."""
+    ranked = scores.effects() if isinstance(scores, SweepResult) else scores
+    cells = ranked.to_dataframe().drop(columns=["low", "high"]).rename(columns={"mean": scores.RANKED_BY})
+    if scores.n_prompts > 1:
+        low, high = ranked.interval(simultaneous=True)
+        cells = cells.assign(low=low.flatten().numpy(), high=high.flatten().numpy())
+    cells = cells.assign(value=scores.mean.flatten().numpy())
+    if isinstance(scores, SweepResult) and normalized and scores.clean is not None:
+        shares = Shares(scores)
+        return shares.top(), shares.added(cells)
+    return scores.top(SHOWN), cells
 
 
 def parts_of_position(label: Label) -> tuple[Label, str]:
