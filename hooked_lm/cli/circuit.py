@@ -77,10 +77,10 @@ def circuit(
     options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}
     options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
     study = report.find(loaded, task, **options)
-    return _shown(model, study, output, save)
+    return _shown(model, method, study, output, save)
 
 
-def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
+def _shown(model: str, method: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
     """Prints the key figures, and writes the page and the circuit."""
     from hooked_lm.analysis.circuits.held_out import JUDGED
     from hooked_lm.reports.circuit import DIFFERENCE
@@ -108,7 +108,7 @@ def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -
         "model": model,
         "n_pairs": len(study.task),
         "ahead": study.ahead,
-        "method": study.circuit.about["method"],
+        "method": method,
         "metric": metric,
         "replace_with": replaced,
         "n_edges": study.circuit.n_edges,

@@ -120,7 +120,7 @@ def test_what_has_no_form_in_json_is_refused() -> None:
 
 
 def test_a_result_that_has_no_form_in_json_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "model_classes", lambda *classes: {"gpt2": [object()]})
+    monkeypatch.setitem(WELL_KNOWN, "gpt2", object())
     shown = call("models", "gpt2", "--json")
     assert shown.exit_code == 1
     assert "JSON has no form for a object" in json.loads(shown.stdout)["error"]["message"]
@@ -139,15 +139,14 @@ def test_messages_name_options() -> None:
     )
 
 
-def test_two_equal_answers_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    same = "the right and the wrong answers of prompt 0 are the same, give two different tokens; got answers=[' Mary']"
+def test_two_equal_answers_are_refused_at_once() -> None:
     for command in (["patch", "demo"], ["circuit", "demo"]):
         shown = call(*command, *PAIR[:4], "--answers", " Mary, Mary")
         assert shown.exit_code == 2
-        assert "are the same, give two different tokens" in shown.stderr, same
+        assert "are the same, give two different tokens; got --answers=[' Mary']" in shown.stderr
     shown = call("lens", "demo", "Mary", "--answers", " Mary, Mary")
     assert (
-        "the right and the wrong answers are the same, give two different tokens; got answers=' Mary'" in shown.stderr
+        "the right and the wrong answers are the same, give two different tokens; got --answers=' Mary'" in shown.stderr
     )
 
 
@@ -522,7 +521,7 @@ def test_two_answers_are_compared(model: HookedTransformer) -> None:
     for name, token in (("probability", mary), ("wrong_probability", john)):
         assert_close(last[name], logits.softmax(-1)[token], scale=20.0)
     assert re.search(
-        rf"3 │ ·to \(14\) │ +{last['logit_difference']:+.2f}".replace("+", r"\+", 1),
+        rf"3 │ ·to \(14\) │ +\{last['logit_difference']:+.2f} ",
         call("lens", "demo", prompt, *answers).output,
     )
     assert from_json("lens", "demo", prompt)["answers"] is None
