@@ -83,8 +83,8 @@ def server() -> "Server[Any]":
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What `hooked-lm NAME ... --json` prints for these arguments.
 
-    >>> call("sites", {"model": "demo", "match": "blocks.0.attn.hook_z"})["sites"]
-    [{'site': 'blocks.0.attn.hook_z', 'axes': ['batch', 'pos', 'head', 'd_head'], 'on_demand': False}]
+    >>> call("sites", {"model": "demo", "match": "z0"})["sites"][0]["shape"]
+    ['batch', 'pos', 8, 16]
     >>> call("lens", {"model": "demo"})["error"]["message"]
     "Missing argument 'PROMPT' (see hooked-lm lens --help)"
     """
