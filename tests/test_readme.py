@@ -38,6 +38,22 @@ def test_the_calls_for_agents_run(capsys):
     assert len(re.findall(r"# \d+\.", calls)) == 10
     for page in re.findall(r"`(docs/[\w-]+\.md)`", text):
         assert (ROOT / page).exists(), page
+    [results] = [" ".join(part.split()) for part in text.split("\n\n") if part.startswith("`sweep`")]
+    promises = [sentence.split(" have ") for sentence in results.split(". ")[:2]]
+    names, promised = zip(
+        *[(re.findall(r"`(\w+)`", who), re.findall(r"`\.(\w+)", what)) for who, what in promises], strict=True
+    )
+    assert (len(promised[0]), len(promised[1])) == (8, 3)
+    said = [
+        (namespace[name], attribute)
+        for some, each in zip(names, promised, strict=True)
+        for name in some
+        for attribute in each
+    ]
+    parts = re.findall(r"`(\w+)\.(\w+)`", promises[1][1])
+    assert len(parts) == 2
+    said += [(getattr(namespace[name], part), attribute) for name, part in parts for attribute in promised[0]]
+    assert not [(type(found).__name__, attribute) for found, attribute in said if not hasattr(found, attribute)]
 
 
 def test_the_contributions_of_the_readme_sum_to_the_logit_difference():

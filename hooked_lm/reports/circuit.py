@@ -315,7 +315,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
     """The effect of taking each node out of the circuit, the largest first; empty for an empty circuit."""
     if not circuit.n_edges:
         return pd.DataFrame(columns=["node", "effect"])
-    top = circuits.minimality(model, circuit, of="nodes", **common).top(SHOWN_NODES)
+    top = circuits.minimality(model, circuit, of="nodes", **common).top(len(circuit.nodes))
     interval = {"low": -top["high"], "high": -top["low"]} if "low" in top else {}
     return pd.DataFrame({"node": top["node"], "effect": -top["value"], **interval})
 
@@ -441,7 +441,7 @@ def _parts_section(study: CircuitStudy) -> viz.Section:
         f"How {study.chosen.about['metric']} changes, in nats, when all edges of one node are taken out of the circuit. "
         f"All of this took {study.seconds:.1f} s."
     )
-    return viz.Section("What each node adds", text, study.nodes)
+    return viz.Section("What each node adds", text, study.nodes.head(SHOWN_NODES))
 
 
 if not TYPE_CHECKING:  # type checkers know the present names alone

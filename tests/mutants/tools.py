@@ -376,8 +376,7 @@ TOOLS = mutants({
     ],
     "cli/output.py": [
         ("the number of a position is its label", "cli/test_commands.py::patch_a_pair",
-         'row = {"position": number, "token": token} | row | {"position": number}',
-         'row = {"position": number, "token": token} | row'),
+         '({"token": token} if token else {})} | row | {"position": number}', '({"token": token} if token else {})} | row'),
     ],
     "cli/mcp.py": [
         ("a missing argument is taken from the next one", "cli/test_mcp.py::a_call_is_a_command_line",

@@ -12,7 +12,7 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.engine.answers import Answers, answers_of_prompts
+from hooked_lm.engine.answers import Answers, answers_of_prompts, right_and_wrong
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
@@ -269,6 +269,8 @@ def _checked(
         raise IndexError(f"position {pos} is out of range: the prompts have {tokens.shape[1]} tokens")
     ids = _one_each(model, answers, len(tokens), "answers")
     others = None if wrong_answers is None else _one_each(model, wrong_answers, len(tokens), "wrong_answers")
+    if others is not None:
+        right_and_wrong(ids, others, model)  # raises for two that are the same
     return tokens, ids, others, pos % tokens.shape[1]
 
 
