@@ -63,7 +63,6 @@ class Scores(NotebookRepr):
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
     _BY_METRIC: ClassVar[tuple[str, ...]] = ()  # the fields with an entry for each metric
     _METRIC_IN_ABOUT: ClassVar[str] = "of"  # where `about` has the metric that was selected
-    RANKED_BY: ClassVar[str] = "value"  # or "effect"
 
     def __post_init__(self) -> None:
         for name in self._tensors():
@@ -284,7 +283,8 @@ class Scores(NotebookRepr):
         """The `n` cells (of each metric) with the largest absolute values.
 
         Columns: the labels, the mean by which cells are ranked, its interval (`low`, `high`) if there are several prompts. This
-        mean is `value`; in a sweep `effect`, the difference from the unpatched run, and `value` follows if it is another number.
+        mean is `value`; in a sweep `effect`, the difference from the unpatched run, or `restored` where that is a share. The mean
+        of the values themselves follows if it is another number: `value`, or `kept` for shares of a sweep that changes the clean run.
 
         The largest of many cells are large in part by chance, so the intervals are simultaneous: those of all cells of the result
         contain their means at once in 95% of cases (see `interval`). A cell that was chosen beforehand has the narrower interval
@@ -305,15 +305,17 @@ class Scores(NotebookRepr):
         effects = ranked.mean.flatten()
         best = effects.abs().nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
         best = best[: min(n, int((~effects.isnan()).sum()))]
-        numbers = {self.RANKED_BY: effects[best]}
+        numbers = {ranked._column: effects[best]}
         if self.n_prompts > 1:
             low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
-        return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked()}
+        numbers.setdefault(self._column, self.mean.flatten()[best])
+        return best, numbers
 
-    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
-        """Further columns of `top`, with their names."""
-        return []
+    @property
+    def _column(self) -> str:
+        """The name of the means in `top`."""
+        return "value"
 
     @property
     def _has_intervals(self) -> bool:

@@ -262,20 +262,28 @@ def test_top_is_by_the_size_of_the_effect():
 
 
 @pytest.mark.parametrize(
-    ("changed", "further"),
+    ("changed", "base", "name", "further"),
     [
-        (lambda plain: plain, ["value"]),
-        (lambda plain: plain.effects(), []),
-        (lambda plain: plain.normalized(), []),
-        (lambda plain: plain.effects().normalized(), []),
-        (lambda plain: replace(plain, base="clean").normalized(), ["value"]),  # the clean run is 1
+        (lambda plain: plain, "corrupted", "effect", ["value"]),
+        (lambda plain: plain.effects(), "corrupted", "effect", []),
+        (lambda plain: plain.normalized(), "corrupted", "restored", []),
+        (lambda plain: plain.restored(), "corrupted", "restored", []),
+        (lambda plain: plain.effects().normalized(), "corrupted", "restored", []),
+        (lambda plain: plain.normalized(), "clean", "effect", ["kept"]),  # the clean run is 1
+        (lambda plain: plain.restored(), "clean", "effect", ["kept"]),
+        (lambda plain: plain.effects().normalized(), "clean", "effect", []),
     ],
 )
-def test_no_column_of_the_largest_cells_is_there_twice(changed: Callable, further: list[str]):
-    table = changed(result()).select(metric="difference").top(3)
-    assert list(table.columns) == ["layer", "position", "effect", "low", "high", *further]
+def test_the_largest_cells_say_what_their_numbers_are_once(
+    changed: Callable, base: str, name: str, further: list[str]
+):
+    shown = changed(replace(result(), base=base)).select(metric="difference")
+    table = shown.top(3)
+    assert list(table.columns) == ["layer", "position", name, "low", "high", *further]
+    assert name == "effect" or shown.plot().data[0].colorbar.title.text == name
     if further:
-        assert (table.value - table.effect).abs().min() > 0.1
+        assert (table[further[0]] - table.effect).abs().min() > 0.1
+    assert all(f">{column}</th>" in shown._repr_html_() for column in (name, *further))
 
 
 def test_the_largest_cells_of_one_prompt_have_no_interval():
