@@ -202,7 +202,7 @@ class Scores(NotebookRepr):
         bounds = self._bounds
         if bounds.are_finite:
             return bounds.interval(values[cells], self.groups, resampling.level, at_once)
-        low, high = bootstrap(by_group(values, self.groups), *resampling, chosen=cells)
+        low, high = bootstrap(by_group(values, self.groups), *resampling, chosen=cells, measure=self._measured())
         return low.clamp(min=bounds.least), high.clamp(max=bounds.most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
@@ -283,18 +283,16 @@ class Scores(NotebookRepr):
         """The `n` cells (of each metric) with the largest absolute values.
 
         Columns: the labels, the mean by which cells are ranked, its interval (`low`, `high`) if there are several prompts. This
-        mean is `value`; in a sweep `effect`, the difference from the unpatched run, or `restored` where that is a share. The mean
-        of the values themselves follows if it is another number: `value`, or `kept` for shares of a sweep that changes the clean run.
+        mean is `value`; in a sweep `effect`, the difference from the unpatched run, or `restored` for a share. The mean of the
+        values follows if it is another number: `value`, or `kept` for shares where the clean run is changed.
 
         The largest of many cells are large in part by chance, so the intervals are simultaneous: those of all cells of the result
         contain their means at once in 95% of cases (see `interval`). A cell that was chosen beforehand has the narrower interval
         of `to_dataframe`.
         """
         if METRIC in self.axes:
-            parts = [(metric, self.select(metric=metric).top(n, level)) for metric in self.axes[METRIC]]
-            for metric, part in parts:
-                part.insert(0, METRIC, metric)
-            return pd.concat([part for _, part in parts], ignore_index=True)
+            parts = {metric: self.select(metric=metric).top(n, level) for metric in self.axes[METRIC]}
+            return pd.concat(parts, names=[METRIC]).reset_index(METRIC).reset_index(drop=True)
         best, columns = self._largest(n, level)
         table = self._cells().iloc[best.tolist()].reset_index(drop=True)
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
@@ -371,9 +369,9 @@ class Scores(NotebookRepr):
         return f"{of[0].upper()}{of[1:]}{by}" if of else ""
 
     def _measured(self) -> str:
-        """What the values are: `about["of"]`, or the label of the only metric; "" if nothing says it."""
+        """What the values are: what `about` says, or the label of the only metric; "" if nothing says it."""
         metrics = self.axes.get(METRIC, ())
-        return str(self.about.get("of", metrics[0] if len(metrics) == 1 else "")).replace("_", " ")
+        return str(self.about.get(self._METRIC_IN_ABOUT, metrics[0] if len(metrics) == 1 else "")).replace("_", " ")
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -226,8 +226,9 @@ class Evaluation(Tabular, Scores):
         difference = (full - empty).mean()
         share = self._recovered()[of]
         residuals = (values - empty - share[:, None] * (full - empty)) / difference
-        warn_if_one_sided(by_group(self.values[of], self.groups))
-        low, high = bootstrap(by_group(residuals.float(), self.groups), level)
+        measure = str(self.about.get("metric", "")).replace("_", " ")
+        warn_if_one_sided(by_group(self.values[of], self.groups), measure)
+        low, high = bootstrap(by_group(residuals.float(), self.groups), level, measure=measure)
         return (share + low.clamp(max=0.0)).float(), (share + high.clamp(min=0.0)).float()  # around 0, up to rounding
 
     @property
