@@ -49,8 +49,6 @@ class Shares:
     def cells(self) -> "pd.DataFrame":
         """All cells in order: their labels, `effect`, the share, the interval of the effect if there is one, and `value`."""
         effects = self.result.effects().to_dataframe().rename(columns={"mean": "effect"})
-        if self.result.n_prompts == 1:
-            effects = effects.drop(columns=["low", "high"])
         return self._with_share(effects.assign(value=self.result.to_dataframe()["mean"]))
 
     def top(self, n: int = SHOWN) -> "pd.DataFrame":

@@ -19,7 +19,7 @@ from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest
 from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, check_labels, chosen_places, entries_at, labels_at
-from hooked_lm.results.tabular import as_text
+from hooked_lm.results.tabular import as_text, with_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -253,8 +253,8 @@ class Scores(NotebookRepr):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each cell: its labels, the mean over prompts and the interval of this cell alone (`low`, `high`; those of all
-        cells at once are in `top` and in `interval(simultaneous=True)`).
+        """A row for each cell: its labels, the mean over prompts and, if there are several, the interval of this cell alone (`low`,
+        `high`; those of all cells at once are in `top` and in `interval(simultaneous=True)`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
         are rows with NaN; `.dropna()` removes them.
@@ -262,7 +262,7 @@ class Scores(NotebookRepr):
         if per_prompt:
             return self._by_prompt()
         low, high = self.interval(level)
-        columns = {"mean": self.mean, "low": low, "high": high}
+        columns = {"mean": self.mean, **with_values(low=low, high=high)}
         return self._cells().assign(**{name: column.flatten().numpy() for name, column in columns.items()})
 
     def _by_prompt(self) -> "pd.DataFrame":

@@ -290,6 +290,10 @@ def test_the_largest_cells_of_one_prompt_have_no_interval():
     values = torch.tensor([[1.0], [3.0]])
     assert Scores(values, {"layer": [0, 1]}).top().to_dict("list") == {"layer": [1, 0], "value": [3, 1]}
     sweep = SweepResult(values, {"layer": [0, 1]}, torch.ones(1))
+    assert list(sweep.to_dataframe().columns) == ["layer", "mean"]
+    assert list(replace(sweep, values=values.expand(2, 3), corrupted=torch.ones(3)).to_dataframe()) == [
+        *("layer", "mean", "low", "high")
+    ]
     assert sweep.top().to_dict("list") == {"layer": [1, 0], "effect": [2, 0], "value": [3, 1]}
     assert list(sweep.effects().top().columns) == ["layer", "effect"]
     assert "nan" not in sweep._repr_html_()
