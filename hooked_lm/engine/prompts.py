@@ -87,7 +87,7 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
     return torch.stack(rows)
 
 
-def _instead(model: Any, name: str, lengths: Sequence[int]) -> str:
+def _instead(model: HookedRootModule, name: str, lengths: Sequence[int]) -> str:
     """What to do with prompts of different lengths. Padding changes nothing before it where attention is causal."""
     if getattr(getattr(model, "cfg", None), "attention_dir", "") != "causal":
         return "; call the function for those of one length"

@@ -253,8 +253,8 @@ class Scores(NotebookRepr):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each cell: its labels, the mean over prompts and, if there are several, the interval of this cell alone (`low`,
-        `high`; those of all cells at once are in `top` and in `interval(simultaneous=True)`).
+        """A row for each cell: its labels, the mean over prompts and, of several, the interval of this cell alone (`low`, `high`;
+        those of all cells at once are in `top` and in `interval(simultaneous=True)`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
         are rows with NaN; `.dropna()` removes them.

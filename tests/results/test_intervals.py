@@ -193,7 +193,10 @@ def test_normal_numbers_are_warned_of_as_rarely_as_by_skewness(n_prompts: int):
 @pytest.mark.parametrize(
     ("about", "advice"),
     [
-        ({"metric": "probability"}, "use more prompts, or a metric that is less skewed, such as a logit difference .* of a prob"),
+        (
+            {"metric": "probability"},
+            "use more prompts, or a metric that is less skewed, such as a logit difference .* of a prob",
+        ),
         ({"metric": "logit difference"}, "use more prompts, and see which have most of the logit difference: to_data"),
         ({"metric": "log_probability"}, "use more prompts, and see which have most of the log probability: to_data"),
         ({}, "use more prompts, or a metric that is less skewed"),

@@ -274,9 +274,7 @@ def test_top_is_by_the_size_of_the_effect():
         (lambda plain: plain.effects().normalized(), "clean", "effect", []),
     ],
 )
-def test_the_largest_cells_say_what_their_numbers_are_once(
-    changed: Callable, base: str, name: str, further: list[str]
-):
+def test_the_largest_cells_say_what_their_numbers_are_once(changed: Callable, base: str, name: str, further: list[str]):
     shown = changed(replace(result(), base=base)).select(metric="difference")
     table = shown.top(3)
     assert list(table.columns) == ["layer", "position", name, "low", "high", *further]

@@ -67,6 +67,8 @@ def _may_be_same(one: str, other: str) -> bool:
     >>> _may_be_same("blocks.1.hook_resid_post", "blocks.2.hook_resid_pre"), _may_be_same("blocks.1.hook_z", "blocks.2.hook_z")
     (True, False)
     """
-    names = [re.sub(r"(\d+)\.hook_resid_post$", lambda of: f"{int(of[1]) + 1}.hook_resid_pre", of) for of in (one, other)]
+    names = [
+        re.sub(r"(\d+)\.hook_resid_post$", lambda of: f"{int(of[1]) + 1}.hook_resid_pre", of) for of in (one, other)
+    ]
     is_alias = same_value(one, [other]) == other or same_value(other, [one]) == one
     return is_alias or names[0] == names[1] or not all("hook_" in name for name in names)

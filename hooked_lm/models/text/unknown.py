@@ -9,7 +9,6 @@ from hooked_lm.models.text.bos import ids_of
 from hooked_lm.models.text.tokenizer import Tokenizer
 
 RARE = "\N{NAZAR AMULET}"  # a character that only tokenizers with tokens for bytes, or for unknown text, can have
-SHOWN = 5
 
 
 def leaves_out_text(tokenizer: Tokenizer) -> bool:
@@ -29,7 +28,9 @@ def _unknown(tokenizer: Tokenizer) -> tuple[str, int | None]:
     return str(name), backend.token_to_id(name) if found is None and backend is not None and name else found
 
 
-def warn_if_unknown(tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]], leaves_out: bool) -> bool:
+def warn_if_unknown(
+    tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[Sequence[int]], leaves_out: bool
+) -> bool:
     """Warns of words, or characters, that are not among the ids of their text; returns whether it did.
 
     Raises ValueError where the token of unknown words is that of padding: nothing would be read in their place.
@@ -47,8 +48,7 @@ def warn_if_unknown(tokenizer: Tokenizer, texts: Sequence[str], rows: Sequence[S
             becomes = "nothing is read in their place"
         if not lost:
             continue
-        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        what = f"the tokenizer has no token for {', '.join(map(repr, lost[:SHOWN]))}{more}, in {text[:60]!r}: {becomes}"
+        what = f"the tokenizer has no token for {', '.join(map(repr, lost[:5]))}, in {text[:60]!r}: {becomes}"
         if unknown in row and unknown == tokenizer.pad_token_id:
             raise ValueError(f"{what}, which is padding; use words of its vocabulary, tokenizer.get_vocab()")
         warnings.warn(f"{what}. It is said once", stacklevel=stacklevel_outside(sys._getframe()))

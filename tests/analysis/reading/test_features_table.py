@@ -61,7 +61,7 @@ def test_numbers_that_are_not_there_are_not_shown(model: HookedTransformer, sae:
     reports = feature_report(model, sae, [61], TEXTS[:1])
     some = features_table(model, sae, TEXTS[:1], ablate=1)
     page = some.write_pages(reports, tmp_path).read_text("utf-8")
-    assert page.count("<td data-value=\"nan\"></td>") == 511
+    assert page.count('<td data-value="nan"></td>') == 511
     assert "no value" not in page
 
 

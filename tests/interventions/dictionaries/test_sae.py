@@ -443,7 +443,9 @@ def test_a_dictionary_at_another_site_than_its_own_warns_once_for_each(model: Ho
         warnings.simplefilter("error")
         for site in (OWN, "blocks.2.hook_resid_pre", "blocks.1.hook_out"):  # the same value
             model.run_with_hooks(TEXTS, fwd_hooks=[Features(site, sae=sae)])
-        model.run_with_hooks(TEXTS, fwd_hooks=[Features(OTHER, sae=sae.at(OTHER)), Features("*.hook_mlp_out", sae=sae.at(None))])
+        model.run_with_hooks(
+            TEXTS, fwd_hooks=[Features(OTHER, sae=sae.at(OTHER)), Features("*.hook_mlp_out", sae=sae.at(None))]
+        )
         model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(OTHER, sae=Normalized(sae, "layer_norm").at(OTHER))])
     assert sae.cfg.hook_point == OWN
     assert sae.at(OTHER).W_enc is sae.W_enc
@@ -451,8 +453,8 @@ def test_a_dictionary_at_another_site_than_its_own_warns_once_for_each(model: Ho
     reads = Features(OTHER, sae=sae)
     with pytest.warns(UserWarning, match=says) as caught:
         model.run_with_hooks(TEXTS, fwd_hooks=[reads])
-        model.run_with_hooks(TEXTS, fwd_hooks=[reads])
     assert len(caught) == 1
+    model.run_with_hooks(TEXTS, fwd_hooks=[reads])
     for use in (
         lambda: model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(OTHER, sae=Normalized(sae, "layer_norm"))]),
         lambda: evaluate_dictionary(model, TEXTS, sae.at(OWN), site=OTHER),
@@ -467,7 +469,9 @@ def test_a_dictionary_at_another_site_than_its_own_warns_once_for_each(model: Ho
 def test_a_transcoder_warns_of_either_site(model: HookedTransformer) -> None:
     reads, writes, other = "blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out", "blocks.2.hook_mlp_out"
     transcoder = filled(Transcoder.Config(D, WIDTH, hook_point=reads, hook_point_out=writes))
-    with pytest.warns(UserWarning, match=rf"writes '{writes}', and here it writes '{other}'.* sae.at\('{reads}', '{other}'\)"):
+    with pytest.warns(
+        UserWarning, match=rf"writes '{writes}', and here it writes '{other}'.* sae.at\('{reads}', '{other}'\)"
+    ):
         model.run_with_hooks(TEXTS, fwd_hooks=[Transcode([reads, other], sae=transcoder)])
     with pytest.warns(UserWarning, match=rf"reads '{reads}', and here it reads 'blocks.0.mlp.hook_in'"):
         model.run_with_hooks(TEXTS, fwd_hooks=[Transcode(["blocks.0.mlp.hook_in", writes], sae=transcoder)])
