@@ -77,7 +77,6 @@ class SweepResult(Scores):
     binary: Sequence[bool] | None = None
     _BY_METRIC: ClassVar[tuple[str, ...]] = ("corrupted", "clean", "binary")
     _METRIC_IN_ABOUT: ClassVar[str] = METRIC_NAME
-    RANKED_BY: ClassVar[str] = "effect"
 
     def __post_init__(self) -> None:
         if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
@@ -239,9 +238,10 @@ class SweepResult(Scores):
     def _ranked(self: Own) -> Own:
         return self.effects()
 
-    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
-        means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")
-        return [] if means_are_effects else [("value", self.mean)]
+    @property
+    def _column(self) -> str:
+        name, _ = self._named("value")
+        return "effect" if name.startswith(CHANGE) else name
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         return {"fingerprint": ""}

@@ -17,7 +17,7 @@ from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
-from hooked_lm.hooks.recorder import has_batch_axis, only_row, position_axis
+from hooked_lm.hooks.recorder import has_batch_axis, known_position_axis, only_row
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.keywords import nearest
@@ -102,7 +102,7 @@ class Cache(Mapping[str, Tensor]):
         key = (name, *where) if where else name
         value, site = self[key], _site(self.full_name(key))
         dims = self.dims_of(site)
-        axis = position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+        axis = known_position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
         if axis is None:
             raise ValueError(f"'{site}' [{', '.join(dims)}] of shape {tuple(value.shape)} has no axis of positions")
         stack, *_ = site.split(".")

@@ -17,14 +17,13 @@ from torch import Tensor
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.head_labels import head_in_layer, parse_head_label
 from hooked_lm.hooks.indices import Indices, Plain, indices_in, indices_of_slice, plain_indices
+from hooked_lm.hooks.recorder import MOST_UNNAMED, position_axis
 from hooked_lm.hooks.select import Site, is_shorthand
 
 Positions = str | Indices
 Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
-QUERY_POSITIONS = ("pos", "query_pos")
 WHOLE = slice(None)
-MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [batch, position, feature]
 NAMED_POSITIONS = ("all", "prompt", "last_prompt", "generated")
 
 
@@ -368,7 +367,7 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
     """The axes of a value of this shape at a site with these axis names (or no names)."""
     dims = names if len(names) == len(shape) else ()
     shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
-    pos_axis = _position_axis(len(shape), names)
+    pos_axis = position_axis(len(shape), names)
     return AxisRoles(
         where=f"{name} [{', '.join(shown)}]",
         dims=dims,
@@ -379,17 +378,6 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
         features=len(shape) - 1 if dims or len(shape) <= MOST_UNNAMED else None,
         rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
     )
-
-
-def position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The axis of positions in a value of a site, or None; without axis names, axis 1 of three."""
-    return _position_axis(value.ndim, hook.dims)
-
-
-def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
-    if len(dims) != n_axes:
-        return 1 if n_axes == MOST_UNNAMED else None
-    return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
 def listed(given: Positions) -> list[int]:

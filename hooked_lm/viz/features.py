@@ -1,6 +1,7 @@
 """The page of a feature: top texts, a histogram of activations, and tables of tokens."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.viz.labels import token_label
@@ -120,7 +121,7 @@ def features_index(
     """A page with a row for each feature, which a click on the head of a column sorts; all text is escaped.
 
     Args:
-        columns: the numbers of each feature, by name.
+        columns: the numbers of each feature, by name; cells are empty where a number is NaN.
         tokens: some tokens of each feature.
         links: the files of the pages of features. Those with a page come first; at most 5,000 rows are shown.
 
@@ -135,7 +136,8 @@ def features_index(
     body = []
     for row in rows:
         cells = [f'<td data-value="{features[row]}">{_linked(features[row], links)}</td>']
-        cells += [f'<td data-value="{values[row]}">{texts[name][row]}</td>' for name, values in columns.items()]
+        numbers = {name: "" if math.isnan(values[row]) else texts[name][row] for name, values in columns.items()}
+        cells += [f'<td data-value="{columns[name][row]}">{text}</td>' for name, text in numbers.items()]
         shown = " ".join(f"<code>{token_label(token, 24)}</code>" for token in tokens[row])
         body.append(f"<tr>{''.join(cells)}<td>{shown}</td></tr>")
     left = f" The first {MOST_ROWS:,} of {len(features):,} are shown." if len(features) > MOST_ROWS else ""

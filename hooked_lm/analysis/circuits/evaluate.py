@@ -27,7 +27,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, provenance
-from hooked_lm.results.tabular import Tabular
+from hooked_lm.results.tabular import Tabular, with_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +145,7 @@ class Evaluation(Tabular, Scores):
             return self._by_prompt()
         low, high = self._interval_of_ratio(level)
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
-        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low, "high": high}
+        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, **with_values(low=low, high=high)}
         columns["completeness"] = self.completeness
         if (random := self.random_faithfulness) is not None:
             columns |= {RANDOM: random.mean(0), f"{RANDOM}_low": random.amin(0), f"{RANDOM}_high": random.amax(0)}
@@ -165,7 +165,7 @@ class Evaluation(Tabular, Scores):
         table = table.iloc[table["edges"].argsort(kind="stable")]
         columns = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in table.columns[1:]}
         names = {"faithfulness": "faithfulness", "completeness": WITHOUT}
-        intervals = {"faithfulness": (columns["low"], columns["high"])} if self.n_prompts > 1 else {}
+        intervals = {"faithfulness": (columns["low"], columns["high"])} if "low" in columns else {}
         if self.random is not None:
             names[RANDOM] = RANGE.format(len(self.random))
             intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
@@ -226,8 +226,9 @@ class Evaluation(Tabular, Scores):
         difference = (full - empty).mean()
         share = self._recovered()[of]
         residuals = (values - empty - share[:, None] * (full - empty)) / difference
-        warn_if_one_sided(by_group(self.values[of], self.groups))
-        low, high = bootstrap(by_group(residuals.float(), self.groups), level)
+        measure = str(self.about.get("metric", "")).replace("_", " ")
+        warn_if_one_sided(by_group(self.values[of], self.groups), measure)
+        low, high = bootstrap(by_group(residuals.float(), self.groups), level, measure=measure)
         return (share + low.clamp(max=0.0)).float(), (share + high.clamp(min=0.0)).float()  # around 0, up to rounding
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
-from hooked_lm.interventions.dictionaries.site import site_read
+from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, provenance
@@ -59,6 +59,7 @@ def evaluate_dictionary(
     site = site_read(sae, site)
     site_out = site_out if site_out is not None else getattr(cfg, "hook_point_out", None)
     stream = Activations(model, prompts, site, site_out, batch_size=batch_size, skip=skip)
+    warn_if_elsewhere(sae, *stream.sites)
     n_prompts = len(stream.prompts)
     rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]
     with torch.no_grad():

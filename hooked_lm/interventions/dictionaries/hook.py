@@ -16,7 +16,7 @@ from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
-from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
+from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site, warn_if_elsewhere
 from hooked_lm.interventions.part import Positions, check_positions, parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
@@ -102,9 +102,10 @@ class DictionaryHook(HookObject):
         """Deletes the features of the last forward pass in this thread."""
         self._seen.value.clear()
 
-    def _encoded(self, value: object, hook: HookPoint) -> "_Read":
-        """The features of the vectors at a site."""
+    def _encoded(self, value: object, hook: HookPoint, written: str | None = None) -> "_Read":
+        """The features of the vectors at a site; `written` is that of a transcoder's output."""
         name = str(hook.name)
+        warn_if_elsewhere(self.sae, name, written)
         x = flat(self.sae, value, f"'{name}'")
         x = x.to(_dtype(self.sae, x))
         features = encoded(self.sae, x)
@@ -324,7 +325,7 @@ class Transcode(Dictionary):
         if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            reads[:] = [self._encoded(value, hook)]
+            reads[:] = [self._encoded(value, hook, self.hook_point[1])]  # type: ignore[index]
             return None
         return self._spliced(reads.pop(), value, hook)
 
