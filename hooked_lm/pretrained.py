@@ -19,6 +19,7 @@ from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, one_device
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
@@ -389,3 +390,6 @@ def from_pretrained_no_processing(
         cls=cls,
         **kwargs,
     )
+
+
+answer_keywords(__name__)

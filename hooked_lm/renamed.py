@@ -5,11 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
-from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.callers import stacklevel_outside
-from hooked_lm.keywords import check_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,8 +20,7 @@ def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function to accept former names of its arguments: `former="present"`.
 
     Values that have other names too are given as a mapping beside: `ablation=("replace_with", {"resample": "corrupted"})`.
-    A former name warns with `DeprecationWarning`. Raises TypeError if both names are given, and for an unknown name, with the
-    nearest.
+    A former name warns with `DeprecationWarning`. Raises TypeError if both names are given.
 
     >>> @renamed(engine="executor")
     ... def run(executor: str = "processes") -> str:
@@ -33,13 +30,12 @@ def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:
-        name, wanted = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], signature(function)
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for message in _rename(kwargs, present, name):
                 warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
-            check_arguments(name, wanted, args, kwargs)
             return function(*args, **kwargs)
 
         vars(call)["_former"] = present
