@@ -77,7 +77,7 @@ def check_arguments(function: str, wanted: Signature, args: Sequence[object], kw
 
 
 def at_each_site(function: Function) -> Function:
-    """Marks a function that a run calls at each of its sites: it stays as quick as it is, and a wrong keyword Python's to refuse."""
+    """Marks a function that a run calls at each of its sites: it stays as quick as it is, and Python answers a wrong argument."""
     vars(function)["_answers"] = False
     return function
 
@@ -94,11 +94,11 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
         value = getattr(exported, name)
         if not isinstance(value, (type, FunctionType)) or not _is_ours(value):
             continue
-        home = sys.modules[value.__module__]
-        for place in (exported, home) if isinstance(value, FunctionType) else ():  # one function by either name
-            if vars(place).get(value.__name__) is value:
-                setattr(place, value.__name__, _answering(value, 0))
-        _answer_in_classes(home.__name__)
+        if isinstance(value, FunctionType):
+            for place in (exported, sys.modules[value.__module__]):  # one function by either name
+                if vars(place).get(name) is value:
+                    setattr(place, name, _answering(value, 0))
+        _answer_in_classes(value.__module__)
 
 
 def _is_ours(value: Any) -> bool:
@@ -154,7 +154,7 @@ def _explain(
     kwargs: Mapping[str, object],
 ) -> None:
     """Raises a better error than that of a call if its arguments did not fit, or one that it passed on."""
-    body = unwrap(function).__code__
+    body = cast(FunctionType, unwrap(function)).__code__
     if all(frame.f_code is not body for frame, _ in walk_tb(error.__traceback__)):  # the call did not begin
         former = getattr(function, "_former", {})
         try:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from hooked_lm import hub
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
@@ -135,7 +136,9 @@ class PretrainedModel(BaseModel):
                 raise ValueError(
                     f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
                 ) from error
-            warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=5)
+            warnings.warn(
+                f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=stacklevel_outside()
+            )
             return None
 
 
@@ -338,6 +341,7 @@ def from_pretrained(
     Raises:
         ValueError: a model type that is not supported, a config field that the family does not read, weights that do not
             fit, an unsupported option.
+        TypeError: an option that is neither an argument nor a field of the checkpoint's config.
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     several = placement(device, device_map, max_memory, n_devices, move_to_device)

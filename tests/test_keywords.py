@@ -1,19 +1,15 @@
 """A wrong keyword argument is answered with the right one: by each public function, constructor and method."""
 
-import pickle
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from inspect import Parameter, isclass, isfunction, signature
 from types import ModuleType
-from typing import Any
 
 import pytest
-import torch
 
 import hooked_lm
-from hooked_lm import HookedTransformer, Pairs, analysis, at, hooks
-from hooked_lm.interventions import HookObject, InputTokens, Record
-from hooked_lm.keywords import BY_NAME, UnknownKeyword, _answering
+from hooked_lm import analysis
+from hooked_lm.keywords import BY_NAME
 
 MODULES = [value for name in hooked_lm.__all__ if isinstance(value := getattr(hooked_lm, name), ModuleType)]
 MODULES += [import_module(f"hooked_lm.{name}") for name in ("analysis.circuits", "interventions.dictionaries")]
@@ -30,8 +26,12 @@ def public_callables(module: ModuleType) -> Iterator[tuple[str, Callable[..., ob
             for base in value.__mro__:
                 if base.__module__.startswith("hooked_lm"):
                     yield from (
-                        (f"{name}.{key}", getattr(member, "__func__", member), int(not isinstance(member, staticmethod)))
-                        for key, member in vars(base).items()
+                        (
+                            f"{name}.{key}",
+                            getattr(member, "__func__", member),
+                            int(not isinstance(member, staticmethod)),
+                        )
+                        for key, member in list(vars(base).items())
                         if isfunction(getattr(member, "__func__", member)) and (key == "__init__" or key[0] != "_")
                     )
 

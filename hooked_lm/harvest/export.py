@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.harvest.columns import Column, Columns
 from hooked_lm.harvest.shard import COLUMNS
 
@@ -46,7 +47,8 @@ def by_row(store: Columns, sites: Sequence[str]) -> Any:
         raise ValueError(f"no row has the full context of {context} tokens: harvest with context=... or long='split'")
     if len(whole) < len(starts):
         warnings.warn(
-            f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens", stacklevel=3
+            f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens",
+            stacklevel=stacklevel_outside(),
         )
     widths = {site: torch.Size(store[site].shape[1:]).numel() for site in sites}
     features = {site: datasets.Array2D((context, width), KINDS[store[site].dtype]) for site, width in widths.items()}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.keywords import nearest
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -100,7 +101,9 @@ def select(
     if not found:
         some = ", ".join(map(repr, list(dict.fromkeys(map(site_glob, names)))[:3]))
         hint = f"; their names are such as {some}" if some else ""
-        warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points{hint}", stacklevel=4)
+        warnings.warn(
+            f"the filter {site!r} selects none of {len(names)} hook points{hint}", stacklevel=stacklevel_outside()
+        )
     return [name for name in names if name in found]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.hub.device_map import Device, Placement, default_device
@@ -148,7 +149,7 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             warnings.warn(
                 f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}, and predictions at later positions, which it was "
                 "not trained on, may be poor",
-                stacklevel=2,
+                stacklevel=stacklevel_outside(),
             )
         tree = replace(tree, n_ctx=n_ctx)
     return tree

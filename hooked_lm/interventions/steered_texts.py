@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, tensor
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
@@ -141,7 +142,7 @@ def steered_texts(
         said = ", ".join(f"{dose:g} ({shares[dose]:.0%} of the pairs of tokens)" for dose in found.repeating)
         warnings.warn(
             f"text repeats itself at the doses {said}, without steering {shares[0.0]:.0%}: use smaller ones",
-            stacklevel=2,
+            stacklevel=stacklevel_outside(),
         )
     return found
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
@@ -207,7 +208,7 @@ class SteeringVectors(Tabular):
             warnings.warn(
                 f"steering at layer {layer} adds {abs(doses[layer]):.1f} times the norm of the values there, at which text "
                 "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do",
-                stacklevel=3,
+                stacklevel=stacklevel_outside(),
             )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:

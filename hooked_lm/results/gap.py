@@ -1,6 +1,5 @@
 """Whether a difference, of which results are shares, may be 0."""
 
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, adv
                 said.append(between)
             warnings.warn(
                 f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}",
-                stacklevel=stacklevel_outside(sys._getframe()),
+                stacklevel=stacklevel_outside(),
             )
             if said:
                 return

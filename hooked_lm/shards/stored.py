@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
@@ -70,7 +71,7 @@ class Shards(NotebookRepr):
             warnings.warn(
                 f"{self.path} is not complete: the {len(self.shards)} shards that it has are as they were written, and "
                 f"{len(self.missing)} are missing; the call that made it computes them",
-                stacklevel=2,
+                stacklevel=stacklevel_outside(),
             )
         self._verify_joined()
 

@@ -17,6 +17,7 @@ from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
@@ -363,7 +364,7 @@ def _of_other_sizes(
         warnings.warn(
             f"no random circuits of these numbers of edges were found, all on paths from input to logits ({found}): their "
             "values are NaN, as circuits of other sizes are no baseline",
-            stacklevel=4,
+            stacklevel=stacklevel_outside(),
         )
     return is_other
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import stacklevel_outside
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
@@ -78,7 +79,7 @@ def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
         warnings.warn(
             f"the dictionary {' and '.join(found)}, so its features may mean nothing: train longer (steps, now {steps:,}), on "
             f"more texts, or with fewer features (width, now {width:,})",
-            stacklevel=3,
+            stacklevel=stacklevel_outside(),
         )
 
 
