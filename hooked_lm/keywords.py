@@ -90,7 +90,7 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
     TypeError, and what raised it stays as it is unless the arguments of that call are at fault.
     """
     exported = sys.modules[module]
-    for name in exported.__all__ if names is None else names:
+    for name in list(exported.__all__ if names is None else names):
         value = getattr(exported, name)
         if not isinstance(value, (type, FunctionType)) or not _is_ours(value):
             continue

@@ -5,6 +5,7 @@
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -137,7 +138,8 @@ class PretrainedModel(BaseModel):
                     f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
                 ) from error
             warnings.warn(
-                f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=stacklevel_outside()
+                f"the model has no tokenizer: {error}; give one with set_tokenizer",
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
             return None
 

@@ -1,5 +1,6 @@
 """Former names of arguments, classes and functions, which are accepted with a warning for one minor version."""
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -34,7 +35,7 @@ def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for message in _rename(kwargs, present, name):
-                warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside())
+                warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
             return function(*args, **kwargs)
 
         vars(call)["_former"] = present
@@ -47,7 +48,7 @@ def in_present_names(function: Callable[..., Any], options: Mapping[str, object]
     """Keyword arguments for a function, those in former names of its arguments in the present ones; warns of each."""
     given = dict(options)
     for message in _rename(given, getattr(function, "_former", {}), function.__name__):
-        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside())
+        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
     return given
 
 
@@ -80,7 +81,7 @@ def former_names(module: str, **present: str) -> Callable[[str], object]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         now = present[name]
         message = f"{module}.{name} is now {now}; the former name goes in version {GONE_IN}"
-        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside())
+        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
         return getattr(import_module(module), now)
 
     return find

@@ -1,5 +1,6 @@
 """Linear probes: what can be read off the activations of a site, evaluated on held-out prompts and with a control."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import overload
@@ -178,7 +179,7 @@ def _warn_if_no_better(made: Probes | RegressionProbes) -> None:
             f"no layer's probe is better than its control: the best, of layer {made.axes['layer'][best]}, has {made.MEASURE} "
             f"{measured[best]:.2f}, the control {control[best]:.2f}. Its direction means nothing: give more prompts, or read "
             "another position or site",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
 
 
@@ -213,7 +214,7 @@ def _warn_if_tokens_tell(task: ProbeTask, tokens: Sequence[str | int], folds: Fo
             f"the token at this position alone predicts the labels of held-out prompts ({float(guessed.mean()):.2f}, one guess "
             f"for all {task.chance:.2f}): a probe can learn the label of each token by heart, and the control shows how well; to "
             "hold out prompts with the same token together, name it in groups",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
 
 

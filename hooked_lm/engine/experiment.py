@@ -5,6 +5,7 @@ cell is a whole forward pass, several in a batch. Both give the results of a loo
 """
 
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -309,7 +310,7 @@ class Experiment:
                 if n_cells == 1
                 else f"{n_cells} cells run as whole forward passes"
             )
-            warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside())
+            warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
 
     def _reason_of(self, cells: Sequence[Cell]) -> str:
         if self.fallback_reason is not None:

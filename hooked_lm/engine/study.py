@@ -1,6 +1,7 @@
 """A study runs a grid of cells over one base run into a SweepResult, with bounded memory; interruptible and resumable."""
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -129,7 +130,7 @@ def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Te
                 f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}){which}: "
                 "are the two swapped? The arguments are (model, corrupted, clean)",
                 SwapWarning,
-                stacklevel=stacklevel_outside(),
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
             return
 
@@ -205,7 +206,7 @@ class _Run:
             self.result().save(self.resume_file)
         except OSError as error:
             message = f"{error}; the sweep continues, and returns its result"
-            warnings.warn(CheckpointWarning(message, self.result()), stacklevel=stacklevel_outside())
+            warnings.warn(CheckpointWarning(message, self.result()), stacklevel=stacklevel_outside(sys._getframe()))
 
     def result(self) -> SweepResult:
         """The current result."""

@@ -1,5 +1,6 @@
 """The activations of a store as a data set of Hugging Face, or of torch."""
 
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -48,7 +49,7 @@ def by_row(store: Columns, sites: Sequence[str]) -> Any:
     if len(whole) < len(starts):
         warnings.warn(
             f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
     widths = {site: torch.Size(store[site].shape[1:]).numel() for site in sites}
     features = {site: datasets.Array2D((context, width), KINDS[store[site].dtype]) for site, width in widths.items()}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -209,7 +210,8 @@ class Cache(Mapping[str, Tensor]):
             near = nearest(pattern, names) if isinstance(pattern, str) else list(names)[:3]
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
             warnings.warn(
-                f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=stacklevel_outside()
+                f"the filter {pattern!r} selects none of {len(self)} tensors{hint}",
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
         return self._with(found)
 
@@ -384,7 +386,10 @@ class Cache(Mapping[str, Tensor]):
             f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
         ]
         if other:
-            warnings.warn(f"{path} was saved from another model: {'; '.join(other)}", stacklevel=stacklevel_outside())
+            warnings.warn(
+                f"{path} was saved from another model: {'; '.join(other)}",
+                stacklevel=stacklevel_outside(sys._getframe()),
+            )
         return cache
 
 

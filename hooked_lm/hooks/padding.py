@@ -1,5 +1,6 @@
 """Padding in a run that is cached: the masks that its stacks used, and the columns of a value that hold no token."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,6 @@ def warn_of_padding(real: Bool[Tensor, "*batch pos"], positions: Slice) -> bool:
     warnings.warn(
         f"the selected positions ({which}) are columns, and padding in {len(rows)} of {len(padded)} rows ({shown}): "
         "cache.last(name, layer) reads the last token of each row; or pad on the left, with padding_side='left'",
-        stacklevel=stacklevel_outside(),
+        stacklevel=stacklevel_outside(sys._getframe()),
     )
     return True

@@ -1,5 +1,6 @@
 """Selects hook points by the sites that users pass: names, globs, lists and predicates."""
 
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
@@ -102,7 +103,8 @@ def select(
         some = ", ".join(map(repr, list(dict.fromkeys(map(site_glob, names)))[:3]))
         hint = f"; their names are such as {some}" if some else ""
         warnings.warn(
-            f"the filter {site!r} selects none of {len(names)} hook points{hint}", stacklevel=stacklevel_outside()
+            f"the filter {site!r} selects none of {len(names)} hook points{hint}",
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
     return [name for name in names if name in found]
 

@@ -1,5 +1,6 @@
 """The options of loading a checkpoint; unsupported ones raise ValueError."""
 
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -149,7 +150,7 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             warnings.warn(
                 f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}, and predictions at later positions, which it was "
                 "not trained on, may be poor",
-                stacklevel=stacklevel_outside(),
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
         tree = replace(tree, n_ctx=n_ctx)
     return tree

@@ -1,5 +1,6 @@
 """What a model writes under steering by several doses, and whether it repeats itself."""
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def steered_texts(
         said = ", ".join(f"{dose:g} ({shares[dose]:.0%} of the pairs of tokens)" for dose in found.repeating)
         warnings.warn(
             f"text repeats itself at the doses {said}, without steering {shares[0.0]:.0%}: use smaller ones",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
     return found
 

@@ -1,5 +1,6 @@
 """Steering vectors: directions that separate two sets of prompts, their quality, and the hooks that add them."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -208,7 +209,7 @@ class SteeringVectors(Tabular):
             warnings.warn(
                 f"steering at layer {layer} adds {abs(doses[layer]):.1f} times the norm of the values there, at which text "
                 "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do",
-                stacklevel=stacklevel_outside(),
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:

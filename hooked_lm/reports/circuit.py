@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -131,7 +132,7 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
             ". Are the clean and the corrupted prompts swapped?" if len(wrong) == 2 and ahead["corrupted"] > 0 else ""
         )
         says = f"the right answer {' and '.join(wrong)}{_first_choice(model, task, logits['clean'][:, -1])}{swapped}"
-        warnings.warn(says, TaskWarning, stacklevel=stacklevel_outside())
+        warnings.warn(says, TaskWarning, stacklevel=stacklevel_outside(sys._getframe()))
     return ahead
 
 

@@ -7,6 +7,7 @@ resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of share
 prompts the L-skewness (Hosking 1990, doi:10.1111/j.2517-6161.1990.tb01775.x)."""
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -208,7 +209,7 @@ def _warn(what: str) -> None:
         f"the values {what}, and intervals contain the true means less often than their level says; use more prompts, or a "
         "metric that is less skewed, such as a logit difference or log-probability instead of a probability",
         SkewWarning,
-        stacklevel=stacklevel_outside(),
+        stacklevel=stacklevel_outside(sys._getframe()),
     )
 
 

@@ -1,5 +1,6 @@
 """Whether a difference, of which results are shares, may be 0."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, adv
                 said.append(between)
             warnings.warn(
                 f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}",
-                stacklevel=stacklevel_outside(),
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
             if said:
                 return

@@ -1,6 +1,7 @@
 """The shards of a folder, as they are read."""
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cached_property
@@ -71,7 +72,7 @@ class Shards(NotebookRepr):
             warnings.warn(
                 f"{self.path} is not complete: the {len(self.shards)} shards that it has are as they were written, and "
                 f"{len(self.missing)} are missing; the call that made it computes them",
-                stacklevel=stacklevel_outside(),
+                stacklevel=stacklevel_outside(sys._getframe()),
             )
         self._verify_joined()
 

@@ -1,5 +1,6 @@
 """One warning about all pairs of a study whose answer is better on the corrupted prompt than on the clean one."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -34,7 +35,7 @@ def warn_if_swapped(table: PairTable, makers: Mapping[str, MakesMetric], pairs: 
     warnings.warn(
         f"in {which} the answer is better on the corrupted prompt than on the clean one: {fix}",
         SwapWarning,
-        stacklevel=stacklevel_outside(),
+        stacklevel=stacklevel_outside(sys._getframe()),
     )
 
 

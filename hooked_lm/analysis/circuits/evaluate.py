@@ -1,5 +1,6 @@
 """Evaluation of circuits: faithfulness, completeness and minimality."""
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -364,7 +365,7 @@ def _of_other_sizes(
         warnings.warn(
             f"no random circuits of these numbers of edges were found, all on paths from input to logits ({found}): their "
             "values are NaN, as circuits of other sizes are no baseline",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
     return is_other
 

@@ -1,5 +1,6 @@
 """Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
         warnings.warn(
             f"the dictionary {' and '.join(found)}, so its features may mean nothing: train longer (steps, now {steps:,}), on "
             f"more texts, or with fewer features (width, now {width:,})",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
 
 

@@ -1,6 +1,7 @@
 """The token that begins a text, according to its tokenizer."""
 
 import copy
+import sys
 import warnings
 
 from hooked_lm.callers import stacklevel_outside
@@ -41,7 +42,7 @@ def warn_if_eos_is_bos(tokenizer: Tokenizer) -> bool:
             f"the tokenizer has no BOS token, so texts begin with its EOS token {eos!r}, as in TransformerLens, and unlike in "
             "transformers, which begins with none. prepend_bos=False leaves it out, default_prepend_bos=False does so in every "
             "text of a model; prepend_bos=True says that it is meant",
-            stacklevel=stacklevel_outside(),
+            stacklevel=stacklevel_outside(sys._getframe()),
         )
     return True
 
