@@ -135,10 +135,7 @@ def _answering(function: FunctionType, n_bound: int) -> FunctionType:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__
-            wanted = signature(function)
-            own = wanted.replace(parameters=list(wanted.parameters.values())[n_bound:])
-            _explain(error, function, name, own, args[n_bound:], kwargs)
+            _explain(error, function, args, kwargs, n_bound)
             raise
 
     vars(call)["_answers"] = True
@@ -146,19 +143,17 @@ def _answering(function: FunctionType, n_bound: int) -> FunctionType:
 
 
 def _explain(
-    error: TypeError,
-    function: FunctionType,
-    name: str,
-    wanted: Signature,
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
+    error: TypeError, function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], bound: int
 ) -> None:
     """Raises a better error than that of a call if its arguments did not fit, or one that it passed on."""
+    name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__
+    wanted = signature(function)
+    wanted = wanted.replace(parameters=list(wanted.parameters.values())[bound:])
     body = cast(FunctionType, unwrap(function)).__code__
     if all(frame.f_code is not body for frame, _ in walk_tb(error.__traceback__)):  # the call did not begin
         former = getattr(function, "_former", {})
         try:
-            check_arguments(name, wanted, args, {key: kwargs[key] for key in kwargs if key not in former})
+            check_arguments(name, wanted, args[bound:], {key: kwargs[key] for key in kwargs if key not in former})
         except TypeError as better:
             raise better from None
     known = [key for key, one in wanted.parameters.items() if one.kind in BY_NAME]

@@ -5,8 +5,6 @@
 """
 
 import os
-import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from hooked_lm import hub
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
@@ -137,10 +135,7 @@ class PretrainedModel(BaseModel):
                 raise ValueError(
                     f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
                 ) from error
-            warnings.warn(
-                f"the model has no tokenizer: {error}; give one with set_tokenizer",
-                stacklevel=stacklevel_outside(sys._getframe()),
-            )
+            warn_caller(f"the model has no tokenizer: {error}; give one with set_tokenizer")
             return None
 
 

@@ -432,7 +432,7 @@ def test_the_cache_serves_where_the_hub_does_not_answer(
 def test_options_that_cannot_be_honoured(gelu: Path, options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         load(gelu, **options)
-    with pytest.raises(TypeError, match="from_pretrained has no argument 'load_in_16bit'; did you mean 'load_in_4bit'"):
+    with pytest.raises(TypeError, match="has no argument 'load_in_16bit'; did you mean 'load_in_4bit'"):
         load(gelu, load_in_16bit=True)
 
 
