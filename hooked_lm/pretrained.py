@@ -5,7 +5,6 @@
 """
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from hooked_lm import hub
+from hooked_lm.callers import warn_caller
 from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, one_device
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
@@ -134,7 +135,7 @@ class PretrainedModel(BaseModel):
                 raise ValueError(
                     f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
                 ) from error
-            warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=5)
+            warn_caller(f"the model has no tokenizer: {error}; give one with set_tokenizer")
             return None
 
 
@@ -337,6 +338,7 @@ def from_pretrained(
     Raises:
         ValueError: a model type that is not supported, a config field that the family does not read, weights that do not
             fit, an unsupported option.
+        TypeError: an option that is neither an argument nor a field of the checkpoint's config.
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     several = placement(device, device_map, max_memory, n_devices, move_to_device)
@@ -389,3 +391,6 @@ def from_pretrained_no_processing(
         cls=cls,
         **kwargs,
     )
+
+
+answer_keywords(__name__)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks.listed import layers_in_words
@@ -207,7 +207,7 @@ class Cache(Mapping[str, Tensor]):
             names = dict.fromkeys(map(site_glob, self.cache_dict))
             near = nearest(pattern, names) if isinstance(pattern, str) else list(names)[:3]
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=2)
+            warn_caller(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}")
         return self._with(found)
 
     def _matching(self, pattern: str | Callable[[str], bool]) -> dict[str, Tensor]:
@@ -381,7 +381,7 @@ class Cache(Mapping[str, Tensor]):
             f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
         ]
         if other:
-            warnings.warn(f"{path} was saved from another model: {'; '.join(other)}", stacklevel=2)
+            warn_caller(f"{path} was saved from another model: {'; '.join(other)}")
         return cache
 
 

@@ -24,6 +24,7 @@ from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import NamesFilter, PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.values import backward_from
+from hooked_lm.keywords import at_each_site
 
 _ids = itertools.count(1)
 
@@ -120,11 +121,13 @@ class HookedRootModule(ShownSites, Properties):
         """Groups of names to which a predicate is applied before all others: the sites of a bare run."""
         return [{name for name, point in points.items() if self.in_bare_cache(point)}]
 
+    @at_each_site
     def points(self, site: Site) -> list[HookPoint]:
         """The points that match a site, as in `names`."""
         points = self.all_points()
         return [points[name] for name in self.names(site)]
 
+    @at_each_site
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
         """The points for hooks on a site; for "pre", if the site names modules, the points at their inputs."""
         try:
@@ -150,6 +153,7 @@ class HookedRootModule(ShownSites, Properties):
     def _keep_input(self, name: str, point: ModulePoint) -> None:
         self._input_points = {name: point, **self._input_points}
 
+    @at_each_site
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point."""
         return not point.on_demand
@@ -378,6 +382,7 @@ class HookedRootModule(ShownSites, Properties):
         """The registered hooks by id, in order of registration."""
         return {i: given for i, (given, handles) in self._registered.items() if any(h.is_active for h in handles)}
 
+    @at_each_site
     def check_hooks_to_add(
         self,
         hook_point: HookPoint,

@@ -24,6 +24,7 @@ from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.quantized import Dequantized, Quantization, quantization
 from hooked_lm.hub.renamed import recut, rename_tensors
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
@@ -343,7 +344,7 @@ def _written(file: Path) -> dict[str, Any]:
 
 
 def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
-    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
+    """The HF config of a directory. ValueError for unknown model types and invalid configs, TypeError for unknown options."""
     file = folder / "config.json"
     written = _written(file)
     model_type = written["model_type"]
@@ -364,8 +365,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
         )
     except Exception as error:  # each config class raises errors of other kinds
         raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
-    if unused:
-        raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
+    check_keywords("from_pretrained", unused, [name for name in config.to_dict() if name not in unused])
     return config
 
 

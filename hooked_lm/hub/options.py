@@ -1,6 +1,5 @@
 """The options of loading a checkpoint; unsupported ones raise ValueError."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.hub.device_map import Device, Placement, default_device
@@ -145,10 +145,9 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             rows = f" and embeddings for {learned} positions" if learned is not None else ""
             raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")
         if n_ctx > tree.n_ctx and any(_is_rotary(block) for block in tree.blocks):
-            warnings.warn(
+            warn_caller(
                 f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}, and predictions at later positions, which it was "
-                "not trained on, may be poor",
-                stacklevel=2,
+                "not trained on, may be poor"
             )
         tree = replace(tree, n_ctx=n_ctx)
     return tree

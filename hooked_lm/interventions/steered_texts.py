@@ -1,6 +1,5 @@
 """What a model writes under steering by several doses, and whether it repeats itself."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from jaxtyping import Float
 from torch import Tensor, tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
@@ -138,10 +138,7 @@ def steered_texts(
     if found.repeating:
         shares = dict(zip(found.doses, found.repeated.mean(1).tolist(), strict=True))
         said = ", ".join(f"{dose:g} ({shares[dose]:.0%} of the bigrams)" for dose in found.repeating)
-        warnings.warn(
-            f"text repeats itself at the doses {said}, without steering {shares[0.0]:.0%}: use smaller ones",
-            stacklevel=2,
-        )
+        warn_caller(f"text repeats itself at the doses {said}, without steering {shares[0.0]:.0%}: use smaller ones")
     return found
 
 

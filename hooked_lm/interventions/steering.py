@@ -1,6 +1,5 @@
 """Steering vectors: directions that separate two sets of prompts, their quality, and the hooks that add them."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
@@ -204,10 +204,9 @@ class SteeringVectors(Tabular):
     def _warn_if_large(self, doses: Mapping[int, float]) -> None:
         layer = max(doses, key=lambda layer: abs(doses[layer]))
         if abs(doses[layer]) > LARGE_DOSE:
-            warnings.warn(
+            warn_caller(
                 f"steering at layer {layer} adds {abs(doses[layer]):.1f} times the norm of the values there, at which text "
-                "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do",
-                stacklevel=3,
+                "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do"
             )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:

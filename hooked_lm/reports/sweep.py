@@ -65,7 +65,9 @@ def tables(scores: Scores, normalized: bool) -> "tuple[pd.DataFrame, pd.DataFram
     """The largest cells and all cells, with intervals that hold for all cells at once if there are several prompts. Those of a
     sweep have shares, if there are some and they are wanted."""
     ranked = scores.effects() if isinstance(scores, SweepResult) else scores
-    cells = ranked.to_dataframe().drop(columns=["low", "high"]).rename(columns={"mean": scores.RANKED_BY})
+    cells = (
+        ranked.to_dataframe().drop(columns=["low", "high"], errors="ignore").rename(columns={"mean": ranked._column})
+    )
     if scores.n_prompts > 1:
         low, high = ranked.interval(simultaneous=True)
         cells = cells.assign(low=low.flatten().numpy(), high=high.flatten().numpy())

@@ -7,7 +7,6 @@ resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of share
 prompts the L-skewness (Hosking 1990, doi:10.1111/j.2517-6161.1990.tb01775.x)."""
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 
 NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
@@ -216,10 +215,9 @@ def _warn(what: str, measure: str) -> None:
             ", or a metric that is less skewed, such as a logit difference or log-probability instead of a "
             f"{measure or 'probability'}"
         )
-    warnings.warn(
+    warn_caller(
         f"the values {what}, and intervals contain the true means less often than their level says; use more prompts{advice}",
         SkewWarning,
-        stacklevel=stacklevel_outside(sys._getframe()),
     )
 
 

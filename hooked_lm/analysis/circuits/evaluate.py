@@ -1,6 +1,5 @@
 """Evaluation of circuits: faithfulness, completeness and minimality."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,7 @@ from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
@@ -361,10 +361,9 @@ def _of_other_sizes(
         {(size, n) for size, column in zip(sizes, drawn.T.tolist(), strict=True) for n in column if n != size}
     ):
         found = "; ".join(f"{size}: {n} drawn" for size, n in other)
-        warnings.warn(
+        warn_caller(
             f"no random circuits of these numbers of edges were found, all on paths from input to logits ({found}): their "
-            "values are NaN, as circuits of other sizes are no baseline",
-            stacklevel=4,
+            "values are NaN, as circuits of other sizes are no baseline"
         )
     return is_other
 

@@ -1,6 +1,5 @@
 """Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
@@ -76,10 +76,9 @@ def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
     found = [f"explains {explained:.2f} of the variance of the held-out texts"] if explained < 0.5 else []
     found += [f"has {dead:.0%} features that are never active there"] if dead > 0.5 else []
     if found:
-        warnings.warn(
+        warn_caller(
             f"the dictionary {' and '.join(found)}, so its features may mean nothing: train longer (steps, now {steps:,}), on "
-            f"more texts, or with fewer features (width, now {width:,})",
-            stacklevel=3,
+            f"more texts, or with fewer features (width, now {width:,})"
         )
 
 

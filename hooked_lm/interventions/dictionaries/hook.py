@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
 from threading import RLock
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import ref
@@ -20,7 +19,6 @@ from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
 from hooked_lm.interventions.part import Positions, check_positions, parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
-from hooked_lm.keywords import check_keywords
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
@@ -351,9 +349,6 @@ def run_with_features(
     >>> list(features)[0], features["blocks.0.hook_mlp_out"].shape[-1]
     ('blocks.0.hook_mlp_out', 512)
     """
-    accepted = signature(model.forward).parameters.values()
-    if not any(argument.kind is Parameter.VAR_KEYWORD for argument in accepted):
-        check_keywords("run_with_features", options, [argument.name for argument in accepted])
     dictionaries = [dictionaries] if isinstance(dictionaries, DictionaryHook) else list(dictionaries)
     for one in dictionaries:
         one.forget()
