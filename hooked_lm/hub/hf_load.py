@@ -10,12 +10,14 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.attention.projection import make_contiguous
-from hooked_lm.hub.composite import described
+from hooked_lm.hub.composite import described, united
 from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Loaded, kept_part
+from hooked_lm.hub.options import KEEP
 from hooked_lm.hub.processor import give_processor
+from hooked_lm.hub.quantized import Dequantized
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
@@ -23,6 +25,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import DevicePlan, place
 from hooked_lm.models.text.tokenizer import Tokenizer
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 from hooked_lm.weights import Row, expand, load, slots
 from hooked_lm.weights.mapped import in_file
 
@@ -31,7 +34,9 @@ logger = logging.getLogger(__name__)
 
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
-    options, tensors = checkpoint.options, checkpoint.tensors()
+    options = checkpoint.options
+    options.check_keep(checkpoint.quantization is not None, checkpoint.name)
+    tensors = checkpoint.tensors()
     with naming(checkpoint.name):
         full = checkpoint.tree(tensors)
     model_class = class_of(full)
@@ -41,6 +46,11 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
         model = unfilled(model_class, cfg, tokenizer)
     one_device = DevicePlan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
+    if options.quantize is not None and plan.offloaded:
+        raise ValueError(
+            f"quantize={KEEP!r}: {', '.join(plan.offloaded)} would be on the CPU or on disk between runs, and only ordinary "
+            "weights can be: leave quantize= out, or give all blocks devices that compute"
+        )
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
 
     def is_copied(name: str) -> bool:
@@ -52,7 +62,10 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
     if (packed := checkpoint.quantization) is not None:
-        logger.warning("the checkpoint is quantised (%s): its weights were dequantised to %s", packed, model.cfg.dtype)
+        became = f"its weights were dequantised to {model.cfg.dtype}"
+        if isinstance(checkpoint.weights, Dequantized) and options.quantize is not None:
+            became = _kept(model, checkpoint.weights)
+        logger.warning("the checkpoint is quantised (%s): %s", packed, became)
     if (left_out := model.cfg.left_out) is not None:
         whole, kind = cfg.original_architecture, checkpoint.config.model_type
         more = f"; {reader}.from_pretrained loads all of it" if (reader := checkpoint.reader_of_all) else ""
@@ -67,6 +80,16 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
             kind,
         )
     return model
+
+
+def _kept(model: BaseModel, weights: Dequantized) -> str:
+    """Names the quantised weights of a model after its parameters; says how many there are, and which others were dequantised."""
+    kept = {name: p for name, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
+    others = sorted(weights.looked_up - {weight.path for weight in kept.values()})
+    dequantised = f"; dequantised to {model.cfg.dtype}: {', '.join(united(dict.fromkeys(others, 1)))}" if others else ""
+    for name, weight in kept.items():
+        weight.path = name
+    return f"{len(kept)} weights stay so in memory, and each use dequantises them{dequantised}"
 
 
 def unfilled(model_class: type[Loaded], cfg: FlatConfig, tokenizer: Tokenizer | None) -> Loaded:

@@ -38,5 +38,6 @@ def make_contiguous(attn: nn.Module, keep: Callable[[Tensor], Tensor] | None = N
         axes = axes_of(attn, name)
         is_projection = axes is not None and len(axes.names) == 3 and axes.inputs == (1,)
         if is_projection and weight.stride(0) != weight.shape[2] * weight.stride(2):
-            matrix = weight.data.transpose(1, 2).contiguous()
-            weight.data = (matrix if keep is None else keep(matrix)).transpose(1, 2)
+            matrix = weight.detach().transpose(1, 2).contiguous()
+            copied = (matrix if keep is None else keep(matrix)).transpose(1, 2)
+            attn._parameters[name] = nn.Parameter(copied, requires_grad=weight.requires_grad)

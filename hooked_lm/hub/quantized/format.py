@@ -43,7 +43,7 @@ def unpack(words: Int[Tensor, "*rows words"], bits: int) -> UInt8[Tensor, "*rows
     >>> unpack(torch.tensor([0x87654321 - 2**32], dtype=torch.int32), 4).tolist()
     [1, 2, 3, 4, 5, 6, 7, 8]
     """
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & (1 << bits) - 1).to(torch.uint8).flatten(-2)
 
 
@@ -55,6 +55,7 @@ def look_up(
     >>> look_up(torch.tensor([0x21, 0xF0], dtype=torch.uint8)).tolist()
     [0.5, 1.0, 0.0, -6.0]
     """
+    table = table.to(pairs.device)
     both = torch.cartesian_prod(table, table)  # of each byte, the higher bits first
     return F.embedding(pairs.contiguous().view(torch.uint8).int(), both.flip(-1) if low_first else both).flatten(-2)
 

@@ -81,7 +81,7 @@ class Mxfp4(Format):
         blocks, scales = raw["_blocks"], raw["_scales"]
         if blocks.shape[:-1] != scales.shape:
             raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of shape {list(blocks.shape)}")
-        weight = torch.empty(self.header(raw, wanted)[0], dtype=wanted)
+        weight = torch.empty(self.header(raw, wanted)[0], dtype=wanted, device=blocks.device)
         for expert, block, scale in zip(weight, blocks, scales, strict=True):  # all at once would take twice the memory
             expert.copy_((look_up(block) * as_scales(scale)[..., None]).flatten(1).T)
         return weight
