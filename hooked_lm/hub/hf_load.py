@@ -1,8 +1,10 @@
 """Builds a model from a checkpoint in the format of transformers."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from types import ModuleType
 
 import torch
@@ -85,11 +87,14 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
 def _kept(model: BaseModel, weights: Dequantized) -> str:
     """Names the quantised weights of a model after its parameters; says how many there are, and which others were dequantised."""
     kept = {name: p for name, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
-    others = sorted(weights.looked_up - {weight.path for weight in kept.values()})
-    dequantised = f"; dequantised to {model.cfg.dtype}: {', '.join(united(dict.fromkeys(others, 1)))}" if others else ""
+    n_kept = Counter[str]()
     for name, weight in kept.items():
+        n_kept[weight.path] += weight.numel()
         weight.path = name
-    return f"{len(kept)} weights stay so in memory, and each use dequantises them{dequantised}"
+    others = [name for name in sorted(weights.looked_up) if n_kept[name] < prod(weights.shape(name))]
+    names = ", ".join(united(dict.fromkeys(others, 1)))
+    more = f"; {len(others)} others were dequantised to {model.cfg.dtype}: {names}" if others else ""
+    return f"{len(kept)} weights stay in memory as they are there, and are dequantised at each use{more}"
 
 
 def unfilled(model_class: type[Loaded], cfg: FlatConfig, tokenizer: Tokenizer | None) -> Loaded:

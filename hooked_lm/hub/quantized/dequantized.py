@@ -89,8 +89,8 @@ class Dequantized(Headers):
 
 def _kept(name: str, kind: Format, raw: Renamed, dtype: torch.dtype) -> QuantizedWeight:
     """A weight that holds its tensors."""
-    tensors = dict(raw)
-    weight = kind.value(raw, dtype)
+    tensors = dict(raw)  # looked up once
+    weight = kind.value(_headers(tensors), dtype)
     order = sorted(range(weight.ndim), key=weight.stride, reverse=True)  # of its axes in memory
     stored = weight.permute(order)
     strided = torch.empty(stored.shape, dtype=dtype, device="meta").permute(*map(order.index, range(weight.ndim)))
@@ -100,4 +100,8 @@ def _kept(name: str, kind: Format, raw: Renamed, dtype: torch.dtype) -> Quantize
 
 def _values(kind: Format, order: list[int], dtype: torch.dtype, raw: Raw) -> Tensor:
     """The values of a weight that holds these tensors, with its axes in an order."""
-    return kind.value(Renamed(raw, {ending: ending for ending in raw}), dtype).permute(order).to(dtype)
+    return kind.value(_headers(raw), dtype).permute(order).to(dtype)
+
+
+def _headers(raw: Raw) -> Headers:
+    return Renamed(raw, {ending: ending for ending in raw})
