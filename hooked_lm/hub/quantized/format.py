@@ -60,6 +60,18 @@ def look_up(
     return F.embedding(pairs.contiguous().view(torch.uint8).int(), both.flip(-1) if low_first else both).flatten(-2)
 
 
+def as_numbers(stored: Shaped[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Numbers of 8 bits, integers or not, in another dtype. A table is ten times as fast as torch's conversion on a CPU.
+
+    >>> as_numbers(torch.tensor([0.25, -448.0]).to(torch.float8_e4m3fn), torch.bfloat16).tolist()
+    [0.25, -448.0]
+    """
+    if not stored.is_floating_point():
+        return stored.to(dtype)
+    table = torch.arange(256, dtype=torch.uint8, device=stored.device).view(stored.dtype).to(dtype)
+    return table.index_select(0, stored.contiguous().view(torch.uint8).flatten().int()).view(stored.shape)
+
+
 def as_scales(scales: Shaped[Tensor, "*grid"]) -> Float[Tensor, "*grid"]:
     """Scales as numbers; a byte is the exponent of a power of two, plus 127.
 

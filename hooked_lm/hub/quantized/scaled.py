@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.hub.quantized.format import Format, Header, as_scales, look_up, spread
+from hooked_lm.hub.quantized.format import Format, Header, as_numbers, as_scales, look_up, spread
 from hooked_lm.weights.shards import Headers
 
 FP4_PAIRS = (torch.int8, torch.uint8)
@@ -29,7 +29,7 @@ class ScaledFloat8(Format):
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         scales, stored = (raw[name] for name in self.parts)
         _check_bits(stored)
-        numbers = look_up(stored) if stored.dtype in FP4_PAIRS else stored.float()
+        numbers = look_up(stored) if stored.dtype in FP4_PAIRS else as_numbers(stored, torch.float32)
         return numbers.mul_(spread(as_scales(scales), tuple(numbers.shape), self.block)).to(wanted)
 
 
@@ -58,7 +58,7 @@ class ScaledRows(Format):
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         stored, scales = raw[".weight"], raw[".weight_scale"]
         _check_bits(stored)
-        numbers, shape = stored.to(scales.dtype), tuple(stored.shape)
+        numbers, shape = as_numbers(stored, scales.dtype), tuple(stored.shape)
         if not self.symmetric:
             numbers -= spread(raw[".weight_zero_point"].to(scales.dtype), shape, self.block)
         return numbers.mul_(spread(scales, shape, self.block))
