@@ -305,7 +305,7 @@ def from_pretrained(
     changed. Folding and other dtypes copy the weights that they change. TransformerLens checkpoints, whose configs have flat
     names, are supported too; see `hooked_lm.hub.tl_checkpoint`. Of a composite that reads images or sounds besides text, the
     language model is loaded, on text alone; what was left out is logged and in `cfg.left_out`. Weights of a quantised checkpoint
-    are dequantised as they are read, unless `quantize` is "keep"; how they were quantised is logged and in `cfg.dequantized_from`.
+    are dequantised as they are read, or later (`quantize`); how they were quantised is logged and in `cfg.dequantized_from`.
 
     >>> from hooked_lm import pretrained
     >>> model = pretrained.from_pretrained("demo")

@@ -331,8 +331,8 @@ TOOLS = mutants({
          "if block is None or grid != (", "if block is not None or grid != ("),
     ],
     "hub/quantized/dequantized.py": [
-        ("a weight that is kept has its axes in another order", "hub/test_quantized_kept.py::the_values_of_every_format",
-         "key=weight.stride, reverse=True)", "key=weight.stride)"),
+        ("a weight that is kept has its axes in another order", "hub/test_quantized_kept.py::edits_and_gradients",
+         "return (weight.T if kind.transposed else weight).contiguous()", "return weight.contiguous()"),
     ],
     "hub/hf_load.py": [
         ("weights that stay are said to be dequantised", "hub/test_quantized_kept.py::what_is_kept_is_said",

@@ -36,7 +36,9 @@ def make_contiguous(attn: nn.Module, keep: Callable[[Tensor], Tensor] | None = N
     """
     for name, weight in attn.named_parameters(recurse=False):
         axes = axes_of(attn, name)
-        is_projection = axes is not None and len(axes.names) == 3 and axes.inputs == (1,) and not hasattr(weight, "packed")
+        is_projection = (
+            axes is not None and len(axes.names) == 3 and axes.inputs == (1,) and not hasattr(weight, "packed")
+        )
         if is_projection and weight.stride(0) != weight.shape[2] * weight.stride(2):
             matrix = weight.data.transpose(1, 2).contiguous()
             weight.data = (matrix if keep is None else keep(matrix)).transpose(1, 2)

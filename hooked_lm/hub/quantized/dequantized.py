@@ -22,8 +22,7 @@ class Dequantized(Headers):
     A look-up reads these and computes the weight. Nothing is kept: only one weight at a time is in memory twice. `dtype`
     is that of the weights whose format leaves it open; `unused` are globs of tensors that the weights do not depend on.
 
-    With `keep`, a look-up gives a `QuantizedWeight` in `dtype` that holds these tensors; it has computed the weight, so that
-    tensors that do not fit each other are refused when they are read. `looked_up` are the names of these weights.
+    With `keep`, a look-up gives a `QuantizedWeight` in `dtype` that holds these tensors. `looked_up` are the names of these weights.
 
     Of a weight of which a part is missing the other parts remain, for which no model has a parameter. Of several formats that
     fit, the first counts.
@@ -88,20 +87,16 @@ class Dequantized(Headers):
 
 
 def _kept(name: str, kind: Format, raw: Renamed, dtype: torch.dtype) -> QuantizedWeight:
-    """A weight that holds its tensors."""
-    tensors = dict(raw)  # looked up once
-    weight = kind.value(_headers(tensors), dtype)
-    order = sorted(range(weight.ndim), key=weight.stride, reverse=True)  # of its axes in memory
-    stored = weight.permute(order)
-    strided = torch.empty(stored.shape, dtype=dtype, device="meta").permute(*map(order.index, range(weight.ndim)))
-    values = partial(_values, kind, order, dtype)
-    return QuantizedWeight(Kept(type(kind).__name__, values, tensors, tuple(stored.shape), dtype), strided, name)
+    """A weight that holds its tensors; nothing is computed."""
+    shape, _ = kind.header(raw, dtype)
+    stored = shape[::-1] if kind.transposed else shape
+    strided = torch.empty(stored, dtype=dtype, device="meta")
+    kept = Kept(type(kind).__name__, partial(_values, name, kind, dtype), dict(raw), stored, dtype)
+    return QuantizedWeight(kept, strided.T if kind.transposed else strided, name)
 
 
-def _values(kind: Format, order: list[int], dtype: torch.dtype, raw: Raw) -> Tensor:
-    """The values of a weight that holds these tensors, with its axes in an order."""
-    return kind.value(_headers(raw), dtype).permute(order).to(dtype)
-
-
-def _headers(raw: Raw) -> Headers:
-    return Renamed(raw, {ending: ending for ending in raw})
+def _values(name: str, kind: Format, dtype: torch.dtype, raw: Raw) -> Tensor:
+    """The values of a weight that holds these tensors, contiguous, with the axes that they have in memory."""
+    with naming(f"the quantised weight {name!r}"):
+        weight = kind.value(Renamed(raw, {ending: ending for ending in raw}), dtype).to(dtype)
+    return (weight.T if kind.transposed else weight).contiguous()

@@ -18,12 +18,13 @@ class Format(ABC):
     """One way to store a weight as several tensors, whose names begin alike.
 
     `parts` are the endings of the names of the tensors that each such weight has, and `more` those of tensors that it may have;
-    `weight` is the ending of its own name.
+    `weight` is the ending of its own name; the matrix [out, in] is `transposed` if it is [in, out] in memory.
     """
 
     parts: tuple[str, ...]
     more: tuple[str, ...] = ()
     weight: str = ".weight"
+    transposed: bool = False
 
     @abstractmethod
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:

@@ -28,7 +28,9 @@ class Kept:
     raw: Raw
     shape: tuple[int, ...]
     dtype: torch.dtype
-    copies: WeakValueDictionary[str, "Kept"] = field(default_factory=WeakValueDictionary, repr=False)  # by their devices
+    copies: WeakValueDictionary[str, "Kept"] = field(
+        default_factory=WeakValueDictionary, repr=False
+    )  # by their devices
 
     @property
     def device(self) -> torch.device:

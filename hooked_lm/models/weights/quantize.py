@@ -215,7 +215,9 @@ def refuse_quantized(model: nn.Module, what: str, remedy: str) -> None:
     """Raises ValueError if the model has quantised weights."""
     if found := _quantized_weights(model):
         weight = found[0][2]
-        raise ValueError(f"{what} is not for quantised weights, and {weight.path!r} is quantised: {weight.remedy(remedy)}")
+        raise ValueError(
+            f"{what} is not for quantised weights, and {weight.path!r} is quantised: {weight.remedy(remedy)}"
+        )
 
 
 @contextmanager

@@ -162,7 +162,7 @@ class QuantizedWeight(Tensor):
             return type(self)(self.packed, strided, self.path)
         return func(self.plain(), *args, **kwargs)
 
-    def _moved(self, *args: Any, copy: bool = False, **kwargs: Any) -> "QuantizedWeight | None":
+    def _moved(self, *args: object, copy: bool = False, **kwargs: object) -> "QuantizedWeight | None":
         """The result of `Tensor.to` if that computes nothing."""
         device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         return None if copy or dtype not in (None, self.dtype) else self.to_device(device or self.device)
