@@ -49,10 +49,10 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     one_device = DevicePlan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
     if options.quantize is not None and plan.offloaded:
-        raise ValueError(
-            f"quantize={KEEP!r}: {', '.join(plan.offloaded)} would be on the CPU or on disk between runs, and only ordinary "
-            "weights can be: leave quantize= out, or give all blocks devices that compute"
+        places = (
+            f"{', '.join(plan.offloaded)} would be on the CPU or on disk between runs, as only ordinary weights can be"
         )
+        raise ValueError(f"quantize={KEEP!r}: {places}; give all blocks devices that compute, or leave quantize= out")
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
 
     def is_copied(name: str) -> bool:
@@ -64,9 +64,9 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
     if (packed := checkpoint.quantization) is not None:
-        became = f"its weights were dequantised to {model.cfg.dtype}"
-        if isinstance(checkpoint.weights, Dequantized) and options.quantize is not None:
-            became = _kept(model, checkpoint.weights)
+        became, weights = f"its weights were dequantised to {model.cfg.dtype}", checkpoint.weights
+        if isinstance(weights, Dequantized) and options.quantize is not None:
+            became = _kept(model, weights)
         logger.warning("the checkpoint is quantised (%s): %s", packed, became)
     if (left_out := model.cfg.left_out) is not None:
         whole, kind = cfg.original_architecture, checkpoint.config.model_type

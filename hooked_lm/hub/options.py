@@ -67,10 +67,8 @@ class Options:
         if asked := [name for name in QUANTIZED_OPTIONS if self.hf_kwargs.get(name)]:
             raise ValueError(f"{asked[0]}={self.hf_kwargs[asked[0]]!r} is not supported: {QUANTIZE_LATER}")
         if self.quantize not in (None, KEEP):
-            raise ValueError(
-                f"quantize={self.quantize!r} is not supported, only {KEEP!r}, for a checkpoint that is quantised already: "
-                f"{QUANTIZE_LATER}"
-            )
+            only = f"only {KEEP!r}, for a checkpoint that is quantised already"
+            raise ValueError(f"quantize={self.quantize!r} is not supported, {only}: {QUANTIZE_LATER}")
         if self.quantize is not None and self.rewritten:
             raise ValueError(
                 f"quantize={KEEP!r} leaves the weights as the checkpoint has them, so they cannot be folded: load with "

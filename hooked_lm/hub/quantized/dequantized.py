@@ -22,7 +22,7 @@ class Dequantized(Headers):
     A look-up reads these and computes the weight. Nothing is kept: only one weight at a time is in memory twice. `dtype`
     is that of the weights whose format leaves it open; `unused` are globs of tensors that the weights do not depend on.
 
-    With `keep`, a look-up gives a `QuantizedWeight` in `dtype` that holds these tensors. `looked_up` are the names of these weights.
+    With `keep`, a look-up gives a `QuantizedWeight` in `dtype` that holds these tensors. `looked_up` are the weights read.
 
     Of a weight of which a part is missing the other parts remain, for which no model has a parameter. Of several formats that
     fit, the first counts.

@@ -62,11 +62,7 @@ def look_up(
 
 
 def as_numbers(stored: Shaped[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
-    """Numbers of 8 bits, integers or not, in another dtype. A table is ten times as fast as torch's conversion on a CPU.
-
-    >>> as_numbers(torch.tensor([0.25, -448.0]).to(torch.float8_e4m3fn), torch.bfloat16).tolist()
-    [0.25, -448.0]
-    """
+    """Numbers of 8 bits, integers or not, in another dtype. A table is ten times as fast as torch's conversion on a CPU."""
     if not stored.is_floating_point():
         return stored.to(dtype)
     table = torch.arange(256, dtype=torch.uint8, device=stored.device).view(stored.dtype).to(dtype)

@@ -1,6 +1,6 @@
 """A weight that stays in memory as a checkpoint has it: the tensors of its format, from which each use computes the values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from weakref import WeakValueDictionary
@@ -50,7 +50,7 @@ class Kept:
             copied = self.copies[str(device)] = replace(self, raw=raw, copies=WeakValueDictionary())
         return copied
 
-    def as_strided(self, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
+    def as_strided(self, shape: Sequence[int], stride: Sequence[int], offset: int) -> Tensor:
         """A view of the values, by strides and an offset as those of `Tensor.as_strided`.
 
         Only the rows of the first axis that it needs are computed, if each tensor has that axis, as those of experts do.

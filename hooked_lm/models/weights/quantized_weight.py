@@ -80,7 +80,7 @@ class QuantizedWeight(Tensor):
         """The dequantised values, as an ordinary tensor with the shape and strides of this one."""
         view, packed = self.strided, self.packed
         values = packed if isinstance(packed, Kept) else dequantized(packed)
-        return values.as_strided(view.shape, view.stride(), view.storage_offset())
+        return values.as_strided(view.shape, view.stride(), int(view.storage_offset()))
 
     @property
     def is_matrix(self) -> bool:
@@ -164,7 +164,7 @@ class QuantizedWeight(Tensor):
 
     def _moved(self, *args: object, copy: bool = False, **kwargs: object) -> "QuantizedWeight | None":
         """The result of `Tensor.to` if that computes nothing."""
-        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[call-overload]
         return None if copy or dtype not in (None, self.dtype) else self.to_device(device or self.device)
 
     def refuse(self) -> NoReturn:
@@ -191,10 +191,7 @@ class QuantizedWeight(Tensor):
 
 
 class _PackedLinear(torch.autograd.Function):
-    """`F.linear(x, weight, bias)`, with gradients for x and the bias; kernels of packed weights may have none.
-
-    What it saves for the backward pass is packed.
-    """
+    """`F.linear`, with gradients for input and bias; kernels of packed weights may have none. What it saves is packed."""
 
     @staticmethod
     def forward(ctx: BackwardCFunction, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
@@ -204,12 +201,9 @@ class _PackedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: BackwardCFunction, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (weight,) = ctx.saved_tensors
-        of_x, _, of_bias = ctx.needs_input_grad
-        return (
-            gradient @ weight if of_x else None,
-            None,
-            gradient.reshape(-1, gradient.shape[-1]).sum(0) if of_bias else None,
-        )
+        of: Sequence[bool] = ctx.needs_input_grad
+        of_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if of[2] else None
+        return gradient @ weight if of[0] else None, None, of_bias
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
