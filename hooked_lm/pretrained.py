@@ -297,6 +297,7 @@ def from_pretrained(
     revision: str | None = None,
     local_files_only: bool = False,
     mmap: bool = True,
+    quantize: str | None = None,
     **hf_kwargs: Any,
 ) -> Own:
     """Loads a checkpoint as a HookedTransformer, HookedEncoder or HookedEncoderDecoder, depending on its architecture.
@@ -305,7 +306,7 @@ def from_pretrained(
     changed. Folding and other dtypes copy the weights that they change. TransformerLens checkpoints, whose configs have flat
     names, are supported too; see `hooked_lm.hub.tl_checkpoint`. Of a composite that reads images or sounds besides text, the
     language model is loaded, on text alone; what was left out is logged and in `cfg.left_out`. Weights of a quantised checkpoint
-    are dequantised as they are read; how they were quantised is logged and in `cfg.dequantized_from`.
+    are dequantised as they are read, or later (`quantize`); how they were quantised is logged and in `cfg.dequantized_from`.
 
     >>> from hooked_lm import pretrained
     >>> model = pretrained.from_pretrained("demo")
@@ -332,6 +333,8 @@ def from_pretrained(
         first_n_layers: the number of layers to load; later layers are left out.
         n_ctx: the longest prompt, instead of the checkpoint's.
         mmap: False copies the weights into memory, so that the files may be changed or deleted.
+        quantize: "keep" leaves the quantised weights of a checkpoint as they are in the file, and dequantises each when it is
+            used, to the same values; see docs/scale.md. They cannot be folded, trained or saved. None dequantises them at once.
         cls: the required class of the model; ValueError if the checkpoint is of another class.
         hf_kwargs: fields of the HF config to override (not of a composite), or `token`, `cache_dir`, `force_download`.
 
@@ -359,6 +362,7 @@ def from_pretrained(
         default_prepend_bos=default_prepend_bos,
         default_padding_side=default_padding_side,
         mmap=mmap,
+        quantize=quantize,
         rewritten=any((*rewrites, refactor_factored_attn_matrices)),
         reads_images=next((known.__name__ for known in READ_IMAGES if cls and issubclass(cls, known)), None),
     )

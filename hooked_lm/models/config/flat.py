@@ -224,6 +224,7 @@ class HookedTransformerConfig(FlatConfig):
     left_out: dict[str, int] | None = fact("modules of a composite checkpoint that were not loaded, and how many tensors each "
                                            "has; None: the checkpoint is not of a composite", None)
     dequantized_from: str | None = fact("how the weights were quantised in the checkpoint; None: they were not", None)
+    kept_quantized: bool = fact("whether quantised weights are in memory as the checkpoint has them", False)
     processed: tuple[str, ...] = fact("the rewrites of weights that were done, in order", ())
     # fmt: on
     tree: DecoderConfig | None = field(default=None, repr=False)
