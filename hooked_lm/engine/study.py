@@ -123,9 +123,8 @@ def _warn_if_same(tokens: Rows, other: Rows | None, found: SweepResult) -> None:
     """Warns of clean prompts that are the corrupted ones, so that no cell changes anything."""
     are_same = isinstance(tokens, Tensor) and isinstance(other, Tensor) and torch.equal(tokens.cpu(), other.cpu())
     if are_same and not bool(found.effects().values.nan_to_num().any()):
-        warnings.warn(
-            "the clean and the corrupted prompts are the same, so no cell changes anything and all effects are 0",
-            stacklevel=stacklevel_outside(sys._getframe()),
+        warn_caller(
+            "the clean and the corrupted prompts are the same, so no cell changes anything and all effects are 0"
         )
 
 

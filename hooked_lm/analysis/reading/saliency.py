@@ -1,8 +1,6 @@
 """Saliency of input tokens: how much each token of the input matters for each generated token, by gradients."""
 
 import math
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
@@ -251,10 +249,9 @@ def _warn_if_without_space(model: Decoder, prompt: PromptRows, continuation: str
     if tokens := model.tokens.without_space(continuation):
         first, spaced = model(prompt)[0, -1, [*tokens]]
         if spaced > first:
-            warnings.warn(
+            warn_caller(
                 f"the continuation {continuation!r} has no leading space, and is less likely after the prompt than with one: did "
-                f"you mean {f' {continuation}'!r}?",
-                stacklevel=stacklevel_outside(sys._getframe()),
+                f"you mean {f' {continuation}'!r}?"
             )
 
 

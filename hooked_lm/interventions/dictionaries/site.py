@@ -1,12 +1,10 @@
 """The site that a dictionary reads: the given one, or the one in its config."""
 
 import re
-import sys
-import warnings
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.select import Site
 from hooked_lm.models.aliases import same_value
 
@@ -54,10 +52,9 @@ def warn_if_elsewhere(sae: object, read: str, written: str | None = None) -> Non
             warned.add(site)
             given = f"'{site}'" if verb == "reads" else f"'{read}', '{site}'"
             meant = f"; if you mean it, give sae.at({given})" if hasattr(sae, "at") else ""
-            warnings.warn(
+            warn_caller(
                 f"the dictionary {verb} '{own}', and here it {verb} '{site}': features of one site may mean nothing at another"
-                f"{meant}",
-                stacklevel=stacklevel_outside(sys._getframe()),
+                f"{meant}"
             )
 
 

@@ -1,10 +1,8 @@
 """Text for which a tokenizer has no token: it becomes an unknown token, or nothing."""
 
-import sys
-import warnings
 from collections.abc import Sequence
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.models.text.bos import ids_of
 from hooked_lm.models.text.tokenizer import Tokenizer
 
@@ -51,6 +49,6 @@ def warn_if_unknown(
         what = f"the tokenizer has no token for {', '.join(map(repr, lost[:5]))}, in {text[:60]!r}: {becomes}"
         if unknown in row and unknown == tokenizer.pad_token_id:
             raise ValueError(f"{what}, which is padding; use words of its vocabulary, tokenizer.get_vocab()")
-        warnings.warn(f"{what}. It is said once", stacklevel=stacklevel_outside(sys._getframe()))
+        warn_caller(f"{what}. It is said once")
         return True
     return False
