@@ -3,14 +3,13 @@
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from inspect import CO_VARKEYWORDS, Parameter, Signature, signature, unwrap
 from traceback import walk_tb
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGE = __name__.partition(".")[0]
 BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -76,17 +75,12 @@ def check_arguments(function: str, wanted: Signature, args: Sequence[object], kw
         )
 
 
-def at_each_site(function: Function) -> Function:
-    """Marks a function that a run calls at each of its sites: it stays as quick as it is, and Python answers a wrong argument."""
-    vars(function)["_answers"] = False
-    return function
-
-
 def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
     """From now on what a module exports answers wrong arguments as `check_arguments` does; None: all of its `__all__`.
 
     These are functions and classes, with the other public classes of the files that they come from, such as those of results.
-    Of a class it is the constructor and the public methods, inherited ones too. Nothing is looked up unless a call has raised a
+    Of a class it is the constructor and the public methods, inherited ones too; none of a class with `answers_keywords = False`,
+    which a run calls at each site. Nothing is looked up unless a call has raised a
     TypeError, and what raised it stays as it is unless the arguments of that call are at fault.
     """
     exported = sys.modules[module]
@@ -101,8 +95,8 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
         _answer_in_classes(value.__module__)
 
 
-def _is_ours(value: Any) -> bool:
-    return str(value.__module__).partition(".")[0] == PACKAGE
+def _is_ours(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == PACKAGE
 
 
 @cache
@@ -115,6 +109,8 @@ def _answer_in_classes(module: str) -> None:
 
 @cache
 def _answer_in_class(kind: type) -> None:
+    if not vars(kind).get("answers_keywords", True):
+        return
     for name, value in list(vars(kind).items()):
         function = getattr(value, "__func__", value)
         if isinstance(function, FunctionType) and (name == "__init__" or not name.startswith("_")):
@@ -131,7 +127,7 @@ def _answering(function: FunctionType, n_bound: int) -> FunctionType:
         return function
 
     @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError as error:

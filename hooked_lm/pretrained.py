@@ -87,7 +87,9 @@ class PretrainedModel(BaseModel):
 
         >>> import tempfile, torch
         >>> from hooked_lm import HookedTransformer
-        >>> model = HookedTransformer(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> model = HookedTransformer(
+        ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save(f"{folder}/toy")
         ...     again = HookedTransformer.load(f"{folder}/toy")
@@ -186,7 +188,9 @@ class HookedEncoder(PretrainedModel, Encoder):
 
     >>> import torch
     >>> from hooked_lm import HookedEncoder
-    >>> model = HookedEncoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> model = HookedEncoder(
+    ...     dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu")
+    ... )
     >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]))
     >>> logits.shape, cache["pattern", 1].shape, cache["pooler.hook_pooler_out"].shape
     (torch.Size([1, 3, 10]), torch.Size([1, 2, 3, 3]), torch.Size([1, 16]))
@@ -202,9 +206,19 @@ class HookedEncoderDecoder(PretrainedModel, EncoderDecoder):
 
     >>> import torch
     >>> from hooked_lm import HookedEncoderDecoder
-    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+    >>> cfg = dict(
+    ...     n_layers=2,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     n_ctx=32,
+    ...     d_vocab=10,
+    ...     act_fn="relu",
+    ...     decoder_start_token_id=0,
+    ... )
     >>> model = HookedEncoderDecoder(cfg)
-    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]]))
+    >>> logits, cache = model.run_with_cache(
+    ...     torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]])
+    ... )
     >>> logits.shape, cache["decoder.1.cross_attn.hook_pattern"].shape
     (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
     """
@@ -219,7 +233,15 @@ class HookedVisionEncoder(PretrainedModel, VisionEncoder):
 
     >>> import torch
     >>> from hooked_lm import HookedVisionEncoder
-    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu", n_classes=3)
+    >>> cfg = dict(
+    ...     n_layers=2,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     image_size=8,
+    ...     patch_size=4,
+    ...     act_fn="gelu",
+    ...     n_classes=3,
+    ... )
     >>> model = HookedVisionEncoder(cfg)
     >>> logits, cache = model.run_with_cache(torch.zeros(1, 3, 8, 8))
     >>> logits.shape, cache["pattern", 1].shape

@@ -24,15 +24,18 @@ def model() -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo")
 
 
+AT_EACH_SITE = ("hook_if_listening", "is_listening")
+
+
 def public_callables(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], int]]:
     """The functions of a module, and the constructors and methods of its classes, with how many arguments are bound."""
     for name in module.__all__:
         value = getattr(module, name)
-        if isfunction(value):
+        if isfunction(value) and name not in AT_EACH_SITE:
             yield name, value, 0
         elif isclass(value) and value.__module__.startswith("hooked_lm") and not issubclass(value, BaseException):
             for base in value.__mro__:
-                if base.__module__.startswith("hooked_lm"):
+                if base.__module__.startswith("hooked_lm") and vars(base).get("answers_keywords", True):
                     yield from (
                         (
                             f"{name}.{key}",
@@ -56,8 +59,6 @@ def without_answer(name: str, function: Callable[..., object], n_bound: int) -> 
     parameters = list(signature(function).parameters.values())[n_bound:]
     if any(each.kind is Parameter.VAR_KEYWORD for each in parameters):
         return  # which takes any name, and checks it itself, or passes it on
-    if vars(function).get("_answers") is False:  # at each site
-        return
     known = {each.name for each in parameters if each.kind in BY_NAME}
     for meant in known:
         for wrong in {*misspelt(meant)} - known:
@@ -162,4 +163,4 @@ def test_signatures_pickles_and_errors_stay_whole() -> None:
 
 def test_what_a_run_calls_at_each_site_is_not_wrapped() -> None:
     for function in (hooks.HookPoint.forward, hooks.HookPoint.active_hooks, hooks.hook_if_listening):
-        assert vars(function)["_answers"] is False
+        assert "_answers" not in vars(function)

@@ -113,11 +113,28 @@ def train_probe(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> names = ["Mary", "Alice", "Sarah", "Laura", "John", "Tom", "Peter", "David"]
-    >>> prompts = [f"When {name} went to the {place}," for place in ("store", "park") for name in names]
-    >>> probes = train_probe(model, [i % 8 < 4 for i in range(16)], prompts=prompts, positions=1, layers=[0, 3], n_folds=4)
+    >>> prompts = [
+    ...     f"When {name} went to the {place},"
+    ...     for place in ("store", "park")
+    ...     for name in names
+    ... ]
+    >>> probes = train_probe(
+    ...     model,
+    ...     [i % 8 < 4 for i in range(16)],
+    ...     prompts=prompts,
+    ...     positions=1,
+    ...     layers=[0, 3],
+    ...     n_folds=4,
+    ... )
     >>> probes.direction(3).shape
     torch.Size([128])
-    >>> lengths = train_probe(model, [float(len(text)) for text in prompts], prompts=prompts, layers=[0], n_folds=4)
+    >>> lengths = train_probe(
+    ...     model,
+    ...     [float(len(text)) for text in prompts],
+    ...     prompts=prompts,
+    ...     layers=[0],
+    ...     n_folds=4,
+    ... )
     >>> lengths.axes["layer"], lengths.r2.shape
     ((0,), torch.Size([1]))
     """

@@ -144,7 +144,10 @@ def in_options(message: str, command: str) -> str:
     >>> from hooked_lm.cli.command import in_options
     >>> in_options("of 9 documents nothing is known: give tokens_per_document=", "harvest")
     'of 9 documents nothing is known: give --tokens-per-document'
-    >>> in_options("reduce must be 'mean', got reduce='sum' and shard_size; see harvest(reduce=...)", "harvest")
+    >>> in_options(
+    ...     "reduce must be 'mean', got reduce='sum' and shard_size; see harvest(reduce=...)",
+    ...     "harvest",
+    ... )
     "--reduce must be 'mean', got --reduce='sum' and --shard-size; see harvest(reduce=...)"
     """
     options = {param.name: param.opts[0] for param in parameters(command).values() if param.opts[0].startswith("--")}

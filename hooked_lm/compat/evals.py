@@ -35,7 +35,9 @@ def sanity_check(model: Any) -> Float[Tensor, ""]:
     It is below 5 for a trained model of GPT-2's size. Above 7 something is wrong.
 
     >>> from hooked_lm import HookedTransformer
-    >>> bool(sanity_check(HookedTransformer.from_pretrained("demo")) > 5)  # it knows only its generated sentences
+    >>> bool(
+    ...     sanity_check(HookedTransformer.from_pretrained("demo")) > 5
+    ... )  # it knows only its generated sentences
     True
     """
     with torch.no_grad():

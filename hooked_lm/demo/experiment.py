@@ -58,7 +58,9 @@ def prompt_pairs(n: int) -> list[PromptPair]:
     Receiver and giver take turns. Raises ValueError for a number that is not positive or exceeds the pairs of names.
 
     >>> pair = prompt_pairs(1)[0]
-    >>> pair.clean == pair.corrupted.replace(f",{pair.answer} gave", f",{pair.wrong_answer} gave")
+    >>> pair.clean == pair.corrupted.replace(
+    ...     f",{pair.answer} gave", f",{pair.wrong_answer} gave"
+    ... )
     True
     """
     everybody = product(corpus.FEMALE_NAMES, corpus.MALE_NAMES)

@@ -298,7 +298,8 @@ def loss(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> prompt = "The capital of France is Paris"
-    >>> whole, answer = loss(prompt, model=model)(model(prompt)), loss(prompt, positions=-2, model=model)(model(prompt))
+    >>> whole = loss(prompt, model=model)(model(prompt))
+    >>> answer = loss(prompt, positions=-2, model=model)(model(prompt))
     >>> bool(answer < 0.5 < whole)
     True
     """

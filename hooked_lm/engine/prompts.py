@@ -155,7 +155,9 @@ def position_labels(model: Any, rows: Rows) -> list[Label]:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> position_labels(model, model.to_tokens(["The capital of France is", "The capital of Italy is"]))
+    >>> position_labels(
+    ...     model, model.to_tokens(["The capital of France is", "The capital of Italy is"])
+    ... )
     ['0 <|endoftext|>', '1 The', '2  capital', '3  of', 4, '5  is']
     """
     if getattr(model, "tokenizer", None) is None:

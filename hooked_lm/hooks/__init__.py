@@ -14,4 +14,6 @@ __all__ = [
     "UnknownSite", "WrappedModule", "hook_if_listening", "is_listening", "site_glob", "wrap",
 ]  # fmt: skip
 
-answer_keywords(__name__)
+answer_keywords(
+    __name__, [name for name in __all__ if name not in ("hook_if_listening", "is_listening")]
+)  # at each site

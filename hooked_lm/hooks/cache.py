@@ -95,8 +95,13 @@ class Cache(Mapping[str, Tensor]):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> logits, cache = model.run_with_cache(["Mary went home", "Mary"], padding_side="right")
-        >>> cache.last("resid_post", 3).shape, torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1])
+        >>> logits, cache = model.run_with_cache(
+        ...     ["Mary went home", "Mary"], padding_side="right"
+        ... )
+        >>> (
+        ...     cache.last("resid_post", 3).shape,
+        ...     torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1]),
+        ... )
         (torch.Size([2, 128]), True)
         """
         key = (name, *where) if where else name

@@ -6,7 +6,6 @@ from typing import Any
 
 from hooked_lm.hooks import scope
 from hooked_lm.hooks.values import spec_of, takes_hook_keyword, wrong_return
-from hooked_lm.keywords import at_each_site
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
 HookFunction = Callable[..., Any]
@@ -21,7 +20,8 @@ class Hook(NotebookRepr):
     `with` block at whose end it is removed (None: it stays until removed). Hooks with `when="pre"` run before all others.
     """
 
-    @at_each_site
+    answers_keywords = False
+
     def __init__(
         self,
         user_hook: HookFunction,

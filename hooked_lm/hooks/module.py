@@ -24,7 +24,6 @@ from hooked_lm.hooks.scope import Scope
 from hooked_lm.hooks.select import NamesFilter, PointDict, Site, UnknownSite, select
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.values import backward_from
-from hooked_lm.keywords import at_each_site
 
 _ids = itertools.count(1)
 
@@ -35,18 +34,18 @@ class HookedRootModule(ShownSites, Properties):
     A hook is a pair `(site, fn)`, or a callable object with a `hook_point` and the optional attributes `layer`, `direction`
     ("fwd", or "bwd" for gradients) and `when` ("pre" runs before all "post" hooks of a point). A site is a name, a glob
     ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With "pre" it may also name modules ("blocks.*.mlp");
-    the hook then receives their first input. Hooks of `hooks(...)` run only in the current thread or task and end with the
-    block, also after an error. Hooks of `register` stay until `unregister`.
+    it gets their first input. Hooks of `hooks(...)` run in this thread or task, in the block; of `register`, until `unregister`.
 
     >>> import torch
     >>> class Net(HookedRootModule):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.hook_in, self.double = HookPoint("batch", "pos"), torch.nn.Identity()
+    ...         self.hook_in = HookPoint("batch", "pos")
     ...         self.setup()
+    ...
     ...     def forward(self, x):
     ...         return 2 * self.hook_in(x)
-    >>> Net().run_with_hooks(torch.ones(1, 2), fwd_hooks=[("hook_in", lambda x, hook: x + 1)])
+    >>> Net().run_with_hooks(torch.ones(1, 2), fwd_hooks=("hook_in", lambda x, hook: x + 1))
     tensor([[4., 4.]])
     """
 
@@ -121,13 +120,11 @@ class HookedRootModule(ShownSites, Properties):
         """Groups of names to which a predicate is applied before all others: the sites of a bare run."""
         return [{name for name, point in points.items() if self.in_bare_cache(point)}]
 
-    @at_each_site
     def points(self, site: Site) -> list[HookPoint]:
         """The points that match a site, as in `names`."""
         points = self.all_points()
         return [points[name] for name in self.names(site)]
 
-    @at_each_site
     def points_for(self, site: Site, when: str = "post") -> list[HookPoint]:
         """The points for hooks on a site; for "pre", if the site names modules, the points at their inputs."""
         try:
@@ -153,7 +150,6 @@ class HookedRootModule(ShownSites, Properties):
     def _keep_input(self, name: str, point: ModulePoint) -> None:
         self._input_points = {name: point, **self._input_points}
 
-    @at_each_site
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point."""
         return not point.on_demand
@@ -382,7 +378,6 @@ class HookedRootModule(ShownSites, Properties):
         """The registered hooks by id, in order of registration."""
         return {i: given for i, (given, handles) in self._registered.items() if any(h.is_active for h in handles)}
 
-    @at_each_site
     def check_hooks_to_add(
         self,
         hook_point: HookPoint,

@@ -19,7 +19,6 @@ from hooked_lm.hooks.hook import Hook, HookFunction
 from hooked_lm.hooks.hook_spec import direction_and_when
 from hooked_lm.hooks.scope import Frame, Owner
 from hooked_lm.hooks.values import can_have_gradient, copy_for_hook
-from hooked_lm.keywords import at_each_site
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
 _shows_name = ContextVar("shows_name", default=True)
@@ -53,6 +52,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     """
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
+    answers_keywords = False
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
@@ -71,7 +71,6 @@ class HookPoint(NotebookRepr, nn.Identity):
             return self._run_after_custom_forward(value)
         return super().__call__(value) if self._has_torch_hooks() else self.forward(value)
 
-    @at_each_site
     def forward(self, value: Any) -> Any:
         if not self._hooks or self._has_custom_forward():
             return value
@@ -83,7 +82,6 @@ class HookPoint(NotebookRepr, nn.Identity):
 
     # ---- running -------------------------------------------------------------------------------------------
 
-    @at_each_site
     def active_hooks(self, dir: str | None = None) -> list[Hook]:
         """The hooks that would run in this context, in order; of one direction, or of both."""
         if not self._hooks:
@@ -155,6 +153,7 @@ class HookPoint(NotebookRepr, nn.Identity):
         >>> class Flat:
         ...     def convert(self, value):
         ...         return value.flatten(1)
+        ...
         ...     def revert(self, value):
         ...         return value.unflatten(1, (2, 3))
         >>> point = HookPoint("batch", "head", "d_head")
@@ -251,7 +250,6 @@ class HookPoint(NotebookRepr, nn.Identity):
         """Adds a hook that survives `reset_hooks`."""
         return self.add_hook(hook, dir, is_permanent=True)
 
-    @at_each_site
     def make_hook(
         self,
         hook: HookFunction,
@@ -277,13 +275,11 @@ class HookPoint(NotebookRepr, nn.Identity):
         return hook in self._hooks.get(None, ())
 
     @scope.synchronized
-    @at_each_site
     def install(self, hook: Hook, frame: Frame | None) -> None:
         """Installs a handle until a frame is closed, or until it is removed (None)."""
         self._hooks[frame] = (*self._hooks.get(frame, ()), hook)
         self._hooks_changed()
 
-    @at_each_site
     def uninstall(self, owner: Owner) -> None:
         """Removes the hooks of a frame or of a checkpointed call."""
         self._hooks.pop(owner, None)
@@ -292,7 +288,6 @@ class HookPoint(NotebookRepr, nn.Identity):
     def _hooks_changed(self) -> None:
         """Called after hooks were installed or removed."""
 
-    @at_each_site
     def end_level(self, level: int, thread_or_task: int) -> None:
         """Removes the hooks that a thread or task added with this `level`."""
         if None in self._hooks:
@@ -414,7 +409,6 @@ def is_listening(*points: nn.Module) -> bool:
     return any(not isinstance(point, HookPoint) or point.is_listening for point in points)
 
 
-@at_each_site
 def hook_if_listening(point: nn.Module, x: Tensor) -> Tensor:
     """Passes a copy of `x` through a point if something listens there, so that edits in place do not reach `x`; else `x`."""
     return point(x.clone()) if is_listening(point) else x

@@ -95,7 +95,11 @@ def has_batch_axis(dims: tuple[str, ...]) -> bool:
 def position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
     """The index of the position axis, or None. Without names, or with names of another number of axes, it is the second of three.
 
-    >>> position_axis(4, ("batch", "head", "query_pos", "key_pos")), position_axis(3, ()), position_axis(2, ())
+    >>> (
+    ...     position_axis(4, ("batch", "head", "query_pos", "key_pos")),
+    ...     position_axis(3, ()),
+    ...     position_axis(2, ()),
+    ... )
     (2, 1, None)
     """
     if len(dims) != n_axes:

@@ -161,7 +161,9 @@ def unknown(site: str, names: Iterable[str]) -> UnknownSite:
 def advice(site: str, names: Iterable[str]) -> str:
     """The end of a message on a site without a match: to name its layer if that is all it lacks, or names that are near.
 
-    >>> advice("z", ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z", "blocks.1.hook_mlp_out"])
+    >>> advice(
+    ...     "z", ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z", "blocks.1.hook_mlp_out"]
+    ... )
     "name its layer, as in 'blocks.0.attn.hook_z'"
     >>> advice("blocks.0.hook_zz", ["blocks.0.hook_z"])
     "did you mean 'blocks.0.hook_z'?"

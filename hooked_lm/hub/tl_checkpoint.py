@@ -228,7 +228,9 @@ def _flat_names(file: Path) -> dict[str, Any] | None:
 def our_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns config fields by the names of `HookedTransformerConfig`, without fields about training.
 
-    >>> our_names({"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001})
+    >>> our_names(
+    ...     {"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001}
+    ... )
     {'n_layers': 2, 'normalization_type': 'LNPre', 'positional_embedding_type': 'shortformer'}
     """
     names = {name: value for name, value in config.items() if name in READ and value is not None}

@@ -281,7 +281,11 @@ class MeanAblate(SourcedController):
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.patch import MeanAblate
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> others = ["The capital of Italy is", "The capital of Spain is", "The capital of Japan is"]
+    >>> others = [
+    ...     "The capital of Italy is",
+    ...     "The capital of Spain is",
+    ...     "The capital of Japan is",
+    ... ]
     >>> ablate = MeanAblate.from_run(model, others, "z", 1, heads=[7])
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[ablate])
     """

@@ -115,9 +115,12 @@ def steered_texts(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions import steering_vectors
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
     >>> vectors = steering_vectors(model, women, men)
-    >>> found = steered_texts(model, vectors, "Tom left early because", doses=[0.5], layers=2, max_new_tokens=3)
+    >>> found = steered_texts(
+    ...     model, vectors, "Tom left early because", doses=[0.5], layers=2, max_new_tokens=3
+    ... )
     >>> found.texts
     [[' he was late'], [' she was happy']]
     """

@@ -64,8 +64,11 @@ class SteeringVectors(Tabular):
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> steering_vectors(model, women, men, layers=[1, 2]).to_dataframe()[["layer", "accuracy"]]
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> steering_vectors(model, women, men, layers=[1, 2]).to_dataframe()[
+    ...     ["layer", "accuracy"]
+    ... ]
        layer  accuracy
     0      1       1.0
     1      2       1.0
@@ -174,7 +177,8 @@ class SteeringVectors(Tabular):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+        >>> women = ["Mary was ill, so", "Anna slept late because"]
+        >>> men = ["Tom was ill, so", "Paul slept late because"]
         >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
         >>> with model.hooks(vectors.hooks(dose=-0.6, layers=2)):
         ...     model.generate("Lucy went home because", 1, do_sample=False, verbose=False)
@@ -241,7 +245,8 @@ class SteeringVectors(Tabular):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+        >>> women = ["Mary was ill, so", "Anna slept late because"]
+        >>> men = ["Tom was ill, so", "Paul slept late because"]
         >>> vectors = steering_vectors(model, women, men)
         >>> vectors.project(model, "Emma was sad, so").select(layer=2).mean[-1] > 0
         tensor(True)
@@ -347,9 +352,10 @@ def steering_vectors(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> steering_vectors(model, women, men, layers=[1, 2]).directions[1].shape == (model.cfg.d_model,)
-    True
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> steering_vectors(model, women, men, layers=[1, 2]).directions[1].shape
+    torch.Size([128])
     """
     sides, split, places, generator = contrast.prepared(model, positive, negative, positions, method, held_out, seed)
     sites = contrast.sites_of(model, site, layers, STREAM)

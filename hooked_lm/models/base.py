@@ -13,7 +13,6 @@ from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
-from hooked_lm.keywords import at_each_site
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
@@ -188,7 +187,6 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         """
         return estimate_cache(self, inputs, names_filter, options)
 
-    @at_each_site
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""
         flag = ON_DEMAND_FLAGS.get((point.name or "").rpartition(".")[2])

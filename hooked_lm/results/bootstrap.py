@@ -143,7 +143,10 @@ def skewness(values: Float[Tensor, "cell prompt"], by_rank: bool = False) -> flo
     Cells that vary less than a hundredth of the one that varies most do not count, nor do those that vary by rounding. 0 for
     none.
 
-    >>> skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])), round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2)
+    >>> (
+    ...     skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])),
+    ...     round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2),
+    ... )
     (0.0, 1.15)
     """
     of_cells, deviations, sizes = [torch.zeros(0)], [torch.zeros(0)], [torch.zeros(0)]

@@ -85,7 +85,13 @@ def feature_view(
         feature, links: the index of the feature, and the files of the pages of several, in their order: the page leads to the
             previous and the next one, to the index and to the neighbours that have one.
 
-    >>> page = feature_view("feature 3", {"active at": "5 %"}, [], ([0.0, 1.0], [4.0]), {"promoted": [(" <b>", 1.0)]})
+    >>> page = feature_view(
+    ...     "feature 3",
+    ...     {"active at": "5 %"},
+    ...     [],
+    ...     ([0.0, 1.0], [4.0]),
+    ...     {"promoted": [(" <b>", 1.0)]},
+    ... )
     >>> "·&lt;b&gt;" in page.to_html()
     True
     """
@@ -125,7 +131,9 @@ def features_index(
         tokens: some tokens of each feature.
         links: the files of the pages of features. Those with a page come first; at most 5,000 rows are shown.
 
-    >>> page = features_index("Features", [0, 1], {"density": [0.5, 0.25]}, [[" a"], []], {1: "feature-1.html"})
+    >>> page = features_index(
+    ...     "Features", [0, 1], {"density": [0.5, 0.25]}, [[" a"], []], {1: "feature-1.html"}
+    ... )
     >>> page.text, page.body.index("feature-1.html") < page.body.index("feature 0")
     ('2 features, 1 page', True)
     """

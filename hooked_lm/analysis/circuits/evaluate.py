@@ -312,9 +312,13 @@ def evaluate(
     >>> from hooked_lm.analysis.circuits import discover
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> circuit = discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40)
-    >>> found = evaluate(model, circuit, corrupted, clean, metric=answers, sizes=[0, 40, 1.0])
+    >>> found = evaluate(
+    ...     model, circuit, corrupted, clean, metric=answers, sizes=[0, 40, 1.0]
+    ... )
     >>> [abs(round(share, 3)) for share in found.faithfulness[[0, 2]].tolist()]
     [0.0, 1.0]
     """

@@ -71,9 +71,13 @@ def direct_logit_attribution(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = direct_logit_attribution(model, "The capital of France is", " Paris", " Rome", by="head")
+    >>> found = direct_logit_attribution(
+    ...     model, "The capital of France is", " Paris", " Rome", by="head"
+    ... )
     >>> logits = model("The capital of France is")[0, -1]
-    >>> difference = logits[model.to_single_token(" Paris")] - logits[model.to_single_token(" Rome")]
+    >>> difference = (
+    ...     logits[model.to_single_token(" Paris")] - logits[model.to_single_token(" Rome")]
+    ... )
     >>> bool((found.values.sum() - difference).abs() < 1e-3)
     True
     """
@@ -119,7 +123,9 @@ def source_attribution(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = source_attribution(model, "The capital of France is", " Paris", " Rome", layers=[2, 3])
+    >>> found = source_attribution(
+    ...     model, "The capital of France is", " Paris", " Rome", layers=[2, 3]
+    ... )
     >>> {name: len(labels) for name, labels in found.axes.items()}
     {'layer': 2, 'head': 8, 'position': 6}
     """

@@ -166,7 +166,11 @@ def features_table(
     >>> from hooked_lm.interventions import dictionaries
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> sae = dictionaries.load("demo").to(model.device)
-    >>> texts = ["The capital of France is Paris", "Tom left early because he was late", "Mary was ill"]
+    >>> texts = [
+    ...     "The capital of France is Paris",
+    ...     "Tom left early because he was late",
+    ...     "Mary was ill",
+    ... ]
     >>> table = features_table(model, sae, texts, ablate=2, skip=1)
     >>> table
     FeaturesTable(blocks.1.hook_resid_post: 512 features; density, largest, loss)

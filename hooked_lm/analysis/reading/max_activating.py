@@ -171,7 +171,9 @@ def max_activating_examples(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> texts = ["The capital of France is Paris", "When Mary and John went to the store"]
-    >>> found = max_activating_examples(model, texts, site=("post", 1), neuron=5, k=3, context=2)
+    >>> found = max_activating_examples(
+    ...     model, texts, site=("post", 1), neuron=5, k=3, context=2
+    ... )
     >>> found.to_dataframe().columns.tolist()
     ['value', 'text', 'position', 'token', 'snippet']
     """

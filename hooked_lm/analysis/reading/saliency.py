@@ -178,7 +178,9 @@ def saliency(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> prompt = "When Mary and John went to the store, John gave a drink to"
-    >>> found = saliency(model, prompt, continuation=" Mary", of="logit difference", contrast=" John")
+    >>> found = saliency(
+    ...     model, prompt, continuation=" Mary", of="logit difference", contrast=" John"
+    ... )
     >>> found
     Saliency(gradient x input of the logit difference: 1 generated token, 15 of the prompt)
     """

@@ -86,7 +86,10 @@ def spread(
     `block` is the size of a block; the last ones of a row or column may be cut off. A grid that does not fit it divides the
     matrix evenly, as one scale for each row does. Raises ValueError for a grid that does neither.
 
-    >>> spread(torch.tensor([[1, 2]]), (1, 5), (2, 3)).tolist(), spread(torch.tensor([[1], [2]]), (2, 2)).tolist()
+    >>> (
+    ...     spread(torch.tensor([[1, 2]]), (1, 5), (2, 3)).tolist(),
+    ...     spread(torch.tensor([[1], [2]]), (2, 2)).tolist(),
+    ... )
     ([[1, 1, 1, 2, 2]], [[1, 1], [2, 2]])
     """
     rows, columns = shape[-2:]

@@ -50,9 +50,15 @@ def evaluate_dictionary(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries import TopK
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> sae = TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out").build().eval()
+    >>> sae = (
+    ...     TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out")
+    ...     .build()
+    ...     .eval()
+    ... )
     >>> sae = sae.to(model.device)
-    >>> evaluate_dictionary(model, ["The capital of France is Paris."], sae).select(figure="L0").mean
+    >>> evaluate_dictionary(model, ["The capital of France is Paris."], sae).select(
+    ...     figure="L0"
+    ... ).mean
     tensor(8.)
     """
     cfg = getattr(sae, "cfg", None)

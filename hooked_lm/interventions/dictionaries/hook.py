@@ -297,7 +297,9 @@ class Transcode(Dictionary):
     >>> from hooked_lm.interventions.dictionaries import Transcoder
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build().to(model.device)
-    >>> splice = Transcode(["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop")
+    >>> splice = Transcode(
+    ...     ["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop"
+    ... )
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
 
@@ -344,7 +346,10 @@ def run_with_features(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> watch = Features("blocks.*.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=512).build().to(model.device))
+    >>> watch = Features(
+    ...     "blocks.*.hook_mlp_out",
+    ...     sae=SAE.Config(d_in=128, d_sae=512).build().to(model.device),
+    ... )
     >>> logits, features = run_with_features(model, "The capital of France is", [watch])
     >>> list(features)[0], features["blocks.0.hook_mlp_out"].shape[-1]
     ('blocks.0.hook_mlp_out', 512)

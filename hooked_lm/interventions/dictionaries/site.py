@@ -29,7 +29,10 @@ def site_read(sae: object, site: Site | None) -> Site:
     """The given site, or the dictionary's own. Raises ValueError if neither is known, TypeError for no dictionary.
 
     >>> from hooked_lm.interventions.dictionaries import TopK
-    >>> site_read(TopK.Config(d_in=8, d_sae=16, k=2, hook_point="blocks.1.hook_mlp_out").build(), None)
+    >>> site_read(
+    ...     TopK.Config(d_in=8, d_sae=16, k=2, hook_point="blocks.1.hook_mlp_out").build(),
+    ...     None,
+    ... )
     'blocks.1.hook_mlp_out'
     """
     check_dictionary(sae)
@@ -61,7 +64,10 @@ def warn_if_elsewhere(sae: object, read: str, written: str | None = None) -> Non
 def _may_be_same(one: str, other: str) -> bool:
     """Whether two names may be of one value: aliases, the end of a block and the start of the next, and names of other kinds.
 
-    >>> _may_be_same("blocks.1.hook_resid_post", "blocks.2.hook_resid_pre"), _may_be_same("blocks.1.hook_z", "blocks.2.hook_z")
+    >>> (
+    ...     _may_be_same("blocks.1.hook_resid_post", "blocks.2.hook_resid_pre"),
+    ...     _may_be_same("blocks.1.hook_z", "blocks.2.hook_z"),
+    ... )
     (True, False)
     """
     names = [

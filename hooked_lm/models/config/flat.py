@@ -43,7 +43,9 @@ class HookedTransformerConfig(FlatConfig):
     that no model can be built from; after an assignment the error may come only when a model is built.
 
     >>> from dataclasses import replace
-    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> cfg = HookedTransformerConfig(
+    ...     n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu"
+    ... )
     >>> cfg.d_mlp, replace(cfg, d_model=32).d_mlp, replace(cfg, d_model=32, d_mlp=256).d_mlp
     (256, 128, 256)
     """

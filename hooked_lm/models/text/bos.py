@@ -25,7 +25,9 @@ def prepends_bos(tokenizer: Tokenizer) -> bool:
     >>> words = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
     >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     False
-    >>> words.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    >>> words.post_processor = processors.TemplateProcessing(
+    ...     "<s> $A", special_tokens=[("<s>", 0)]
+    ... )
     >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     True
     """

@@ -40,10 +40,20 @@ class Tokens:
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
-        >>> words = Tokenizer(models.WordLevel({"<s>": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="<s>"))
+        >>> words = Tokenizer(
+        ...     models.WordLevel({"<s>": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="<s>")
+        ... )
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>")
-        >>> text = Tokens(tokenizer, default_prepend_bos=True, default_padding_side="right", n_ctx=16, d_vocab=4)
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=words, bos_token="<s>", eos_token="<s>"
+        ... )
+        >>> text = Tokens(
+        ...     tokenizer,
+        ...     default_prepend_bos=True,
+        ...     default_padding_side="right",
+        ...     n_ctx=16,
+        ...     d_vocab=4,
+        ... )
         >>> text.to_tokens("the cat sat")
         tensor([[0, 1, 2, 3]])
         >>> tokens, mask = text.encode(["the cat sat", "the"], padding_side="left")

@@ -63,8 +63,19 @@ def prepare(
 
     >>> import torch
     >>> from hooked_lm import HookedVisionLanguage
-    >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-    >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+    >>> tower = dict(
+    ...     n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"
+    ... )
+    >>> cfg = dict(
+    ...     n_layers=1,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     n_ctx=16,
+    ...     d_vocab=10,
+    ...     act_fn="gelu",
+    ...     vision=tower,
+    ...     image_token=9,
+    ... )
     >>> model = HookedVisionLanguage(cfg)
     >>> model.prepare(torch.tensor([1, 9, 2]), torch.zeros(1, 3, 8, 8)).tokens
     tensor([[1, 9, 9, 9, 9, 2]])

@@ -18,7 +18,13 @@ class Kept:
     Several parameters may share it, as the experts of one tensor do, and the parts of a fused matrix.
 
     >>> import torch
-    >>> kept = Kept("halves", lambda raw: raw["w"] / 2, {"w": torch.tensor([[1, 2], [3, 4]])}, (2, 2), torch.float32)
+    >>> kept = Kept(
+    ...     "halves",
+    ...     lambda raw: raw["w"] / 2,
+    ...     {"w": torch.tensor([[1, 2], [3, 4]])},
+    ...     (2, 2),
+    ...     torch.float32,
+    ... )
     >>> kept.as_strided((2,), (1,), 2), kept.nbytes
     (tensor([1.5000, 2.0000]), 32)
     """
