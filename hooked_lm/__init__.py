@@ -74,7 +74,9 @@ __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        home = import_module(_HOMES[name])
+        import_module("hooked_lm.keywords").answer_keywords(home.__name__, [name])
+        return getattr(home, name)
     if name in _MODULES:
         return import_module(f"hooked_lm.{name}")
     raise AttributeError(f"module 'hooked_lm' has no attribute {name!r}")

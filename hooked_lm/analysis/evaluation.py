@@ -41,7 +41,9 @@ def evaluate(
     >>> from hooked_lm.analysis import evaluate, metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> answers = metrics.accuracy([[" Paris"], [" Rome"]], model=model)
-    >>> evaluate(model, ["The capital of France is", "The capital of Italy is"], answers).mean
+    >>> evaluate(
+    ...     model, ["The capital of France is", "The capital of Italy is"], answers
+    ... ).mean
     tensor(1.)
     """
     metrics = named(needed_metric(model, metric, answers))

@@ -63,7 +63,7 @@ MaxPairsOption = Annotated[int | None, typer.Option(help="The number of pairs to
 ShardOption = Annotated[
     str | None, typer.Option(help="i/n: compute shards i, i + n, i + 2n, ... alone; counted from 0.")
 ]
-WorkersOption = Annotated[int, typer.Option(help="The number of processes.")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="The number of processes.")]
 ExecutorOption = Annotated[
     str, typer.Option("--executor", "--engine", help="Where they run: processes (of this machine) or ray.")
 ]

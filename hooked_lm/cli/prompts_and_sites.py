@@ -45,7 +45,11 @@ def sites_of(model: "Decoder", given: Sequence[str]) -> list[str]:
 def short_name(site: str, layers: str = "") -> str:
     """The short name of a site in all layers. Raises ValueError for a site in one layer; `layers` says how to choose layers.
 
-    >>> short_name("blocks.*.attn.hook_z"), short_name("*hook_resid_post"), short_name("resid_post")
+    >>> (
+    ...     short_name("blocks.*.attn.hook_z"),
+    ...     short_name("*hook_resid_post"),
+    ...     short_name("resid_post"),
+    ... )
     ('z', 'resid_post', 'resid_post')
     """
     if match := IN_ALL_LAYERS.fullmatch(site):

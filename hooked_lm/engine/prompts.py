@@ -87,9 +87,20 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
     rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
-        what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, "")
+        what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, _instead(model, name, lengths))
         raise ValueError(f"all {what} must have the same number of tokens; these have {lengths}{hint}")
     return torch.stack(rows)
+
+
+def _instead(model: HookedRootModule, name: str, lengths: Sequence[int]) -> str:
+    """What to do with prompts of different lengths. Padding changes nothing before it where attention is causal."""
+    if getattr(getattr(model, "cfg", None), "attention_dir", "") != "causal":
+        return "; call the function for those of one length"
+    return (
+        f"; call the function for those of one length, or give ids, {name}=model.to_tokens({name}, padding_side='right'), with a "
+        f"metric at the last token of each, such as metrics.logit(answers, positions=torch.tensor({[n - 1 for n in lengths]}), "
+        "model=model)"
+    )
 
 
 def kind_of(value: object) -> str:
@@ -149,7 +160,9 @@ def position_labels(model: Any, rows: Rows) -> list[Label]:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> position_labels(model, model.to_tokens(["The capital of France is", "The capital of Italy is"]))
+    >>> position_labels(
+    ...     model, model.to_tokens(["The capital of France is", "The capital of Italy is"])
+    ... )
     ['0 <|endoftext|>', '1 The', '2  capital', '3  of', 4, '5  is']
     """
     if getattr(model, "tokenizer", None) is None:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
@@ -13,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
-from hooked_lm.hooks.recorder import has_batch_axis, only_row, position_axis
+from hooked_lm.hooks.recorder import has_batch_axis, known_position_axis, only_row, position_axis
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
 from hooked_lm.hooks.token_labels import KEYS, Labels, TokenLabel, select_positions
@@ -97,14 +97,19 @@ class Cache(Mapping[str, Tensor]):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> logits, cache = model.run_with_cache(["Mary went home", "Mary"], padding_side="right")
-        >>> cache.last("resid_post", 3).shape, torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1])
+        >>> logits, cache = model.run_with_cache(
+        ...     ["Mary went home", "Mary"], padding_side="right"
+        ... )
+        >>> (
+        ...     cache.last("resid_post", 3).shape,
+        ...     torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1]),
+        ... )
         (torch.Size([2, 128]), True)
         """
         key = (name, *where) if where else name
         value, site = self[key], _site(self.full_name(key))
         dims = self.dims_of(site)
-        axis = position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+        axis = known_position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
         if axis is None:
             raise ValueError(f"'{site}' [{', '.join(dims)}] of shape {tuple(value.shape)} has no axis of positions")
         stack, *_ = site.split(".")
@@ -215,7 +220,7 @@ class Cache(Mapping[str, Tensor]):
             names = dict.fromkeys(map(site_glob, self.cache_dict))
             near = nearest(pattern, names) if isinstance(pattern, str) else list(names)[:3]
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=2)
+            warn_caller(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}")
         return self._with(found)
 
     def _at(self, given: Mapping[str, object]) -> "Cache":
@@ -231,7 +236,7 @@ class Cache(Mapping[str, Tensor]):
         found, n = {}, len(self.labels[0])
         for name, value in self.cache_dict.items():
             dims = self.dims_of(_site(name))
-            axis = position_axis(value, name, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+            axis = position_axis(value.ndim, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
             if axis is not None and value.shape[axis] == n:
                 index = torch.tensor(columns, device=value.device)
                 shape = [1] * value.ndim
@@ -421,7 +426,7 @@ class Cache(Mapping[str, Tensor]):
             f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
         ]
         if other:
-            warnings.warn(f"{path} was saved from another model: {'; '.join(other)}", stacklevel=2)
+            warn_caller(f"{path} was saved from another model: {'; '.join(other)}")
         return cache
 
 

@@ -52,6 +52,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     """
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
+    answers_keywords = False
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
@@ -149,13 +150,10 @@ class HookPoint(NotebookRepr, nn.Identity):
         None: hooks receive the value.
 
         >>> import torch
-        >>> class Flat:
-        ...     def convert(self, value):
-        ...         return value.flatten(1)
-        ...     def revert(self, value):
-        ...         return value.unflatten(1, (2, 3))
+        >>> from types import SimpleNamespace
+        >>> to, back = lambda value: value.flatten(1), lambda value: value.unflatten(1, (2, 3))
         >>> point = HookPoint("batch", "head", "d_head")
-        >>> point.enable_reshape(Flat())
+        >>> point.enable_reshape(SimpleNamespace(convert=to, revert=back))
         >>> handle = point.add_hook(lambda value, hook: print(tuple(value.shape)))
         >>> point(torch.ones(1, 2, 3)).shape
         (1, 6)

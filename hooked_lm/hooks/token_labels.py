@@ -32,7 +32,13 @@ Named = str | tuple[str, int] | Mapping[str, Any]  # positions by what tokens ar
 def is_named(given: object) -> TypeGuard[Named]:
     """Whether positions are given by what tokens are, and not by numbers.
 
-    >>> is_named("last_user"), is_named(("assistant", -1)), is_named({"turn": 3}), is_named((0, -1)), is_named("all")
+    >>> (
+    ...     is_named("last_user"),
+    ...     is_named(("assistant", -1)),
+    ...     is_named({"turn": 3}),
+    ...     is_named((0, -1)),
+    ...     is_named("all"),
+    ... )
     (True, True, True, False, False)
     """
     if isinstance(given, (tuple, list)):
@@ -64,9 +70,16 @@ def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) 
     In generation `n_prompt` tokens are of the prompt. "last_", indices and negative turns then count in the prompt alone, so
     that they mean the same at every step, and nothing is raised for what the assistant may write later.
 
-    >>> user, answer = TokenLabel(0, "user", "content"), TokenLabel(1, "assistant", "content")
+    >>> user, answer = (
+    ...     TokenLabel(0, "user", "content"),
+    ...     TokenLabel(1, "assistant", "content"),
+    ... )
     >>> labels = [TEMPLATE, user, user, TEMPLATE, answer, TokenLabel(2, "user", "content")]
-    >>> select_positions(labels, "user"), select_positions(labels, "last_user"), select_positions(labels, ("user", -1))
+    >>> (
+    ...     select_positions(labels, "user"),
+    ...     select_positions(labels, "last_user"),
+    ...     select_positions(labels, ("user", -1)),
+    ... )
     ([1, 2, 5], [5], [2, 5])
     """
     check_named(given)

@@ -360,9 +360,10 @@ def rank_heads(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> rank_heads(model, women, men).select(metric="auc").mean.shape == (model.cfg.n_layers, model.cfg.n_heads + 1)
-    True
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> rank_heads(model, women, men).select(metric="auc").mean.shape
+    torch.Size([4, 9])
     """
     sides, split, places, _ = prepared(model, positive, negative, positions, method, held_out, seed)
     heads = _present(model, "z", ("batch", "pos", "head", "d_head"))

@@ -15,14 +15,13 @@ from torch import Tensor
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.head_labels import head_in_layer, parse_head_label
 from hooked_lm.hooks.indices import Indices, Plain, indices_in, plain_indices
+from hooked_lm.hooks.recorder import MOST_UNNAMED, position_axis
 from hooked_lm.hooks.select import Site, is_shorthand
 from hooked_lm.interventions.positions import Positions, VisiblePositions
 
 Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
-QUERY_POSITIONS = ("pos", "query_pos")
 WHOLE = slice(None)
-MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [batch, position, feature]
 
 
 def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | None:
@@ -45,7 +44,10 @@ def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | N
 def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
     """Heads as plain indices. Labels such as "L1H7" are accepted where the site belongs to one layer, which is checked.
 
-    >>> head_indices(["L1H7", 0], "z", layer=1), head_indices("L1H7", "blocks.1.attn.hook_z", layer=None)
+    >>> (
+    ...     head_indices(["L1H7", 0], "z", layer=1),
+    ...     head_indices("L1H7", "blocks.1.attn.hook_z", layer=None),
+    ... )
     ([7, 0], 7)
     """
     if isinstance(given, str):
@@ -290,7 +292,7 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
     """The axes of a value of this shape at a site with these axis names (or no names)."""
     dims = names if len(names) == len(shape) else ()
     shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
-    pos_axis = _position_axis(len(shape), names)
+    pos_axis = position_axis(len(shape), names)
     return AxisRoles(
         where=f"{name} [{', '.join(shown)}]",
         dims=dims,
@@ -301,17 +303,6 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
         features=len(shape) - 1 if dims or len(shape) <= MOST_UNNAMED else None,
         rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
     )
-
-
-def position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The axis of positions in a value of a site, or None; without axis names, axis 1 of three."""
-    return _position_axis(value.ndim, hook.dims)
-
-
-def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
-    if len(dims) != n_axes:
-        return 1 if n_axes == MOST_UNNAMED else None
-    return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
 
 
 def _along(part: Part, along: PositionMap) -> Part:

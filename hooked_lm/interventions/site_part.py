@@ -96,8 +96,12 @@ def at(
     >>> from hooked_lm import HookedTransformer, at
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> v = torch.ones(128)
-    >>> steered = model.run_with_hooks("The capital of France is", fwd_hooks=at("resid_post", 1, positions=-1).add(v))
-    >>> _, cache = model.run_with_cache("The capital of France is", fwd_hooks=at("L2H3").zero())
+    >>> steered = model.run_with_hooks(
+    ...     "The capital of France is", fwd_hooks=at("resid_post", 1, positions=-1).add(v)
+    ... )
+    >>> _, cache = model.run_with_cache(
+    ...     "The capital of France is", fwd_hooks=at("L2H3").zero()
+    ... )
     >>> bool(cache["z", 2][:, :, 3].any())
     False
     """

@@ -59,10 +59,22 @@ def sweep_steering(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions import steering_vectors
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> vectors, answers = steering_vectors(model, women, men, layers=[1, 2]), (" she", " he")
-    >>> result = sweep_steering(model, vectors, "Lucy was ill, so", answers=answers, coefficients=[-2, 0, 2], progress=False)
-    >>> bool(result.select(layer=1, coefficient=-2).mean < result.select(layer=1, coefficient=2).mean)
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
+    >>> answers = (" she", " he")
+    >>> result = sweep_steering(
+    ...     model,
+    ...     vectors,
+    ...     "Lucy was ill, so",
+    ...     answers=answers,
+    ...     coefficients=[-2, 0, 2],
+    ...     progress=False,
+    ... )
+    >>> bool(
+    ...     result.select(layer=1, coefficient=-2).mean
+    ...     < result.select(layer=1, coefficient=2).mean
+    ... )
     True
     """
     contrast.check_model(model)

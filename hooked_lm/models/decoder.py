@@ -30,7 +30,9 @@ class Decoder(DecoderMethods):
 
     >>> import torch
     >>> from hooked_lm.models.decoder import Decoder
-    >>> model = Decoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+    >>> model = Decoder(
+    ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+    ... )
     >>> model(torch.tensor([[5, 3, 1]])).shape
     torch.Size([1, 3, 10])
     """

@@ -125,9 +125,13 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
         >>> import torch
         >>> from hooked_lm.models.decoder import Decoder
-        >>> model = Decoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> model = Decoder(
+        ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+        ... )
         >>> steer = torch.zeros(16, device=model.device)
-        >>> run = model.compiled(taps=["resid_post0"], edits={"blocks.0.hook_resid_pre": steer}, backend="traced")
+        >>> run = model.compiled(
+        ...     taps=["resid_post0"], edits={"blocks.0.hook_resid_pre": steer}, backend="traced"
+        ... )
         >>> with torch.no_grad():
         ...     logits = run(torch.tensor([[5, 3, 1]]))
         >>> logits.shape, run.taps["resid_post", 0].shape

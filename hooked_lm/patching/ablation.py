@@ -108,7 +108,9 @@ def ablate(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> lost = patching.ablate(model, "The capital of France is", "layers", metric=paris).effects()
+    >>> lost = patching.ablate(
+    ...     model, "The capital of France is", "layers", metric=paris
+    ... ).effects()
     >>> list(lost.axes), bool((lost.mean < -1).any())
     (['layer'], True)
     """

@@ -75,8 +75,13 @@ def attention_knockout(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> edges = {"subject": (4, -1), "the rest": ([1, 2, 3], -1)}  # of <|endoftext|>, The, capital, of, France, is
-    >>> result = patching.attention_knockout(model, "The capital of France is", edges, metric=paris, layers=None).effects()
+    >>> edges = {
+    ...     "subject": (4, -1),
+    ...     "the rest": ([1, 2, 3], -1),
+    ... }  # of <|endoftext|>, The, capital, of, France, is
+    >>> result = patching.attention_knockout(
+    ...     model, "The capital of France is", edges, metric=paris, layers=None
+    ... ).effects()
     >>> result.axes["edge"], bool(result.mean[0] < -1)
     (('subject', 'the rest'), True)
     """

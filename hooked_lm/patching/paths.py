@@ -74,8 +74,12 @@ def path_patch(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.path_patch(model, corrupted, clean, receivers=["L3H0<q>"], metric=answers)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.path_patch(
+    ...     model, corrupted, clean, receivers=["L3H0<q>"], metric=answers
+    ... )
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
@@ -120,8 +124,12 @@ def head_to_head(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "Mary and John left, John", "Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.head_to_head(model, corrupted, clean, metric=answers, inputs=["q"], progress=False)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.head_to_head(
+    ...     model, corrupted, clean, metric=answers, inputs=["q"], progress=False
+    ... )
     >>> list(result.axes)
     ['input', 'from_layer', 'from_head', 'layer', 'head']
     """

@@ -63,7 +63,10 @@ def run_each(
     >>> from hooked_lm.interventions import Scale, ZeroAblate
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> cells = [ZeroAblate("z", 2, heads=[3]), [Scale("mlp_out", 1, factor=0.5), ZeroAblate("attn_out", 3, positions=-1)]]
+    >>> cells = [
+    ...     ZeroAblate("z", 2, heads=[3]),
+    ...     [Scale("mlp_out", 1, factor=0.5), ZeroAblate("attn_out", 3, positions=-1)],
+    ... ]
     >>> result = patching.run_each(model, "The capital of France is", cells, metric=paris)
     >>> result.axes["cell"]
     ('ZeroAblate z L2H3', 'Scale mlp_out L1 + ZeroAblate attn_out L3 pos -1')

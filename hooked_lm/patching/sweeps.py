@@ -81,8 +81,12 @@ def sweep(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.sweep(model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each")
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.sweep(
+    ...     model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each"
+    ... )
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """

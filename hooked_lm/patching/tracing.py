@@ -99,11 +99,19 @@ def causal_trace(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.probability(model.to_single_token(" Paris"))
     >>> result = patching.causal_trace(
-    ...     model, "The capital of France is", " France", metric=paris, sites="resid_post", n_samples=4, positions=[4, -1]
+    ...     model,
+    ...     "The capital of France is",
+    ...     " France",
+    ...     metric=paris,
+    ...     sites="resid_post",
+    ...     n_samples=4,
+    ...     positions=[4, -1],
     ... )
     >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
     (('4  France', '5  is'), True)
-    >>> result.restored().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
+    >>> result.restored().mean[-1].round(
+    ...     decimals=4
+    ... ).abs()  # after the last layer only the last position counts
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")

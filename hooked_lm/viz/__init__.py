@@ -19,6 +19,7 @@ or dark as readers prefer.
 
 from typing import TYPE_CHECKING
 
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.renamed import former_names
 from hooked_lm.viz.attention_view import attention
 from hooked_lm.viz.conversations import conversation
@@ -59,6 +60,8 @@ __all__ = [
     "visible",
     "write_html",
 ]
+
+answer_keywords(__name__)
 
 if not TYPE_CHECKING:  # type checkers know the present names alone
     __getattr__ = former_names(__name__, Facts="KeyFigures", Plate="CaptionedFigure", TokenStrip="TokenRow")

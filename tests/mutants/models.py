@@ -126,7 +126,7 @@ MODELS = mutants({
         ("the last position of a token is the first", "models/text/test_tokens.py::get_token_position",
          'return row.index(token) if mode == "first" else', 'return row.index(token) if mode != "first" else'),
         ("an answer without its space is accepted", "models/text/test_tokens.py::answers",
-         "and self.to_single_token(spaced) != token:", "and self.to_single_token(spaced) == token:"),
+         "return None if first == spaced else (first, spaced)", "return None if first != spaced else (first, spaced)"),
     ],
     "models/config/read.py": [
         ("local and global layers change their names",

@@ -117,12 +117,24 @@ def train_alignment(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> pairs = prompt_pairs(24)
     >>> corrupted, clean = [pair.corrupted for pair in pairs], [pair.clean for pair in pairs]
-    >>> answers, candidates = [pair.answer for pair in pairs], [[pair.answer, pair.wrong_answer] for pair in pairs]
+    >>> answers = [pair.answer for pair in pairs]
+    >>> candidates = [[pair.answer, pair.wrong_answer] for pair in pairs]
     >>> alignment = train_alignment(
-    ...     model, corrupted, clean, answers, site=("resid_pre", 3), size=24, positions=-1,
-    ...     candidates=candidates, steps=30, progress=False,
+    ...     model,
+    ...     corrupted,
+    ...     clean,
+    ...     answers,
+    ...     site=("resid_pre", 3),
+    ...     size=24,
+    ...     positions=-1,
+    ...     candidates=candidates,
+    ...     steps=30,
+    ...     progress=False,
     ... )
-    >>> bool(alignment.accuracy.mean[0] > alignment.accuracy.select(exchanged="random subspace").mean)
+    >>> bool(
+    ...     alignment.accuracy.mean[0]
+    ...     > alignment.accuracy.select(exchanged="random subspace").mean
+    ... )
     True
     """
     check_grad_mode("training an alignment")
@@ -291,10 +303,13 @@ def sweep_alignments(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> corrupted, clean = [pair.corrupted for pair in prompt_pairs(8)], [pair.clean for pair in prompt_pairs(8)]
+    >>> corrupted = [pair.corrupted for pair in prompt_pairs(8)]
+    >>> clean = [pair.clean for pair in prompt_pairs(8)]
     >>> answers = [pair.answer for pair in prompt_pairs(8)]
     >>> where = {"layers": [0, 2], "positions": [10, 14]}
-    >>> found = sweep_alignments(model, corrupted, clean, answers, size=8, steps=2, progress=False, **where)
+    >>> found = sweep_alignments(
+    ...     model, corrupted, clean, answers, size=8, steps=2, progress=False, **where
+    ... )
     >>> found.select(exchanged="everything").mean
     tensor([[1., 0.],
             [0., 0.]])

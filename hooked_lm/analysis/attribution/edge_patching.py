@@ -71,9 +71,13 @@ def patch_edges(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> edges = [("L2H1", "logits"), ("m0", "L1H3<k>")]
-    >>> result = patch_edges(model, corrupted, clean, metric=answers, edges=edges, progress=False)
+    >>> result = patch_edges(
+    ...     model, corrupted, clean, metric=answers, edges=edges, progress=False
+    ... )
     >>> int(result.mean.isnan().logical_not().sum())
     2
     """

@@ -109,7 +109,9 @@ def attribute_edges(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> found = attribute_edges(model, corrupted, clean, metric=answers, check=5)
     >>> list(found.axes), int(found.agreement["cells"].item())
     (['writer', 'reader'], 5)

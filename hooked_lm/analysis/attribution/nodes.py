@@ -142,8 +142,19 @@ def attribute(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> found = attribute(model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each", progress=False)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> found = attribute(
+    ...     model,
+    ...     corrupted,
+    ...     clean,
+    ...     metric=answers,
+    ...     sites="z",
+    ...     positions=None,
+    ...     heads="each",
+    ...     progress=False,
+    ... )
     >>> list(found.axes), bool(found.agreement["spearman"].item() > 0.6)
     (['layer', 'head'], True)
     """
@@ -185,10 +196,16 @@ def attribute_nodes(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> both = "When Mary and John left, Mary", "When Mary and John left, John"
     >>> nodes = attribute_nodes(model, *both, metric=answers, check=False)
-    >>> {site: list(found.axes) for site, found in nodes.items() if site in ("mlp_out", "z", "post")}
+    >>> {
+    ...     site: list(found.axes)
+    ...     for site, found in nodes.items()
+    ...     if site in ("mlp_out", "z", "post")
+    ... }
     {'mlp_out': ['layer', 'position'], 'z': ['layer', 'position', 'head'], 'post': ['layer', 'position', 'neuron']}
     """
     if isinstance(sites, str) or not sites:

@@ -113,8 +113,12 @@ def discover(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40).n_edges <= 40
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> discover(
+    ...     model, corrupted, clean, metric=answers, method="eap", n_edges=40
+    ... ).n_edges <= 40
     True
     """
     check_replacement(replace_with)

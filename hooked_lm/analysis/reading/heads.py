@@ -268,7 +268,9 @@ def repeated_random_tokens(
     Special tokens, and tokens of images, are not drawn. Raises ValueError if the vocabulary or n_ctx is too small.
 
     >>> from hooked_lm import HookedTransformer
-    >>> tokens = repeated_random_tokens(HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5)
+    >>> tokens = repeated_random_tokens(
+    ...     HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5
+    ... )
     >>> tokens.shape, bool((tokens[:, 1:6] == tokens[:, 6:]).all())
     (torch.Size([2, 11]), True)
     """

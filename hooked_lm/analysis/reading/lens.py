@@ -183,7 +183,9 @@ def logit_lens(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = logit_lens(model, "The capital of France is", positions=[-1], answers=" Paris")
+    >>> found = logit_lens(
+    ...     model, "The capital of France is", positions=[-1], answers=" Paris"
+    ... )
     >>> found
     Lens(layer 4, position 1, 1 prompt, top 5, answers  Paris)
     >>> found.to_dataframe().query("layer == 3 and rank == 0")["token"].item()

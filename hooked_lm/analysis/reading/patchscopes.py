@@ -153,7 +153,9 @@ def patchscope(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = patchscope(model, "The capital of France is", "The capital of Spain is", max_new_tokens=1)
+    >>> found = patchscope(
+    ...     model, "The capital of France is", "The capital of Spain is", max_new_tokens=1
+    ... )
     >>> found.to_dataframe()["first"].tolist()[-1]
     ' Paris'
     """

@@ -74,7 +74,9 @@ def generate(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> model.generate("The capital of France is", max_new_tokens=1, do_sample=False, verbose=False)
+    >>> model.generate(
+    ...     "The capital of France is", max_new_tokens=1, do_sample=False, verbose=False
+    ... )
     'The capital of France is Paris'
     """
     convert = converter(model, _text_of(input), return_type, ("str", "tokens", "embeds"))
@@ -109,7 +111,9 @@ def generate_stream(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> for piece in model.generate_stream("The capital of France is", 1, do_sample=False, verbose=False):
+    >>> for piece in model.generate_stream(
+    ...     "The capital of France is", 1, do_sample=False, verbose=False
+    ... ):
     ...     print(piece)
     The capital of France is Paris
     """

@@ -172,7 +172,9 @@ class DecoderText(TextMethods):
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
-        >>> chat = model.chat([{"role": "user", "content": "Mary went home"}], chat_template=turns)
+        >>> chat = model.chat(
+        ...     [{"role": "user", "content": "Mary went home"}], chat_template=turns
+        ... )
         >>> chat.of("user"), chat.tokens.shape == (1, len(chat.labels[0]))
         (' Mary went home', True)
         """

@@ -43,7 +43,9 @@ class VisionInputs(NotebookRepr):
     of images; None: all with the id of image tokens. `is_suffix` marks the tokens after a prompt, for a model that
     reads prompts in both directions; None: all are of the prompt. It and the mask may include cached tokens.
 
-    >>> inputs = VisionInputs(torch.tensor([[1, 9, 9, 2]]), {"pixel_values": torch.zeros(1, 3, 4, 8)})
+    >>> inputs = VisionInputs(
+    ...     torch.tensor([[1, 9, 9, 2]]), {"pixel_values": torch.zeros(1, 3, 4, 8)}
+    ... )
     >>> inputs.repeated(2).tokens.shape, inputs.repeated(2).images["pixel_values"].shape
     (torch.Size([2, 4]), torch.Size([2, 3, 4, 8]))
     """

@@ -323,11 +323,14 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage, VisionInputs
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> sizes = dict(n_layers=1, d_model=16, n_heads=2, act_fn="gelu")
+        >>> tower = dict(sizes, image_size=8, patch_size=4)
+        >>> cfg = dict(sizes, n_ctx=16, d_vocab=10, vision=tower, image_token=9)
         >>> model = HookedVisionLanguage(cfg)
-        >>> both = VisionInputs(torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]]), {"pixel_values": torch.zeros(1, 3, 8, 8)})
-        >>> model.rows(both, [0]).images, list(model.rows(both, [1, 1]).images["pixel_values"].shape)
+        >>> tokens = torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]])
+        >>> both = VisionInputs(tokens, {"pixel_values": torch.zeros(1, 3, 8, 8)})
+        >>> twice = model.rows(both, [1, 1])
+        >>> model.rows(both, [0]).images, list(twice.images["pixel_values"].shape)
         ({}, [2, 3, 8, 8])
         """
         if not isinstance(inputs.tokens, Tensor):
@@ -377,10 +380,13 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> sizes = dict(n_layers=1, d_model=16, n_heads=2, act_fn="gelu")
+        >>> tower = dict(sizes, image_size=8, patch_size=4)
+        >>> cfg = dict(sizes, n_ctx=16, d_vocab=10, vision=tower, image_token=9)
         >>> model = HookedVisionLanguage(cfg)
-        >>> places = model.image_positions(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
+        >>> places = model.image_positions(
+        ...     torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8)
+        ... )
         >>> places.cell(3), places.position(image=0, row=1, column=0)
         ((0, 1, 0), (0, 3))
         """
@@ -398,10 +404,13 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> sizes = dict(n_layers=1, d_model=16, n_heads=2, act_fn="gelu")
+        >>> tower = dict(sizes, image_size=8, patch_size=4)
+        >>> cfg = dict(sizes, n_ctx=16, d_vocab=10, vision=tower, image_token=9)
         >>> model = HookedVisionLanguage(cfg)
-        >>> [grid] = model.patch_grid(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
+        >>> [grid] = model.patch_grid(
+        ...     torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8)
+        ... )
         >>> grid.tolist()
         [[1, 2], [3, 4]]
         """
