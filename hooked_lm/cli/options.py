@@ -29,7 +29,11 @@ ModelArgument = Annotated[
     ),
 ]
 PromptArgument = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="A text; token ids such as 12,7,3 if the model has no tokenizer.")
+    str,
+    typer.Argument(
+        metavar="PROMPT",
+        help="A text; @FILE.json with the messages of a conversation; or token ids such as 12,7,3 if the model has no tokenizer.",
+    ),
 ]
 SitesOption = Annotated[
     list[str],

@@ -914,3 +914,23 @@ def test_names_of_models_are_completed(tmp_path: Path, monkeypatch: pytest.Monke
         line = {"COMP_WORDS": f"hooked-lm {words}", "COMP_CWORD": "2", "_HOOKED_LM_COMPLETE": "complete_bash"}
         shown = CliRunner().invoke(app, [], env=line, prog_name="hooked-lm")
         assert (shown.exit_code, shown.output.split()) == (0, expected)
+
+
+# ---- conversations ---------------------------------------------------------------------------------------------------
+
+TURNS = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+
+
+def test_a_conversation_in_a_file_is_a_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": " The capital of France is"}]
+    file.write_text(json.dumps({"messages": messages, "chat_template": TURNS}))
+    done = json.loads(call("generate", "demo", f"@{file}", "--greedy", "--max-new-tokens", 3, "--json").stdout)
+    model = HookedTransformer.from_pretrained("demo")
+    chat = model.chat(messages, add_generation_prompt=True, chat_template=TURNS)
+    assert done["text"] == chat.reply(model, 3, do_sample=False, verbose=False).of({"turn": 1})
+    shown = json.loads(call("lens", "demo", f"@{file}", "--json").stdout)
+    assert shown["tokens"] == list(chat.str_tokens[0])
+    file.write_text(json.dumps({"message": messages}))
+    assert "a mapping with 'messages'" in call("lens", "demo", f"@{file}").stderr
+    assert "there is no such file" in call("lens", "demo", "@missing.json").stderr
