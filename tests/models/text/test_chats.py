@@ -105,8 +105,9 @@ def test_the_content_of_a_turn_is_the_text_of_its_message(
         assert content_of(chat, turn).strip() == message["content"].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_each_turn_has_the_tokens_with_its_characters(template: str, data: st.DataObject):
     """The characters of a turn occur in no other, so that each token says by itself whose it is."""
@@ -130,6 +131,7 @@ def test_templates_that_strip_nothing_keep_the_spaces_at_the_ends(template: str,
         assert content_of(chat, turn) == message["content"] or chat.shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @settings(max_examples=20, deadline=None)
 @given(several=st.lists(conversations(), min_size=2, max_size=3))
@@ -576,3 +578,41 @@ def test_a_file_has_all_of_a_conversation(tmp_path: Path):
     assert again.labels[0][-1].role == chat.labels[0][-1].role
     with pytest.raises(TypeError, match="not JSON serializable"):
         chat_of(turns("a"), "chatml", today=date(2026, 5, 1)).save(tmp_path / "other")
+
+
+keys = st.text("abcdefgh_", min_size=1, max_size=6)
+hostile = st.lists(st.sampled_from([*WORDS, "}", "{", "]", ")", "(", "'", "get", "5"]), max_size=4).map("".join)
+leaves = hostile | st.integers(-99, 99) | st.booleans() | st.none() | st.floats(-9, 9)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=2), max_leaves=4
+)
+arguments = st.dictionaries(keys, values, max_size=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["qwen3", "llama3", "harmony", "python_calls", "xml_calls"])
+@settings(max_examples=60, deadline=None)
+@given(several=st.lists(arguments, min_size=1, max_size=3), result=contents)
+def test_a_call_has_its_name_and_its_arguments(template: str, several: list[dict[str, Any]], result: str):
+    several = several[:1] if template in ("llama3", "harmony") else several  # which write one call
+    given = [call(f"get_{'xyz'[i]}", **each) for i, each in enumerate(several)]
+    chat = chat_of([ASKED, calls(*given), {"role": "tool", "content": result}, ANSWER], template)
+    written = [text for turn, part, text in spoken(chat) if (turn, part) == (1, "call")]
+    assert len(written) == len(given)
+    for text, each in zip(written, given, strict=True):
+        name, asked = each["function"]["name"], each["function"]["arguments"]
+        if template in ("qwen3", "llama3"):
+            key = "arguments" if template == "qwen3" else "parameters"
+            assert json.loads(text) == {"name": name, key: asked}
+        elif template == "harmony":
+            assert asked or text == name
+            assert not asked or json.loads(text.removeprefix(f"{name}<|channel|>commentary json<|message|>")) == asked
+        elif template == "python_calls":
+            listed = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in asked.items())
+            assert text == f"{name}({listed})"
+        elif template == "xml_calls":
+            *_, (key, value) = [("", name), *asked.items()]
+            last = json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
+            assert text.startswith(name)
+            assert text.rstrip().endswith(last.rstrip())
+            assert text.count("<parameter=") == len(asked)
