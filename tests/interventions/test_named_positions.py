@@ -19,19 +19,9 @@ from tests.models.text.chat_templates import QWEN3, TEMPLATES, byte_level, turns
 ASK = turns("Hello user", "<think>\nWell\n</think>\n\nHi.", "What is 2 + 3?", system="Be kind.")
 LONGER = turns("One", "Two, three", "And what is 3 + 4?")
 NAMED: list[Any] = [
-    "system",
-    "user",
-    "last_user",
-    "first_user",
-    "assistant",
-    "template",
-    "content",
-    ("user", -1),
-    ("user", 0),
-    {"turn": -1},
-    {"turn": [1, 3], "part": "content"},
-    {"role": "assistant"},
-]
+    "system", "user", "last_user", "first_user", "assistant", "template", "content", ("user", -1), ("user", 0), {"turn": -1},
+    {"turn": [1, 3], "part": "content"}, {"role": "assistant"},
+]  # fmt: skip
 
 
 @cache
