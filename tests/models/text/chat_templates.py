@@ -176,20 +176,13 @@ TEMPLATES = {
 SPECIAL = re.findall(
     r"\S+",
     """
-# Words of their own, as in Qwen, where they are no special tokens.
-MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-    <|User|> <|Assistant|> <|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>
-    <|assistant|> <|user|> <|system|>
+    <s> </s> <unk> <pad> <|im_start|> <|im_end|> <|start_header_id|> <|end_header_id|> <|eot_id|> [INST] [/INST]
+    <start_of_turn> <end_of_turn> <|User|> <|Assistant|> <|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|>
+    <|call|> <|return|> <|assistant|> <|user|> <|system|>
     """,
 )
-MARKERS = [
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-]  # no special tokens
+# Words of their own, which are no special tokens in Qwen's tokenizer.
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 TEXT = [
     "You are a helpful assistant. What is 2 + 3? The user asks, and the answer is five.\n\nuser model assistant system tool",
     "The weather in Paris is sunny; add the numbers. One, two, three: hello, world! system: user: assistant: Be kind and short.",
