@@ -87,24 +87,31 @@ def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) 
     if isinstance(given, (tuple, list)):
         name, index = given
         return _of_each_turn(prompt, name, index)
-    found = [position for position, label in enumerate(labels) if _fits(label, given, prompt)]
+    found = _fitting(labels, given, prompt)
     if not found and (n_prompt is None or not _may_be_written(given)):
         raise ValueError(f"positions={given!r} selects no token: this conversation has {_described(labels)}")
     return found
 
 
-def _fits(label: TokenLabel, given: str | Mapping[str, Any], prompt: Labels) -> bool:
+def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> list[int]:
+    """The positions of a name, or of a dict; turns are counted in the prompt."""
     if isinstance(given, str):
         name = _name(given)
-        if name not in (label.role, label.part):
-            return False
-        turns = [each.turn for each in prompt if name in (each.role, each.part)]
-        return given == name or label.turn == (max if given.startswith("last_") else min)(turns, default=None)
-    n_turns = 1 + max((each.turn for each in prompt), default=-1)
-    turns = [each + n_turns if each < 0 else each for each in _turns(given)]
-    if "turn" in given and label.turn not in turns:
-        return False
-    return all(given.get(key, getattr(label, key)) == getattr(label, key) for key in ("role", "part"))
+        found = [position for position, label in enumerate(labels) if name in (label.role, label.part)]
+        if given == name:
+            return found
+        turns = [label.turn for label in prompt if name in (label.role, label.part)]
+        wanted = (max if given.startswith("last_") else min)(turns, default=None)
+        return [position for position in found if labels[position].turn == wanted]
+    n_turns = 1 + max((label.turn for label in prompt), default=-1)
+    chosen = {turn + n_turns if turn < 0 else turn for turn in _turns(given)}
+    return [
+        position
+        for position, (turn, role, part) in enumerate(labels)
+        if ("turn" not in given or turn in chosen)
+        and given.get("role", role) == role
+        and given.get("part", part) == part
+    ]
 
 
 def _turns(given: Mapping[str, Any]) -> Sequence[Any]:

@@ -14,24 +14,14 @@ from hooked_lm.hooks.token_labels import check_named
 from hooked_lm.interventions import AddDirection, Hooks, MeanAblate, Record, ZeroAblate
 from hooked_lm.models.text.chat import Chat
 from tests.close import assert_apart, assert_close
-from tests.models.text.chat_templates import QWEN3, byte_level, turns
+from tests.models.text.chat_templates import QWEN3, TEMPLATES, byte_level, turns
 
 ASK = turns("Hello user", "<think>\nWell\n</think>\n\nHi.", "What is 2 + 3?", system="Be kind.")
 LONGER = turns("One", "Two, three", "And what is 3 + 4?")
 NAMED: list[Any] = [
-    "system",
-    "user",
-    "last_user",
-    "first_user",
-    "assistant",
-    "template",
-    "content",
-    ("user", -1),
-    ("user", 0),
-    {"turn": -1},
-    {"turn": [1, 3], "part": "content"},
-    {"role": "assistant"},
-]
+    "system", "user", "last_user", "first_user", "assistant", "template", "content", ("user", -1), ("user", 0), {"turn": -1},
+    {"turn": [1, 3], "part": "content"}, {"role": "assistant"},
+]  # fmt: skip
 
 
 @cache
@@ -150,6 +140,29 @@ def test_what_the_assistant_writes_is_what_is_generated_where_it_has_said_nothin
         with model().hooks([AddDirection("resid_post", 1, vector=torch.arange(16.0).double(), positions=given)]):
             texts.append(model().generate(chat(LONGER[:1]), 8, **settings)[0, -8:].tolist())
     assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "key", "expected"),
+    [
+        ("qwen3", "<think>Well</think>five<|im_end|>", "reasoning_content", [("thinking", "Well"), ("content", "five")]),
+        ("harmony", "<|channel|>analysis<|message|>Well<|end|><|start|>assistant<|channel|>final<|message|>five</s>", "thinking",
+         [("thinking", "Well"), ("content", "five")]),
+        ("deepseek_r1", "Well</think>five</s>", "reasoning_content", [("content", "five")]),
+        ("chatml", "five</s>", None, [("content", "five")]),
+    ],
+)  # fmt: skip
+def test_a_reply_is_a_turn_with_its_thoughts_apart(template: str, text: str, key: str | None, expected: Any):
+    asked = model().chat(ASK[-1:], chat_template=TEMPLATES[template])
+    n = model().to_tokens(text, prepend_bos=False).shape[1]
+    forced = [("unembed.hook_out", writes(text))]
+    reply = asked.reply(model(), max_new_tokens=n, hooks=forced, do_sample=False, verbose=False)
+    thought = {} if key is None else {key: "Well"}
+    assert reply.messages[0] == (*asked.messages[0], {"role": "assistant", "content": "five", **thought})
+    assert [(part, reply.of({"turn": 1, "part": part})) for part, _ in expected] == expected
+    assert bool(reply.changed[0]) == (template == "deepseek_r1")
+    with pytest.raises(ValueError, match="the answer of conversation 0 has no text: 1 tokens, all of them markers"):
+        asked.reply(model(), max_new_tokens=1, hooks=[("unembed.hook_out", writes("<|im_end|>"))], verbose=False)
 
 
 # ---- in experiments -------------------------------------------------------------------------------------------------

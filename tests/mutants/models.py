@@ -111,6 +111,24 @@ MODELS = mutants({
         ("the images of a run are checked twice", "models/vision/test_resolved_once.py::images_are_resolved_once",
          "inputs = self._collected(input, None, attention_mask)", "inputs = self.inputs(input, None, attention_mask)"),
     ],
+    "models/text/chat.py": [
+        ("a thought is known one token late",
+         "interventions/test_named_positions.py::a_hook_acts_within_thoughts_as_they_are_written",
+         "thinks = thinks_at_end(after)", "thinks = thinks_at_end(before)"),
+        ("every row of a mask is the first", "models/text/test_chats.py::a_batch_equals_its_conversations_one_by_one",
+         "found[row, self.positions(given, row)] = True", "found[row, self.positions(given, 0)] = True"),
+    ],
+    "models/text/chat_of_messages.py": [
+        ("a token with characters of two parts is always the template's",
+         "models/text/test_chats.py::a_token_with_characters_of_two_parts_is_of_the_larger",
+         "key=lambda label: (counted[label], label.turn >= 0)", "key=lambda label: label.turn < 0"),
+    ],
+    "models/text/chat_spans.py": [
+        ("brackets in the texts of a call count", "models/text/test_chats.py::the_parts_of_messages",
+         "        if stop not in texts:\n", "        if stop > 0:\n"),
+        ("a message that the template left out is not told", "models/text/test_chats.py::a_template_that_leaves_a_message_out",
+         'missing += changed[-1:] if label.part != "thinking" else []', "missing += []"),
+    ],
     "models/text/bos.py": [
         ("an EOS takes the place of BOS in silence", "models/text/test_tokens.py::a_tokenizer_without_bos_begins_with_eos",
          "if tokenizer.bos_token_id is None:", "if False:"),

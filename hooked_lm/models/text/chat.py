@@ -1,5 +1,6 @@
 """A conversation as token ids, and what each of its tokens is."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +14,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, select_positions
-from hooked_lm.models.text.chat_spans import Message, is_header_at_end, thinks_at_end
+from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
 from hooked_lm.viz import View, conversation
@@ -23,11 +24,13 @@ FORMAT = "hooked_lm.Chat"
 
 @runtime_checkable
 class Decodes(Protocol):
-    """A tokenizer that says which of its tokens are special."""
+    """A tokenizer with the template of conversations, which says which of its tokens are special."""
 
     added_tokens_decoder: Any
 
     def decode(self, token_ids: list[int], **options: object) -> Any: ...
+
+    def get_chat_template(self, chat_template: str | None = None, tools: object = None) -> str: ...
 
 
 @runtime_checkable
@@ -185,7 +188,7 @@ class Chat(NotebookRepr):
         answers = []
         for row, ids_of_row in enumerate(ids[:, prompt.shape[1] :].tolist()):
             new = list(zip(rows[row][int(prompt[row].sum()) :], ids_of_row, strict=True))
-            answers.append(_answer(row, new, model.tokenizer))
+            answers.append(_answer(row, new, model.tokenizer, self.options))
         return self._in_template(model, answers, add_generation_prompt=False)
 
     def _in_template(self, model: "Talks", more: Sequence[Message] | None = None, **options: object) -> "Chat":
@@ -247,8 +250,8 @@ class GrowingLabels:
         return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
 
 
-def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Decodes) -> Message:
-    """The message that new tokens are."""
+def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Decodes, options: Mapping[str, Any]) -> Message:
+    """The message that new tokens are, with thoughts under the key that the template reads."""
     texts = {
         part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()
         for part in ("thinking", "content")
@@ -257,7 +260,9 @@ def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Decodes)
         raise ValueError(
             f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
         )
-    thought = {"reasoning_content": texts["thinking"]} if texts["thinking"] else {}
+    template = options.get("chat_template") or tokenizer.get_chat_template(tools=options.get("tools"))
+    key = next((key for key in THINKING if re.search(rf"[.'\"]{key}\b", template)), THINKING[0])
+    thought = {key: texts["thinking"]} if texts["thinking"] else {}
     return {"role": "assistant", "content": texts["content"], **thought}
 
 

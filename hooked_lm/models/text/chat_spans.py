@@ -333,7 +333,8 @@ def _calls(text: str, marks: Marks) -> Iterator[tuple[int, int]]:
             written.append([])
         written[-1].append((kind, place))
     most = max(map(len, written))
-    yield from (_with_brackets(text, each) for each in written if len(each) == most)
+    whole = [each for each in written if len(each) == most] if most > len("ab") else written[:1]
+    yield from (_with_brackets(text, each) for each in whole)
 
 
 def _with_brackets(text: str, marks: Marks) -> tuple[int, int]:

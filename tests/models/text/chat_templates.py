@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 CHATML = """{% for m in messages %}<|im_start|>{{ m.role }}
@@ -176,12 +176,13 @@ TEMPLATES = {
 SPECIAL = re.findall(
     r"\S+",
     """
-    <s> </s> <unk> <pad> <|im_start|> <|im_end|> <think> </think> <tool_call> </tool_call> <tool_response>
-    </tool_response> <|start_header_id|> <|end_header_id|> <|eot_id|> [INST] [/INST] <start_of_turn> <end_of_turn>
-    <|User|> <|Assistant|> <|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|> <|call|> <|return|>
-    <|assistant|> <|user|> <|system|>
+    <s> </s> <unk> <pad> <|im_start|> <|im_end|> <|start_header_id|> <|end_header_id|> <|eot_id|> [INST] [/INST]
+    <start_of_turn> <end_of_turn> <|User|> <|Assistant|> <|end_of_sentence|> <|start|> <|end|> <|message|> <|channel|>
+    <|call|> <|return|> <|assistant|> <|user|> <|system|>
     """,
 )
+# Words of their own, which are no special tokens in Qwen's tokenizer.
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 TEXT = [
     "You are a helpful assistant. What is 2 + 3? The user asks, and the answer is five.\n\nuser model assistant system tool",
     "The weather in Paris is sunny; add the numbers. One, two, three: hello, world! system: user: assistant: Be kind and short.",
@@ -231,7 +232,7 @@ def word_level() -> PreTrainedTokenizerFast:
 
 def _trained(tokenizer: Tokenizer, trainer: Any) -> PreTrainedTokenizerFast:
     tokenizer.train_from_iterator(TEXT, trainer)
-    return PreTrainedTokenizerFast(
+    made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
         eos_token="</s>",
@@ -239,6 +240,8 @@ def _trained(tokenizer: Tokenizer, trainer: Any) -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         clean_up_tokenization_spaces=False,
     )
+    made.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
+    return made
 
 
 TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {

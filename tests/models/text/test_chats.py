@@ -21,27 +21,9 @@ from hooked_lm.models.text.chat_of_messages import make_chat
 from hooked_lm.models.text.tokens import Tokens
 from tests.models.text.chat_templates import TEMPLATES, TOKENIZERS, call, turns
 
+STRIP_NOTHING = ("chatml", "generation", "python_calls", "deepseek_r1")
 EVERY = [(template, tokenizer) for template in TEMPLATES for tokenizer in TOKENIZERS]
-WORDS = [
-    "user",
-    "assistant",
-    "system",
-    "model",
-    "five",
-    "2 + 3",
-    "\n",
-    "\n\n",
-    "  ",
-    ":",
-    "zq0x0az",
-    "[INST]",
-    "{x",
-    '"',
-    "é",
-    "🙂",
-    "日本",
-    "\\",
-]
+WORDS = re.split("[|]", 'user|assistant|system|model|five|2 + 3|\n|\n\n|  |:|zq0x0az|[INST]|{x|"|é|🙂|日本|\\')
 texts = st.lists(st.sampled_from([*WORDS, "a"]) | st.text(max_size=4), min_size=1, max_size=6).map("".join)
 contents = texts.filter(lambda text: text.strip())
 
@@ -102,11 +84,14 @@ def test_the_content_of_a_turn_is_the_text_of_its_message(
     assert chat.tokens[0].tolist() == ids
     assert not chat.changed[0]
     for turn, message in enumerate(messages):
-        assert content_of(chat, turn).strip() == message["content"].strip()
+        found, expected = content_of(chat, turn), message["content"]
+        assert found.strip() == expected.strip()
+        assert chat.shared or template not in STRIP_NOTHING or tokenizer != "byte_level" or found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_each_turn_has_the_tokens_with_its_characters(template: str, data: st.DataObject):
     """The characters of a turn occur in no other, so that each token says by itself whose it is."""
@@ -120,18 +105,8 @@ def test_each_turn_has_the_tokens_with_its_characters(template: str, data: st.Da
         assert whose <= {label.turn}, (text, label)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("template", ["chatml", "generation", "python_calls", "deepseek_r1"])
-@settings(max_examples=60, deadline=None)
-@given(messages=conversations())
-def test_templates_that_strip_nothing_keep_the_spaces_at_the_ends(template: str, messages: list[dict[str, Any]]):
-    chat = chat_of(messages, template)
-    for turn, message in enumerate(messages):
-        assert content_of(chat, turn) == message["content"] or chat.shared
-
-
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(several=st.lists(conversations(), min_size=2, max_size=3))
 def test_a_batch_equals_its_conversations_one_by_one(tokenizer: str, several: list[list[dict[str, Any]]]):
     batch = chat_of(several, "chatml", tokenizer)
@@ -189,148 +164,51 @@ def calls(*given: dict[str, Any], **message: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [*given], **message}
 
 
+ASKS = "0 content weather in Paris?"
+OF_TOOLS = {"role": "assistant", "thinking": "easy", "content": "Yes"}
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "options", "expected"),
     [
-        (
-            "qwen3",
-            [ASKED, calls(call("get", city="Par{is", n=5), reasoning_content="need it"), RESULT, ANSWER],
-            {},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "thinking", "need it"),
-                (1, "call", '{"name": "get", "arguments": {"city": "Par{is", "n": 5}}'),
-                (2, "content", "sunny {5}"),
-                (3, "thinking", "it is sunny"),
-                (3, "content", "It is sunny."),
-            ],
-        ),
-        (
-            "qwen3",
-            turns("a", "<think>\nb\n</think>\n\nc", "a", "<think>\nb\n</think>\n\nc"),
-            {},
-            [(0, "content", "a"), (1, "content", "c"), (2, "content", "a"), (3, "thinking", "b"), (3, "content", "c")],
-        ),
-        (
-            "qwen3",
-            [ASKED, calls(call("get"), call("put", d={"a": [1, 2]}), content="Let me"), ASKED],
-            {"tools": [call("get")]},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "content", "Let me"),
-                (1, "call", '{"name": "get", "arguments": {}}'),
-                (1, "call", '{"name": "put", "arguments": {"d": {"a": [1, 2]}}}'),
-                (2, "content", "weather in Paris?"),
-            ],
-        ),
-        (
-            "qwen3",
-            [ASKED, calls({"name": "get", "arguments": '{"n": "}"}'})],
-            {},
-            [(0, "content", "weather in Paris?"), (1, "call", '{"name": "get", "arguments": {"n": "}"}}')],
-        ),
-        (
-            "xml_calls",
-            [ASKED, calls(call("get", x="a {b", n=5)), RESULT, ASKED],
-            {},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "call", "get>\n<parameter=x>\na {b\n</parameter>\n<parameter=n>\n5"),
-                (2, "content", "sunny {5}"),
-                (3, "content", "weather in Paris?"),
-            ],
-        ),
-        (
-            "xml_calls",
-            [ASKED, calls(call("get", f=[1, {"a": 2}]), call("put", b="}"))],
-            {},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "call", 'get>\n<parameter=f>\n[1, {"a": 2}]'),
-                (1, "call", "put>\n<parameter=b>\n}"),
-            ],
-        ),
-        (
-            "python_calls",
-            [ASKED, calls(call("get"), call("put", x='a "(b', z=True)), RESULT],
-            {},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "call", "get()"),
-                (1, "call", 'put(x="a \\"(b", z=true)'),
-                (2, "content", "sunny {5}"),
-            ],
-        ),
-        (
-            "llama3",
-            [ASKED, calls(call("get", city="Paris", n=5)), RESULT],
-            {},
-            [
-                (0, "content", "weather in Paris?"),
-                (1, "call", '{"name": "get", "parameters": {"city": "Paris", "n": 5}}'),
-                (2, "content", "sunny {5}"),
-            ],
-        ),
-        (
-            "harmony",
-            [
-                *turns("Hi", system="Be kind"),
-                calls(call("get", city="Paris"), thinking="need it"),
-                RESULT,
-                {"role": "assistant", "thinking": "easy", "content": "Yes"},
-            ],
-            {},
-            [
-                (0, "content", "Be kind"),
-                (1, "content", "Hi"),
-                (2, "thinking", "need it"),
-                (2, "call", 'get<|channel|>commentary json<|message|>{"city": "Paris"}'),
-                (3, "content", "sunny {5}"),
-                (4, "thinking", "easy"),
-                (4, "content", "Yes"),
-            ],
-        ),
-        (
-            "deepseek_r1",
-            turns("Hi", "I think\n</think>\nyes", system="S"),
-            {"add_generation_prompt": True},
-            [(0, "content", "S"), (1, "content", "Hi"), (2, "content", "\nyes")],
-        ),
-        (
-            "chatml",
-            turns("<think>x</think>", "<think>a</think>b<think>c</think>d"),
-            {},
-            [
-                (0, "content", "<think>x</think>"),
-                (1, "thinking", "a"),
-                (1, "content", "b"),
-                (1, "thinking", "c"),
-                (1, "content", "d"),
-            ],
-        ),
-        (
-            "chatml",
-            turns("x", "<think>\nI should"),
-            {"continue_final_message": True},
-            [(0, "content", "x"), (1, "thinking", "\nI should")],
-        ),
-        (
-            "mistral",
-            turns("one", "two", "three", system="S"),
-            {},
-            [(1, "content", "one"), (2, "content", " two"), (0, "content", "S"), (3, "content", "three")],
-        ),
-        ("gemma", turns("one ", system="S"), {}, [(0, "content", "S"), (1, "content", "one")]),
-        (
-            "generation",
-            turns("one", "two", "three"),
-            {},
-            [(0, "content", "one"), (1, "content", "two"), (1, "marker", "<|im_end|>"), (2, "content", "three")],
-        ),
+        ("qwen3", [ASKED, calls(call("get", city="Par{is", n=5), reasoning_content="need it"), RESULT, ANSWER], {},
+         [ASKS, "1 thinking need it", '1 call {"name": "get", "arguments": {"city": "Par{is", "n": 5}}', "2 content sunny {5}",
+          "3 thinking it is sunny", "3 content It is sunny."]),
+        ("qwen3", turns("a", "<think>\nb\n</think>\n\nc", "a", "<think>\nb\n</think>\n\nc"), {},
+         ["0 content a", "1 content c", "2 content a", "3 thinking b", "3 content c"]),
+        ("qwen3", [ASKED, calls(call("get"), call("put", d={"a": [1, 2]}), content="Let me"), ASKED], {"tools": [call("get")]},
+         [ASKS, "1 content Let me", '1 call {"name": "get", "arguments": {}}',
+          '1 call {"name": "put", "arguments": {"d": {"a": [1, 2]}}}', "2 content weather in Paris?"]),
+        ("qwen3", [ASKED, calls({"name": "get", "arguments": '{"n": "}"}'})], {},
+         [ASKS, '1 call {"name": "get", "arguments": {"n": "}"}}']),
+        ("xml_calls", [ASKED, calls(call("get", x="a {b", n=5)), RESULT, ASKED], {},
+         [ASKS, "1 call get>\n<parameter=x>\na {b\n</parameter>\n<parameter=n>\n5", "2 content sunny {5}",
+          "3 content weather in Paris?"]),
+        ("xml_calls", [ASKED, calls(call("get", f=[1, {"a": 2}]), call("put", b="}"))], {},
+         [ASKS, '1 call get>\n<parameter=f>\n[1, {"a": 2}]', "1 call put>\n<parameter=b>\n}"]),
+        ("python_calls", [ASKED, calls(call("get"), call("put", x='a "(b', z=True)), RESULT], {},
+         [ASKS, "1 call get()", '1 call put(x="a \\"(b", z=true)', "2 content sunny {5}"]),
+        ("llama3", [ASKED, calls(call("get", city="Paris", n=5)), RESULT], {},
+         [ASKS, '1 call {"name": "get", "parameters": {"city": "Paris", "n": 5}}', "2 content sunny {5}"]),
+        ("harmony", [*turns("Hi", system="S"), calls(call("get", city="Paris"), thinking="need it"), RESULT, OF_TOOLS], {},
+         ["0 content S", "1 content Hi", "2 thinking need it",
+          '2 call get<|channel|>commentary json<|message|>{"city": "Paris"}', "3 content sunny {5}", "4 thinking easy",
+          "4 content Yes"]),
+        ("deepseek_r1", turns("Hi", "I think\n</think>\nyes", system="S"), {"add_generation_prompt": True},
+         ["0 content S", "1 content Hi", "2 content \nyes"]),
+        ("chatml", turns("<think>x</think>", "<think>a</think>b<think>c</think>d"), {},
+         ["0 content <think>x</think>", "1 thinking a", "1 content b", "1 thinking c", "1 content d"]),
+        ("chatml", turns("x", "<think>\nI should"), {"continue_final_message": True}, ["0 content x", "1 thinking \nI should"]),
+        ("mistral", turns("one", "two", "three", system="S"), {},
+         ["1 content one", "2 content  two", "0 content S", "3 content three"]),
+        ("gemma", turns("one ", system="S"), {}, ["0 content S", "1 content one"]),
+        ("generation", turns("one", "two", "three"), {},
+         ["0 content one", "1 content two", "1 marker <|im_end|>", "2 content three"]),
     ],
-)
-def test_the_parts_of_messages(template: str, messages: Any, options: dict[str, Any], expected: Any):
-    assert spoken(chat_of(messages, template, **options)) == expected
+)  # fmt: skip
+def test_the_parts_of_messages(template: str, messages: Any, options: dict[str, Any], expected: list[str]):
+    found = spoken(chat_of(messages, template, **options))
+    assert [f"{turn} {part} {text}" for turn, part, text in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -339,11 +217,7 @@ def test_the_parts_of_messages(template: str, messages: Any, options: dict[str, 
         ("llama3", {}, "Knowledge until: December 2023\nToday: 26 Jul 2024"),
         ("llama3", {"date_string": "1 May 2026"}, "Today: 1 May 2026"),
         ("harmony", {"reasoning_effort": "high"}, "Reasoning: high"),
-        (
-            "qwen3",
-            {"add_generation_prompt": True, "enable_thinking": False},
-            "<|im_start|>assistant\n<think>\n\n</think>\n\n",
-        ),
+        ("qwen3", {"add_generation_prompt": True, "enable_thinking": False}, "assistant\n<think>\n\n</think>\n\n"),
         ("deepseek_r1", {"add_generation_prompt": True}, "<|Assistant|><think>\n"),
         ("qwen3", {"tools": [call("get_weather")]}, "get_weather"),
         ("gemma", {"add_generation_prompt": True}, "<start_of_turn>model\n"),
@@ -354,6 +228,16 @@ def test_what_a_template_adds_is_the_templates(template: str, options: dict[str,
     assert text in "".join(text for _, role, _, text in stretches(chat) if role == "template")
     assert spoken(chat) == [(0, "content", "Hi")]
     assert chat.of("template").replace("Hi", "") == chat.texts[0].replace("Hi", "")
+
+
+@pytest.mark.every_parameter
+@pytest.mark.parametrize(
+    ("before", "text", "role"), [("", "hello", "user"), (" we", "ather", "user"), (" weath", "er", "template")]
+)
+def test_a_token_with_characters_of_two_parts_is_of_the_larger(before: str, text: str, role: str):
+    chat = chat_of(turns(text), f"{before or ' '}{{{{ messages[0].content }}}}")
+    assert (chat.shape, chat.shared) == ((1, 1), ((0, 0),))
+    assert chat.labels[0][0].role == role
 
 
 def test_the_same_object_may_be_several_messages():
@@ -429,16 +313,8 @@ IMAGE = [{"type": "text", "text": "See"}, {"type": "image", "url": "cat.png"}]
         (turns("Hi", " \n"), ValueError, "message 1 (assistant) is empty: leave it out"),
         ([{"role": "user"}], ValueError, "message 0 (user) is empty: leave it out"),
         ([{"role": "user", "content": 5}], TypeError, "the content of message 0 (user) must be text, got 5"),
-        (
-            [{"role": "user", "content": IMAGE}],
-            ValueError,
-            "message 0 (user) has a part of type 'image', and this model reads text",
-        ),
-        (
-            [ASKED, calls({"function": {}})],
-            TypeError,
-            "a call of message 1 (assistant) must be a dict with a 'name', got [{'function'",
-        ),
+        ([{"role": "user", "content": IMAGE}], ValueError, "message 0 (user) has a part of type 'image', and this"),
+        ([calls({"function": {}})], TypeError, "a call of message 0 (assistant) must be a dict with a 'name', got [{"),
     ],
 )
 def test_what_is_no_conversation(messages: Any, error: type[Exception], said: str):
@@ -454,22 +330,14 @@ def test_content_in_parts_of_text_is_one_text():
 @pytest.mark.parametrize(
     ("template", "messages", "said"),
     [
-        ("mistral", [ASKED, ASKED], "the chat template refuses this conversation: roles must alternate"),
-        (
-            "gemma",
-            turns("a", "b")[1:],
-            "the chat template refuses this conversation: user and assistant must alternate",
-        ),
-        (
-            "harmony",
-            [ASKED, {"role": "assistant", "thinking": "x", "content": None}],
-            "the chat template refuses this conversation: ",
-        ),
-        ("{% for m in messages %}", [ASKED], "the chat template refuses this conversation: Unexpected end of template"),
+        ("mistral", [ASKED, ASKED], "roles must alternate"),
+        ("gemma", turns("a", "b")[1:], "user and assistant must alternate"),
+        ("harmony", [ASKED, {"role": "assistant", "thinking": "x", "content": None}], ""),
+        ("{% for m in messages %}", [ASKED], "Unexpected end of template"),
     ],
 )
 def test_what_a_template_refuses(template: str, messages: Any, said: str):
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(f"the chat template refuses this conversation: {said}")):
         chat_of(messages, template)
 
 
@@ -489,61 +357,20 @@ def test_without_a_template_or_offsets():
 @pytest.mark.parametrize(
     ("template", "messages", "options", "written", "expected"),
     [
-        (
-            "qwen3",
-            turns("Hi"),
-            {"add_generation_prompt": True},
-            "<think>one</think>five<|im_end|>",
-            [
-                (1, "marker", "<think>"),
-                (1, "thinking", "one"),
-                (1, "marker", "</think>"),
-                (1, "content", "five"),
-                (1, "marker", "<|im_end|>"),
-            ],
-        ),
-        (
-            "deepseek_r1",
-            turns("Hi"),
-            {"add_generation_prompt": True},
-            "one</think>five</s>",
-            [(1, "thinking", "one"), (1, "marker", "</think>"), (1, "content", "five"), (1, "marker", "</s>")],
-        ),
-        (
-            "qwen3",
-            turns("Hi"),
-            {"add_generation_prompt": True, "enable_thinking": False},
-            "five",
-            [(1, "content", "five")],
-        ),
-        (
-            "chatml",
-            turns("Hi", "<think>one"),
-            {"continue_final_message": True},
-            "two</think>five",
-            [(1, "thinking", "two"), (1, "marker", "</think>"), (1, "content", "five")],
-        ),
-        (
-            "chatml",
-            turns("Hi", "<think>one</think>five"),
-            {"continue_final_message": True},
-            "two",
-            [(1, "content", "two")],
-        ),
-        (
-            "harmony",
-            turns("Hi"),
-            {"add_generation_prompt": True},
-            "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>final<|message|>five",
-            [
-                (1, "marker", "<|channel|>analysis<|message|>"),
-                (1, "thinking", "one"),
-                (1, "marker", "<|end|><|start|>assistant<|channel|>final<|message|>"),
-                (1, "content", "five"),
-            ],
-        ),
+        ("qwen3", turns("Hi"), {"add_generation_prompt": True}, "<think>one</think>five<|im_end|>",
+         ["marker <think>", "thinking one", "marker </think>", "content five", "marker <|im_end|>"]),
+        ("deepseek_r1", turns("Hi"), {"add_generation_prompt": True}, "one</think>five</s>",
+         ["thinking one", "marker </think>", "content five", "marker </s>"]),
+        ("qwen3", turns("Hi"), {"add_generation_prompt": True, "enable_thinking": False}, "five", ["content five"]),
+        ("chatml", turns("Hi", "<think>one"), {"continue_final_message": True}, "two</think>five",
+         ["thinking two", "marker </think>", "content five"]),
+        ("chatml", turns("Hi", "<think>one</think>five"), {"continue_final_message": True}, "two", ["content two"]),
+        ("harmony", turns("Hi"), {"add_generation_prompt": True},
+         "<|channel|>analysis<|message|>one<|end|><|start|>assistant<|channel|>final<|message|>five",
+         ["marker <|channel|>analysis<|message|>", "thinking one",
+          "marker <|end|><|start|>assistant<|channel|>final<|message|>", "content five"]),
     ],
-)
+)  # fmt: skip
 def test_what_a_model_writes_gets_labels(template: str, messages: Any, options: Any, written: str, expected: Any):
     tokens = tokens_of()
     tokenizer = tokens.need_tokenizer()
@@ -556,8 +383,8 @@ def test_what_a_model_writes_gets_labels(template: str, messages: Any, options: 
         real = torch.cat([real, torch.ones(2, 1, dtype=torch.bool)], 1)
         labels = growing.of(real, ids)
     found = [
-        (turn, part, tokenizer.decode([token for _, token in several]))
-        for (turn, _, part), several in groupby(zip(labels[0][-len(new) :], new, strict=True), key=lambda each: each[0])
+        f"{part} {tokenizer.decode([token for _, token in several])}"
+        for (_, _, part), several in groupby(zip(labels[0][-len(new) :], new, strict=True), key=lambda each: each[0])
     ]
     assert found == expected
     assert [label for label in chat.labels[0] if label != PADDING] == labels[0][: -len(new)]
@@ -576,3 +403,41 @@ def test_a_file_has_all_of_a_conversation(tmp_path: Path):
     assert again.labels[0][-1].role == chat.labels[0][-1].role
     with pytest.raises(TypeError, match="not JSON serializable"):
         chat_of(turns("a"), "chatml", today=date(2026, 5, 1)).save(tmp_path / "other")
+
+
+keys = st.text("abcdefgh_", min_size=1, max_size=6)
+hostile = st.lists(st.sampled_from([*WORDS, "}", "{", "]", ")", "(", "'", "get", "5"]), max_size=4).map("".join)
+leaves = hostile | st.integers(-99, 99) | st.booleans() | st.none() | st.floats(-9, 9)
+values = st.recursive(
+    leaves, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(keys, inner, max_size=2), max_leaves=4
+)
+arguments = st.dictionaries(keys, values, max_size=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["qwen3", "llama3", "harmony", "python_calls", "xml_calls"])
+@settings(max_examples=60, deadline=None)
+@given(several=st.lists(arguments, min_size=1, max_size=3), result=contents)
+def test_a_call_has_its_name_and_its_arguments(template: str, several: list[dict[str, Any]], result: str):
+    several = several[:1] if template in ("llama3", "harmony") else several  # which write one call
+    given = [call(f"get_{'xyz'[i]}", **each) for i, each in enumerate(several)]
+    chat = chat_of([ASKED, calls(*given), {"role": "tool", "content": result}, ANSWER], template)
+    written = [text for turn, part, text in spoken(chat) if (turn, part) == (1, "call")]
+    assert len(written) == len(given)
+    for text, each in zip(written, given, strict=True):
+        name, asked = each["function"]["name"], each["function"]["arguments"]
+        if template in ("qwen3", "llama3"):
+            key = "arguments" if template == "qwen3" else "parameters"
+            assert json.loads(text) == {"name": name, key: asked}
+        elif template == "harmony":
+            assert asked or text == name
+            assert not asked or json.loads(text.removeprefix(f"{name}<|channel|>commentary json<|message|>")) == asked
+        elif template == "python_calls":
+            listed = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in asked.items())
+            assert text == f"{name}({listed})"
+        elif template == "xml_calls":
+            *_, (key, value) = [("", name), *asked.items()]
+            last = json.dumps(value, ensure_ascii=False) if isinstance(value, (list, dict)) else str(value)
+            assert text.startswith(name)
+            assert text.rstrip().endswith(last.rstrip())
+            assert text.count("<parameter=") == len(asked)
