@@ -268,7 +268,7 @@ def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
 def test_prompts_of_several_lengths_run_as_their_error_says():
     """Ids padded on the right, with a metric at the last token of each, are as each prompt alone."""
     model = toy(tokenizer=words())
-    prompts, answers = ["w3 w4 w5", "w6", "w7 w8"], ["w1", "w2", "w3"]
+    prompts, answers = ["w3 w4 w5", "w6", "w7 w8"], ["w9", "w10", "w11"]
     with pytest.raises(ValueError, match=r"prompts=model.to_tokens\(prompts, padding_side='right'\)") as error:
         ablate(model, prompts, metric=metrics.logit(answers, model=model))
     ends = re.search(r"positions=torch\.tensor\((\[[\d, ]+\])\)", str(error.value))

@@ -94,7 +94,8 @@ def prepare(
     check_keywords("prepare", options, _known_options(model.processor, options))
     if model.processor is not None and isinstance(found, GivenImages) and (are_pictures or not found.images):
         if all(isinstance(row, str) for row in rows):
-            model.tokens.ids([piece for row in rows for piece in str(row).split(PLACEHOLDER)])  # refuses unknown words
+            if model.tokenizer is not None:  # unknown words are refused
+                model.tokens.ids([piece for row in rows for piece in str(row).split(PLACEHOLDER)])
             inputs = _by_processor(model, rows, found, is_chat, prepend_bos, {"padding_side": padding_side, **options})
         elif are_pictures:
             made = model.processor.image_processor(found.images, return_tensors="pt", **options)
