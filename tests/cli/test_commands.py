@@ -918,7 +918,9 @@ def test_names_of_models_are_completed(tmp_path: Path, monkeypatch: pytest.Monke
 
 # ---- conversations ---------------------------------------------------------------------------------------------------
 
-TURNS = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+TURNS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
 
 
 def test_a_conversation_in_a_file_is_a_prompt(tmp_path: Path) -> None:

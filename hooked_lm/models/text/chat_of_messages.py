@@ -1,11 +1,11 @@
 """Makes a `Chat` of messages, with the chat template of a tokenizer."""
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.chat_spans import THINKING, Message, Spans, label_at, spans_of
@@ -23,7 +23,7 @@ def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> C
     tokenizer = _with_template(tokens, options)
     rows = [_row(tokenizer, checked_messages(one), options) for one in several]
     for each in dict.fromkeys(each for row in rows for each in row.missing):
-        warnings.warn(each, stacklevel=3)
+        warn_caller(each)
     ids, mask = padded([row.ids for row in rows], tokens.pad_id, "left")
     starts = [ids.shape[1] - len(row.ids) for row in rows]
     return Chat(
