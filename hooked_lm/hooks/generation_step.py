@@ -15,7 +15,8 @@ T = TypeVar("T")
 class GenerationStep:
     """One forward pass over the last `n_new` columns of a text; `real` [batch, pos] is False at padding.
 
-    All steps of one generation share the object `text`, which distinguishes interleaved generations.
+    All steps of one generation share the object `text`, which distinguishes interleaved generations. While a prompt is read in
+    pieces `step` is negative: minus the number of tokens of the prompt that come after this pass.
 
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
@@ -26,6 +27,10 @@ class GenerationStep:
 
     def __init__(self, step: int, real: Tensor, n_new: int, text: object = None) -> None:
         self.step, self.real, self.n_new, self.text = step, real, n_new, text
+
+    def piece(self, end: int, n_new: int) -> "GenerationStep":
+        """The pass over the `n_new` columns before column `end`, a piece of those of this one."""
+        return GenerationStep(self.step - self.real.shape[1] + end, self.real[:, :end], n_new, self.text)
 
     @cached_property
     def positions(self) -> Tensor:

@@ -80,7 +80,8 @@ def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
 class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
-    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
+    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions. The
+    first `n_padding` columns hold no token.
     """
 
     first: int
@@ -88,6 +89,7 @@ class VisiblePositions:
     n_prompt: int
     is_generating: bool = False
     row: int | None = None
+    n_padding: int = 0
 
     @classmethod
     def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
@@ -95,9 +97,12 @@ class VisiblePositions:
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
             return [cls(0, n, n)]
-        lasts = positions[..., -1].flatten().tolist()
-        rows = [None] if positions.ndim == 1 else range(len(lasts))
-        return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
+        ends = torch.stack([positions[..., -1], (positions < 0).sum(-1)]).view(2, -1).tolist()
+        rows = [None] if positions.ndim == 1 else range(len(positions))
+        return [
+            cls(last - n + 1, n, last + 1 - step, True, row, n_padding)
+            for row, last, n_padding in zip(rows, *ends, strict=True)
+        ]
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The selected positions in the value, each with its index in the selection `given`."""
@@ -108,7 +113,7 @@ class VisiblePositions:
 
     def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
         """`chosen` as pairs, including positions that are given twice."""
-        here = range(max(self.first, 0), self.first + self.n)
+        here = range(max(self.first + self.n_padding, 0), self.first + self.n)
         if given is None or given == "all":
             return [(position, position) for position in here]
         if given == "prompt":

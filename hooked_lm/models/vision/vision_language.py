@@ -26,6 +26,7 @@ from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.names import SYNONYMS, site_name
+from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
@@ -142,7 +143,7 @@ class VisionLanguage(Decoder):
 
     def generate(
         self,
-        input: Given = None,
+        input: Given | Prompt = None,
         *args: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -156,7 +157,7 @@ class VisionLanguage(Decoder):
 
     def generate_stream(
         self,
-        input: Given = None,
+        input: Given | Prompt = None,
         *args: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -166,12 +167,14 @@ class VisionLanguage(Decoder):
         return super().generate_stream(self._prompt(input, input_ids, attention_mask, options), *args, **options)
 
     def _prompt(
-        self, input: Given, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
-    ) -> VisionInputs:
+        self, input: Given | Prompt, input_ids: Tensor | None, mask: Tensor | None, options: dict[str, Any]
+    ) -> Any:
         """The prompt of a generation, its images cut into patches for all passes; takes the images out of `options`."""
+        if isinstance(input, Prefix | PrefixedPrompt):
+            return input
         images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
-        return self._in_tower(self._collected(given, images, attention_mask))
+        return self._in_tower(self._collected(given, images, mask))
 
     def _in_tower(self, prompt: VisionInputs) -> VisionInputs:
         """The prompt with its images cut into patches."""
