@@ -80,8 +80,7 @@ def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
 class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
-    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions. The
-    first `n_padding` columns hold no token.
+    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
     """
 
     first: int
@@ -89,7 +88,7 @@ class VisiblePositions:
     n_prompt: int
     is_generating: bool = False
     row: int | None = None
-    n_padding: int = 0
+    n_padding: int = 0  # at the beginning
 
     @classmethod
     def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
@@ -100,8 +99,7 @@ class VisiblePositions:
         ends = torch.stack([positions[..., -1], (positions < 0).sum(-1)]).view(2, -1).tolist()
         rows = [None] if positions.ndim == 1 else range(len(positions))
         return [
-            cls(last - n + 1, n, last + 1 - step, True, row, n_padding)
-            for row, last, n_padding in zip(rows, *ends, strict=True)
+            cls(last - n + 1, n, last + 1 - step, True, row, gap) for row, last, gap in zip(rows, *ends, strict=True)
         ]
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:

@@ -174,6 +174,12 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         """The cache that `run_with_cache` returns."""
         return self.cache_class(cache_dict, self, has_batch_dim)
 
+    def prefix(self, *prompt: object, **options: object) -> Any:
+        """Raises ValueError; a decoder reads the beginning of prompts once, see `DecoderMethods.prefix`."""
+        raise ValueError(
+            f"a prefix is computed by a decoder, whose tokens do not depend on later ones; this is a {type(self).__name__}"
+        )
+
     def estimate_cache(self, *inputs: object, names_filter: NamesFilter = None, **options: object) -> CacheEstimate:
         """The memory that the cache of `run_with_cache` with these arguments takes, without running the model.
 

@@ -73,8 +73,19 @@ def check_cacheable(blocks: Iterable[nn.Module]) -> None:
     if (layer := first_bidirectional(blocks)) is not None:
         raise ValueError(
             f"a key/value cache needs causal attention, but that of layer {layer} is bidirectional, so keys and values of "
-            "earlier tokens change with each new one. Run the whole text without past_kv_cache"
+            "earlier tokens change with each new one. Run the whole text at once, without past_kv_cache, a prefix or chunks"
         )
+
+
+def check_same_angles(model: nn.Module, n_first: int, n_pos: int) -> None:
+    """Raises ValueError if the first tokens have other rotary angles, and so other keys, in a prompt of `n_pos` tokens."""
+    for rotary in (getattr(getattr(module, "cfg", None), "rotary", None) for module in model.modules()):
+        scaling = getattr(rotary, "scaling", None)
+        if scaling is not None and scaling.length(n_first) != scaling.length(n_pos):
+            raise ValueError(
+                f"the rotary angles of this model depend on the length of the prompt ({type(scaling).__name__}): the first "
+                f"{n_first} tokens have other keys alone than in a prompt of {n_pos}. Read it at once"
+            )
 
 
 def n_streams(model: nn.Module) -> int:

@@ -64,7 +64,7 @@ class Decoder(DecoderMethods):
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
+    def __call__(self, *args: object, **options: object) -> Any:
         """Runs `forward`; after a prefix, on the new tokens."""
         input = args[0] if args else options.get("input")
         if isinstance(input, Prefix | PrefixedPrompt) and isinstance(prompt := as_prompt(input), PrefixedPrompt):

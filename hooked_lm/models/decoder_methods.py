@@ -60,7 +60,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     generate = generation.generate
     generate_stream = generation.generate_stream
 
-    def prefix(
+    def prefix(  # type: ignore[override]
         self,
         prompt: Prompt,
         names_filter: NamesFilter = None,
@@ -89,8 +89,8 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         check_cacheable(self.blocks)
         check_hooks_of_prefix(self)
         how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
-        sequence, keys_values, known = opened(self, as_prompt(prompt), 0, **how)
-        check_chunk(self, chunk, sequence)
+        sequence, keys_values, known = opened(self, as_prompt(prompt), 0, how)
+        check_chunk(self, chunk, sequence, keys_values)
         record = None if names_filter is None else Record(self, names_filter, length=keys_values.length)
         reader = PromptReader(self, sequence, keys_values, record, chunk, known)
         logits = run_generation(reader.next_logits, self.hooks(record.hooks) if record else None)

@@ -1,7 +1,7 @@
 """Prefix: the beginning of prompts, which a decoder reads once."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import GenerationStep, current, set_current
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.indices import plain_indices
+from hooked_lm.models.checks import check_same_angles
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.vision.inputs import VisionInputs
 
@@ -139,12 +140,13 @@ class PrefixedPrompt:
         cache = self.prefix.keys_values.continued(n, len(sequence) + n_later)
         return sequence, cache, self.prefix.logits.expand(n, -1)
 
-    def check(self, model: HookedRootModule, n_later: int | None = None, **options: Any) -> None:
+    def check(self, model: HookedRootModule, options: Mapping[str, object], n_later: int | None = None) -> None:
         """Raises ValueError if the run would differ from one that reads the prefix again.
 
         `n_later` is the number of tokens to generate; `options` may not have those that the prompt settles.
         """
         self.prefix.check(model)
+        check_same_angles(model, len(self.prefix), len(self.prefix) + self.n_new)
         if given := [name for name, value in options.items() if name in SETTLED and value is not None]:
             fix = "give it to prefix.then(ids, attention_mask=...)" if "attention_mask" in given else "omit it"
             raise ValueError(f"{given[0]} is settled by the prefix and what was added to it: {fix}")
@@ -157,9 +159,9 @@ class PrefixedPrompt:
                 for first, n_prompt in rows:
                     _check_positions(hook, first, n_prompt, n_prompt + (n_later or 0))
 
-    def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: Any) -> Any:
+    def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of a forward pass over the new tokens."""
-        self.check(model, **options)
+        self.check(model, options)
         (sequence, keys_values, _), before = self.opened(), current()
         keys_values.freeze()
         set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))
@@ -179,17 +181,17 @@ def as_prompt(input: Prompt) -> Input | PrefixedPrompt:
 
 
 def opened(
-    model: HookedRootModule, input: Input | PrefixedPrompt, n_later: int | None, **how: Any
+    model: HookedRootModule, input: Input | PrefixedPrompt, n_later: int | None, how: Mapping[str, Any]
 ) -> tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"] | None]:
     """A prompt that so many tokens are to follow: its tokens, a cache with those that were read, and the logits after these."""
     if isinstance(input, PrefixedPrompt):
-        input.check(model, n_later, **how)
+        input.check(model, how, n_later)
         return input.opened(n_later or 0)
     sequence = prompt_sequence(model, input, **how)
     return sequence, KeyValueCache(model.cfg.n_layers, room=len(sequence) + (n_later or 0)), None
 
 
-def text_of(input: Any) -> Any:
+def text_of(input: object) -> Any:
     """What an input was given as, without its images."""
     input = input.given if isinstance(input, PrefixedPrompt) else input
     return input.tokens if isinstance(input, VisionInputs) else input

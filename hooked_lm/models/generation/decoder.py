@@ -148,11 +148,11 @@ def _start(
     """Checks all arguments; returns the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
-    sequence, cache, known = opened(model, input, max_new_tokens, **how)
+    sequence, cache, known = opened(model, input, max_new_tokens, how)
     if known is not None and not use_past_kv_cache:
         raise ValueError("a prefix is the key/value cache of a prompt: omit use_past_kv_cache=False")
     reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
-    check_chunk(model, chunk, sequence, use_past_kv_cache)
+    check_chunk(model, chunk, sequence, cache if use_past_kv_cache else None)
     check_room(len(sequence), max_new_tokens, model.cfg.longest_input)
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
     reader = PromptReader(model, sequence, cache if reads_once else None, record, chunk, known)

@@ -86,9 +86,9 @@ class TokenSequence:
 def prompt_sequence(
     model: HookedRootModule,
     input: Input,
-    prepend_bos: bool | None,
-    padding_side: str | None,
-    attention_mask: Tensor | None,
+    prepend_bos: bool | None = None,
+    padding_side: str | None = None,
+    attention_mask: Tensor | None = None,
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     tokens: Tensor

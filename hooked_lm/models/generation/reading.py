@@ -11,7 +11,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import Cache, HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import GenerationStep, current, run_generation, set_current
 from hooked_lm.hooks.hook_spec import HookList
-from hooked_lm.models.checks import check_cacheable, first_bidirectional
+from hooked_lm.models.checks import check_cacheable, check_same_angles, first_bidirectional
 from hooked_lm.models.generation.loop import Reader, TokenSequence
 from hooked_lm.models.prefix import Prompt, as_prompt, opened
 
@@ -117,19 +117,20 @@ class Record:
         return axes[0]
 
 
-def check_chunk(model: HookedRootModule, chunk: int | None, sequence: TokenSequence, uses_cache: bool = True) -> None:
+def check_chunk(
+    model: HookedRootModule, chunk: int | None, sequence: TokenSequence, cache: KeyValueCache | None
+) -> None:
     """Raises ValueError for a prompt that cannot be read in pieces of so many tokens."""
     if chunk is None:
         return
     if chunk < 1:
         raise ValueError(f"chunk is a number of tokens, at least 1, got {chunk}")
-    if not uses_cache:
-        raise ValueError(
-            "a prompt is read in chunks through the key/value cache: omit use_past_kv_cache=False, or chunk"
-        )
+    if cache is None:
+        raise ValueError("chunks are read through the key/value cache: omit use_past_kv_cache=False, or chunk")
     check_cacheable(model.blocks)
-    if sequence.images:
-        raise ValueError("a prompt with images is read at once, since an image may not be cut: omit chunk")
+    check_same_angles(model, min(cache.length + chunk, len(sequence)), len(sequence))
+    if sequence.images and not cache.length:
+        raise ValueError("a prompt with images is read at once, as an image may not be cut: omit chunk")
 
 
 def run_in_chunks(
@@ -141,15 +142,15 @@ def run_in_chunks(
     fwd_hooks: HookList = (),
     device: torch.device | str | None = None,
     remove_batch_dim: bool = False,
-    **how: Any,
+    **how: object,
 ) -> tuple[Tensor | None, Cache]:
     """The logits (None with `return_type=None`) and the cache of `run_with_cache`, from a forward pass for each chunk."""
     if return_type not in ("logits", None):
         raise ValueError(f"a run in chunks returns 'logits' or None, got return_type={return_type!r}")
 
     def run() -> tuple[Tensor | None, Cache]:
-        sequence, keys_values, _ = opened(model, as_prompt(input), None, **how)
-        check_chunk(model, chunk, sequence)
+        sequence, keys_values, _ = opened(model, as_prompt(input), None, how)
+        check_chunk(model, chunk, sequence, keys_values)
         n_new, record = len(sequence) - keys_values.length, Record(model, names_filter, device, keys_values.length)
         set_current(GenerationStep(0, sequence.real, n_new, sequence))
         with model.hooks(record.hooks):
