@@ -48,6 +48,7 @@ class BaseModel(QuantizeMethods, HookedRootModule):
     stacks: ClassVar[tuple[Stack, ...]]
     config_class: ClassVar[type[FlatConfig]]
     sites_of_images: ClassVar[tuple[str, ...]] = ()  # what names of sites begin with if their batch are images
+    reads_both_ways = False  # whether tokens of a prompt depend on later ones, and generated ones do not
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any

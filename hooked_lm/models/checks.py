@@ -77,8 +77,10 @@ def check_cacheable(blocks: Iterable[nn.Module]) -> None:
         )
 
 
-def check_same_angles(model: nn.Module, n_first: int, n_pos: int) -> None:
-    """Raises ValueError if the first tokens have other rotary angles, and so other keys, in a prompt of `n_pos` tokens."""
+def check_in_parts(model: HookedRootModule, n_first: int, n_pos: int) -> None:
+    """Raises ValueError if the first tokens have other keys in a prompt of `n_pos` tokens than alone."""
+    if n_first < n_pos and model.reads_both_ways:
+        raise ValueError("this model reads a prompt in both directions: give all of it at once")
     for rotary in (getattr(getattr(module, "cfg", None), "rotary", None) for module in model.modules()):
         scaling = getattr(rotary, "scaling", None)
         if scaling is not None and scaling.length(n_first) != scaling.length(n_pos):

@@ -14,7 +14,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import GenerationStep, current, set_current
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.indices import plain_indices
-from hooked_lm.models.checks import check_same_angles
+from hooked_lm.models.checks import check_in_parts
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.vision.inputs import VisionInputs
 
@@ -146,7 +146,7 @@ class PrefixedPrompt:
         `n_later` is the number of tokens to generate; `options` may not have those that the prompt settles.
         """
         self.prefix.check(model)
-        check_same_angles(model, len(self.prefix), len(self.prefix) + self.n_new)
+        check_in_parts(model, len(self.prefix), len(self.prefix) + self.n_new)
         if given := [name for name, value in options.items() if name in SETTLED and value is not None]:
             fix = "give it to prefix.then(ids, attention_mask=...)" if "attention_mask" in given else "omit it"
             raise ValueError(f"{given[0]} is settled by the prefix and what was added to it: {fix}")

@@ -11,7 +11,7 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import Cache, HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import GenerationStep, current, run_generation, set_current
 from hooked_lm.hooks.hook_spec import HookList
-from hooked_lm.models.checks import check_cacheable, check_same_angles, first_bidirectional
+from hooked_lm.models.checks import check_cacheable, check_in_parts, first_bidirectional
 from hooked_lm.models.generation.loop import Reader, TokenSequence
 from hooked_lm.models.prefix import Prompt, as_prompt, opened
 
@@ -128,7 +128,7 @@ def check_chunk(
     if cache is None:
         raise ValueError("chunks are read through the key/value cache: omit use_past_kv_cache=False, or chunk")
     check_cacheable(model.blocks)
-    check_same_angles(model, min(cache.length + chunk, len(sequence)), len(sequence))
+    check_in_parts(model, min(cache.length + chunk, len(sequence)), len(sequence))
     if sequence.images and not cache.length:
         raise ValueError("a prompt with images is read at once, as an image may not be cut: omit chunk")
 

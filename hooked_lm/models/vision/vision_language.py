@@ -187,7 +187,11 @@ class VisionLanguage(Decoder):
     def _suffix(self, images: ImageTensors) -> Bool[Tensor, "batch pos"] | None:
         """Which tokens come after a prompt that is read in both directions; None if nothing says so."""
         types = images.get("token_type_ids")
-        return types == 1 if types is not None and any(rule.reads_suffix for rule in self.tree.rules) else None
+        return types == 1 if types is not None and self.reads_both_ways else None
+
+    @property
+    def reads_both_ways(self) -> bool:  # type: ignore[override]
+        return any(rule.reads_suffix for rule in self.tree.rules)
 
     @property
     def image_arguments(self) -> tuple[str, ...]:
