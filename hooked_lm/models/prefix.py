@@ -18,9 +18,7 @@ from hooked_lm.models.checks import check_in_parts
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.vision.inputs import VisionInputs
 
-Versions = dict[
-    str, tuple[Callable[[], Tensor | None], int, int]
-]  # of weights: the tensor, its edits, where its values are
+Version = tuple[Callable[[], Tensor | None], int, int]  # of a weight: the tensor, its edits, where its values are
 SETTLED = ("input_ids", "tokens", "start_at_layer", "prepend_bos", "padding_side", "attention_mask", "past_kv_cache")
 
 
@@ -44,14 +42,15 @@ class Prefix:
     logits: Float[Tensor, "batch d_vocab"]
     cache: Any
     hooks: tuple[object, ...]
-    versions: Versions
+    versions: dict[str, Version]
 
     @property
     def tokens(self) -> Int[Tensor, "batch pos"]:
         """The token ids."""
         return self.sequence.tokens
 
-    def __len__(self) -> int:
+    @property
+    def n_pos(self) -> int:
         """The number of positions."""
         return len(self.sequence)
 
@@ -91,13 +90,13 @@ class Prefix:
             if was != now:
                 raise ValueError(f"this prefix was computed with {what} {was}, and the model now has {now}{again}")
         then, now = self.versions, versions(model)
-        if changed := [name for name in {**then, **now} if then.get(name) != now.get(name)]:
+        if changed := [name for name in {**then, **now} if not _is_same(then.get(name), now.get(name))]:
             more = f", and {len(changed) - 1} others" if len(changed) > 1 else ""
             raise ValueError(f"'{changed[0]}'{more} changed after this prefix was computed{again}")
 
     def __repr__(self) -> str:
         under = f", under {', '.join(map(repr, self.hooks))}" if self.hooks else ""
-        return f"Prefix({len(self.logits)} x {len(self)} tokens{under})"
+        return f"Prefix({len(self.logits)} x {self.n_pos} tokens{under})"
 
 
 class PrefixedPrompt:
@@ -146,7 +145,7 @@ class PrefixedPrompt:
         `n_later` is the number of tokens to generate; `options` may not have those that the prompt settles.
         """
         self.prefix.check(model)
-        check_in_parts(model, len(self.prefix), len(self.prefix) + self.n_new)
+        check_in_parts(model, self.prefix.n_pos, self.prefix.n_pos + self.n_new)
         if given := [name for name, value in options.items() if name in SETTLED and value is not None]:
             fix = "give it to prefix.then(ids, attention_mask=...)" if "attention_mask" in given else "omit it"
             raise ValueError(f"{given[0]} is settled by the prefix and what was added to it: {fix}")
@@ -166,7 +165,7 @@ class PrefixedPrompt:
         keys_values.freeze()
         set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))
         try:
-            new, mask = sequence.columns(len(self.prefix), len(sequence)), sequence.real.cpu().long()
+            new, mask = sequence.columns(self.prefix.n_pos, len(sequence)), sequence.real.cpu().long()
             return forward(new, *args, attention_mask=mask, past_kv_cache=keys_values, **options)
         finally:
             set_current(before)
@@ -200,7 +199,7 @@ def text_of(input: object) -> Any:
 # ---- what a prefix depends on ----------------------------------------------------------------------------------------
 
 
-def versions(model: torch.nn.Module) -> Versions:
+def versions(model: torch.nn.Module) -> dict[str, Version]:
     """What changes with each weight: the tensor, the number of its edits, and where its values are.
 
     PyTorch does not count edits in place of `weight.data`.
@@ -214,6 +213,10 @@ def versions(model: torch.nn.Module) -> Versions:
             )
             for name, weight in model.named_parameters()
         }
+
+
+def _is_same(then: Version | None, now: Version | None) -> bool:
+    return then is not None and now is not None and then[0]() is now[0]() and then[1:] == now[1:]
 
 
 def changing_hooks(model: HookedRootModule) -> Iterator[Hook]:

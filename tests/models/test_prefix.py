@@ -329,9 +329,10 @@ def load(model: HookedTransformer) -> None:
 @pytest.mark.parametrize("change", [add_in_place, replace_weight, replace_values, load])
 def test_changed_weights_are_noticed(change: Callable[[HookedTransformer], None]) -> None:
     model = toy("standard")
-    prefix = model.prefix(ids(1, N_PREFIX))
+    prefix, weights = model.prefix(ids(1, N_PREFIX)), dict(model.named_parameters())
     model(prefix + ids(1, 2))
     change(model)
+    assert weights.keys() == dict(model.named_parameters()).keys()  # those that were replaced are still there
     for run in (model, model.generate, lambda prompt: model.run_with_cache(prompt, chunk=1)):
         with pytest.raises(ValueError, match=r"changed after this prefix was computed; compute it again"):
             run(prefix + ids(1, 2))

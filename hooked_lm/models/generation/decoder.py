@@ -78,7 +78,7 @@ def generate(
     'The capital of France is Paris'
     """
     input = as_prompt(input)
-    n_known = len(input.prefix) if isinstance(input, PrefixedPrompt) else 0
+    n_known = input.prefix.n_pos if isinstance(input, PrefixedPrompt) else 0
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
     record = Record(model, names_filter, length=n_known) if return_cache else None
     sequence, lengthen = _start(
