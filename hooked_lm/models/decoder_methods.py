@@ -24,7 +24,7 @@ from hooked_lm.models.checks import check_cacheable, check_loss, check_stream, i
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
-from hooked_lm.models.generation.reading import PromptReader, Record, check_chunk, run_in_chunks
+from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, check_chunk, run_in_chunks
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, check_hooks_of_prefix, opened, versions
 from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
@@ -91,7 +91,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
         sequence, keys_values, known = opened(self, as_prompt(prompt), 0, how)
         check_chunk(self, chunk, sequence, keys_values)
-        record = None if names_filter is None else Record(self, names_filter, length=keys_values.length)
+        record = None if names_filter is None else SequenceRecord(self, names_filter, length=keys_values.length)
         reader = PromptReader(self, sequence, keys_values, record, chunk, known)
         logits = run_generation(reader.next_logits, self.hooks(record.hooks) if record else None)
         keys_values.freeze()

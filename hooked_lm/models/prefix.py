@@ -125,9 +125,6 @@ class PrefixedPrompt:
         """1 for the new tokens that are real, 0 for padding."""
         return self._new.real.long()
 
-    def __repr__(self) -> str:
-        return f"PrefixedPrompt({self.prefix!r} + {self.n_rows} x {self.n_new} tokens)"
-
     def opened(self, n_later: int = 0) -> tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"]]:
         """All tokens, which so many are to follow; a cache with those of the prefix, and the logits after it."""
         old, n = self.prefix.sequence, self.n_rows
@@ -165,8 +162,9 @@ class PrefixedPrompt:
         keys_values.freeze()
         set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))
         try:
-            new, mask = sequence.columns(self.prefix.n_pos, len(sequence)), sequence.real.cpu().long()
-            return forward(new, *args, attention_mask=mask, past_kv_cache=keys_values, **options)
+            new, others = sequence.columns(self.prefix.n_pos, len(sequence)), {**options}
+            others |= {"attention_mask": sequence.real.cpu().long(), "past_kv_cache": keys_values}
+            return forward(new, *args, **others)
         finally:
             set_current(before)
 

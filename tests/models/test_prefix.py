@@ -66,7 +66,10 @@ def test_text_after_a_prefix_has_no_bos() -> None:
     assert prompt.tokens.tolist() == [[7, 8], [0, 9]]
     assert prompt.attention_mask.tolist() == [[1, 1], [0, 1]]
     assert_close(model(prompt)[0], model("w4 w5 w6 w7 w8")[0, -2:])
-    assert_close(model(input=prompt), model(prompt))
+    assert_close(model(input=prompt, attention_mask=None), model(prompt))
+    assert_close(model(prompt, return_type="both").loss, model(prompt, return_type="loss"))
+    _, cache = model.run_with_cache(prompt, names_filter="z1", return_type=None)  # which stops after its layer
+    assert_close(cache["z", 1], model.run_with_cache(prompt)[1]["z", 1])
 
 
 def test_keys_and_values_are_shared_by_all_rows() -> None:
@@ -166,6 +169,7 @@ def test_embeddings_may_be_a_prefix() -> None:
     model, tokens = toy("standard"), ids(1, 10)
     prefix = model.prefix(model.embed(tokens[:, :N_PREFIX]))
     assert_close(model(prefix + tokens[:, N_PREFIX:]), model(tokens)[:, N_PREFIX:])
+    assert_close(model.prefix(model.embed(tokens[:, :N_PREFIX]), chunk=4).logits, prefix.logits)
     found = model.generate(prefix + tokens[:, N_PREFIX:], 3, return_type="tokens", **GREEDY)
     assert torch.equal(found[:, -3:], model.generate(tokens, 3, **GREEDY)[:, -3:])
 

@@ -11,7 +11,7 @@ from hooked_lm.hooks import HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.loop import Input, TokenSequence, check_room, converter, end_ids, sampler, steps
-from hooked_lm.models.generation.reading import PromptReader, Record, check_chunk
+from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, check_chunk
 from hooked_lm.models.prefix import PrefixedPrompt, Prompt, as_prompt, opened, text_of
 from hooked_lm.progress import progress_bar
 
@@ -80,7 +80,7 @@ def generate(
     input = as_prompt(input)
     n_known = input.prefix.n_pos if isinstance(input, PrefixedPrompt) else 0
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
-    record = Record(model, names_filter, length=n_known) if return_cache else None
+    record = SequenceRecord(model, names_filter, length=n_known) if return_cache else None
     sequence, lengthen = _start(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
         freq_penalty, use_past_kv_cache, prepend_bos, padding_side, attention_mask, seed, chunk,
@@ -130,7 +130,7 @@ def _start(
     model: HookedRootModule,
     input: Input | PrefixedPrompt,
     max_new_tokens: int,
-    record: Record | None,
+    record: SequenceRecord | None,
     stop_at_eos: bool = True,
     eos_token_id: int | Sequence[int] | None = None,
     do_sample: bool = True,

@@ -26,7 +26,7 @@ class PromptReader(Reader):
         model: HookedRootModule,
         sequence: TokenSequence,
         cache: KeyValueCache | None,
-        record: "Record | None" = None,
+        record: "SequenceRecord | None" = None,
         chunk: int | None = None,
         known: Float[Tensor, "batch d_vocab"] | None = None,
     ) -> None:
@@ -58,7 +58,7 @@ class PromptReader(Reader):
         return outputs
 
 
-class Record:
+class SequenceRecord:
     """The activations of every token of a sequence, from the forward pass that first processed the token.
 
     If a layer is bidirectional, those of the last forward pass, as each new token changes them. Sites of images are stored
@@ -151,7 +151,10 @@ def run_in_chunks(
     def run() -> tuple[Tensor | None, Cache]:
         sequence, keys_values, _ = opened(model, as_prompt(input), None, how)
         check_chunk(model, chunk, sequence, keys_values)
-        n_new, record = len(sequence) - keys_values.length, Record(model, names_filter, device, keys_values.length)
+        n_new, record = (
+            len(sequence) - keys_values.length,
+            SequenceRecord(model, names_filter, device, keys_values.length),
+        )
         set_current(GenerationStep(0, sequence.real, n_new, sequence))
         with model.hooks(record.hooks):
             reader = PromptReader(model, sequence, keys_values, record, chunk)
