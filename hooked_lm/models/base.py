@@ -13,6 +13,7 @@ from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
+from hooked_lm.hooks.own_run import RunsInputs
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
@@ -42,7 +43,7 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-class BaseModel(QuantizeMethods, HookedRootModule):
+class BaseModel(QuantizeMethods, RunsInputs):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]

@@ -15,7 +15,6 @@ from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
-from hooked_lm.models.prefix import Prefix, PrefixedPrompt, as_prompt
 from hooked_lm.models.stack import Stack, Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -63,14 +62,6 @@ class Decoder(DecoderMethods):
         self.hook_tokens = HookPoint("batch", "pos", on_demand=True)
         self.embed = tree.embed.build()
         self.hook_embed = HookPoint("batch", "pos", "d_model")
-
-    def __call__(self, *args: object, **options: object) -> Any:
-        """Runs `forward`; after a prefix, on the new tokens."""
-        input = args[0] if args else options.get("input")
-        if isinstance(input, Prefix | PrefixedPrompt) and isinstance(prompt := as_prompt(input), PrefixedPrompt):
-            options.pop("input", None)
-            return prompt.run(self, super().__call__, *args[1:], **options)
-        return super().__call__(*args, **options)
 
     @property
     def tree(self) -> DecoderConfig:

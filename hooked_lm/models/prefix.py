@@ -14,6 +14,7 @@ from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import GenerationStep, current, set_current
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.indices import plain_indices
+from hooked_lm.hooks.own_run import OwnRun
 from hooked_lm.models.checks import check_in_parts
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -23,7 +24,7 @@ SETTLED = ("input_ids", "tokens", "start_at_layer", "prepend_bos", "padding_side
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix:
+class Prefix(OwnRun):
     """The beginning of prompts with what the model computed of it; see `model.prefix`. Nothing changes it.
 
     Attributes:
@@ -80,6 +81,10 @@ class Prefix:
             self, TokenSequence(self.tokens.new_empty(n, 0)), [self.prompt] if is_text and n > 1 else self.prompt
         )
 
+    def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
+        """Raises ValueError: nothing follows the prefix."""
+        return self.repeated(len(self.logits)).run(model, forward)
+
     def check(self, model: HookedRootModule) -> None:
         """Raises ValueError unless the model is the one that read this prefix, with the same weights."""
         again = "; compute it again with model.prefix(...)"
@@ -99,7 +104,7 @@ class Prefix:
         return f"Prefix({len(self.logits)} x {self.n_pos} tokens{under})"
 
 
-class PrefixedPrompt:
+class PrefixedPrompt(OwnRun):
     """A prefix and what follows it: `prefix + text`. The model computes the new positions only.
 
     `model(...)` gives logits, and `run_with_cache` a cache, of the new positions [batch, new]; hooks see these, and

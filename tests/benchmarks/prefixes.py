@@ -30,10 +30,10 @@ fields, length, options = map(json.loads, sys.argv[1:])
 model = HookedTransformer(fields).eval()
 tokens = torch.randint(1000, (1, length))
 with torch.no_grad():
-    model.run_with_cache(tokens[:, :64], names_filter="z1", return_type=None, **options)
+    model.run_with_cache(tokens[:, :64], names_filter="z3", return_type=None, **options)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
     before = resident("VmRSS")
-    model.run_with_cache(tokens, names_filter="z1", return_type=None, **options)
+    model.run_with_cache(tokens, names_filter="z3", return_type=None, **options)
 print(json.dumps(resident("VmHWM") - before))
 """
 
@@ -48,7 +48,7 @@ def peak(length: int, **options: int) -> int:
 @torch.no_grad()
 def figures_of(model: HookedTransformer, n: int) -> list[Figure]:
     """For one length: what follows a prefix against the whole prompt, and a run in chunks against one at once."""
-    tokens, run = torch.randint(1000, (1, n + N_NEW)), {"names_filter": "z1", "return_type": None}
+    tokens, run = torch.randint(1000, (1, n + N_NEW)), {"names_filter": "z3", "return_type": None}
     after, pairs = model.prefix(tokens[:, :n], chunk=CHUNK) + tokens[:, n:], 3 if n > CHUNK else 15
     ours, theirs = peak(n, chunk=CHUNK), peak(n)
     detail = f"{ours / MIB:.0f} / {theirs / MIB:.0f} MiB"
@@ -63,10 +63,10 @@ def figures_of(model: HookedTransformer, n: int) -> list[Figure]:
         ),
         compare(
             f"{n} tokens in chunks of {CHUNK}, one site",
-            lambda: model.run_with_cache(tokens, chunk=CHUNK, **run),
+            lambda: model.run_with_cache(tokens[:, :n], chunk=CHUNK, **run),
             "at once",
-            lambda: model.run_with_cache(tokens, **run),
-            1.3,
+            lambda: model.run_with_cache(tokens[:, :n], **run),
+            2.0,
             pairs,
         ),
         Figure(f"peak memory of {n} tokens in chunks", "at once", ours / theirs, 1.1, detail),
