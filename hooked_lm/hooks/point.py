@@ -347,7 +347,8 @@ class HookPoint(NotebookRepr, nn.Identity):
 
     @property
     def step(self) -> int | None:
-        """In generation, the number of tokens generated before this forward pass: 0 for the prompt. None elsewhere."""
+        """In generation, the number of tokens generated before this forward pass: 0 for the prompt, and after a prefix; in chunks
+        minus the number of tokens of the prompt that come after it. None elsewhere."""
         now = self.own_step or generation_step.current()
         return None if now is None else now.step
 
@@ -356,8 +357,8 @@ class HookPoint(NotebookRepr, nn.Identity):
         """In generation, the positions of the value's tokens in their rows: [pos], or [batch, pos] if the rows differ.
 
         Padding is not counted: 0 is the first real token of a row, and padding is -1. With a key/value cache a forward pass
-        contains only new tokens, without it all of them. None outside of generation, at sites without a position axis, and
-        at sites of a source whose length is fixed.
+        contains only new tokens, without it all of them. Also after a prefix and in chunks; None in other runs, at sites
+        without a position axis, and at sites of a source whose length is fixed.
         """
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)

@@ -6,6 +6,8 @@ negative positions count from the end of the prompt at every step. The result is
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.indices import Indices, Plain, indices_of_slice, plain_indices
 from hooked_lm.hooks.token_labels import PARTS, ROLES, Labels, Named, check_named, is_named, select_positions
@@ -40,6 +42,7 @@ class VisiblePositions:
     n_prompt: int
     is_generating: bool = False
     row: int | None = None
+    n_padding: int = 0  # at the beginning
     labels: Labels | None = None
 
     @classmethod
@@ -52,9 +55,12 @@ class VisiblePositions:
         if positions is None or step is None or positions.shape[-1] != n:
             same = [cls(0, n, n)]
         else:
-            lasts = positions[..., -1].flatten().tolist()
-            rows = [None] if positions.ndim == 1 else range(len(lasts))
-            same = [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
+            ends = torch.stack([positions[..., -1], (positions < 0).sum(-1)]).view(2, -1).tolist()
+            rows = [None] if positions.ndim == 1 else range(len(positions))
+            same = [
+                cls(last - n + 1, n, last + 1 - step, True, row, gap)
+                for row, last, gap in zip(rows, *ends, strict=True)
+            ]
         return _with_labels(same, hook, given) if is_named(given) else same
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
@@ -66,7 +72,7 @@ class VisiblePositions:
 
     def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
         """`chosen` as pairs, including positions that are given twice."""
-        here = range(max(self.first, 0), self.first + self.n)
+        here = range(max(self.first + self.n_padding, 0), self.first + self.n)
         if given is None or given == "all":
             return [(position, position) for position in here]
         if given == "prompt":

@@ -10,7 +10,7 @@ from torch import Tensor
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.embed import soft_capped
 from hooked_lm.components.kv_cache import KeyValueCache
-from hooked_lm.hooks import HookPoint, is_listening, token_labels
+from hooked_lm.hooks import HookPoint, is_listening
 from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
@@ -71,13 +71,6 @@ class Decoder(DecoderMethods):
         """The component configs of the model."""
         assert self.cfg.tree is not None  # checked when it was built
         return self.cfg.tree
-
-    def __call__(self, input: object = None, *args: object, **kwargs: object) -> Any:
-        """Runs `forward`; while it reads a conversation, hooks know what the tokens are."""
-        if isinstance(input, Chat):
-            with token_labels.reading(input.labels):
-                return super().__call__(input, *args, **kwargs)
-        return super().__call__(input, *args, **kwargs)
 
     def forward(
         self,

@@ -88,6 +88,21 @@ MODELS = mutants({
         ("the penalty of frequent tokens is a reward", "models/generation/test_generate.py::a_penalty_makes_every_token_new",
          "logits = logits - freq_penalty * _counts", "logits = logits + freq_penalty * _counts"),
     ],
+    "models/prefix.py": [
+        ("a hook that would have changed a prefix runs", "models/test_prefix.py::a_hook_that_would_have_changed_the_prefix",
+         "if any(not first <= position < last", "if any(not 0 <= position < last"),
+        ("weights may change after a prefix", "models/test_prefix.py::changed_weights_are_noticed",
+         "then[0]() is now[0]() and then[1:] == now[1:]", "True"),
+        ("hooks count from the end of the prefix", "models/test_prefix.py::functions_see_the_new_positions",
+         "set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))",
+         "set_current(GenerationStep(0, sequence.real[:, self.prefix.n_pos :], self.n_new, keys_values))"),
+        ("text after a prefix begins with BOS", "models/test_prefix.py::text_after_a_prefix_has_no_bos",
+         'prompt_sequence(self.model, new, False, "left"', 'prompt_sequence(self.model, new, None, "left"'),
+    ],
+    "models/generation/reading.py": [
+        ("hooks see the end of a chunk as that of the prompt", "models/test_prefix.py::positions_in_chunks",
+         "set_current(now.piece(end, end - start))", "set_current(type(now)(0, now.real[:, :end], end - start))"),
+    ],
     "models/generation/loop.py": [
         ("a row that has ended goes on", "models/generation/test_generate.py::rows_stop_at_eos_and_are_filled",
          "new = torch.where(finished, torch.full_like(new, fill), new)", "new = torch.where(finished, new, new)"),

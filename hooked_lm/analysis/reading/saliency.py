@@ -268,7 +268,7 @@ def _among_images(model: Decoder, prompt: PromptRows, ids: Int[Tensor, "1 pos"])
     n = ids.shape[1] - prompt.tokens.shape[1]
     is_image = None if prompt.is_image is None else F.pad(prompt.is_image, (0, n))
     is_suffix = None if prompt.is_suffix is None else F.pad(prompt.is_suffix, (0, n), value=True)
-    if is_suffix is None and any(rule.reads_suffix for rule in model.tree.rules):
+    if is_suffix is None and model.reads_both_ways:
         is_suffix = after
     return replace(prompt, tokens=ids, attention_mask=None, is_image=is_image, is_suffix=is_suffix)
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
@@ -13,7 +13,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, select_positions
+from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.own_run import OwnRun
+from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, reading, select_positions
 from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
@@ -47,7 +49,7 @@ class Talks(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Chat(NotebookRepr):
+class Chat(OwnRun, NotebookRepr):
     """One conversation or several, as the token ids that the chat template of a checkpoint makes of them; see `model.chat`.
 
     Attributes:
@@ -73,6 +75,13 @@ class Chat(NotebookRepr):
     offsets: tuple[tuple[tuple[int, int], ...], ...]
     str_tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any]
+
+    def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
+        """The output of the model for the token ids; while it runs, hooks know what the tokens are."""
+        if options.get("attention_mask") is None:
+            options["attention_mask"] = self.attention_mask
+        with reading(self.labels):
+            return forward(self.tokens, *args, **options)
 
     def __len__(self) -> int:
         return len(self.tokens)
