@@ -53,6 +53,7 @@ class HookPoint(NotebookRepr, nn.Identity):
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
+    columns: Any = None  # of a point for some query positions of its value: the `Columns`; see `columns.py`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -139,6 +140,11 @@ class HookPoint(NotebookRepr, nn.Identity):
             or self._has_custom_forward()
             or any(not hook.records for hook in self.active_hooks("fwd"))
         )
+
+    @property
+    def runs_more_than_hooks(self) -> bool:
+        """Whether it has PyTorch's hooks, a `forward` of its own or a `hook_conversion`."""
+        return self._has_torch_hooks() or self._has_custom_forward() or self.hook_conversion is not None
 
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)
@@ -363,7 +369,9 @@ class HookPoint(NotebookRepr, nn.Identity):
         """
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
-        return now.positions if now is not None and has_positions else None
+        if now is None or not has_positions:
+            return None
+        return now.positions if self.columns is None else now.positions[..., list(self.columns.shown)]
 
     def layer(self) -> int:
         """The layer in the point's name: 3 for 'blocks.3.attn.hook_z'. Raises ValueError if there is none."""
@@ -372,7 +380,7 @@ class HookPoint(NotebookRepr, nn.Identity):
                 return int(part)
         raise ValueError(f"hook point '{self.name}' is not in a layer: its name has no number")
 
-    def under_name(self, name: str) -> "HookPoint":
+    def under_name(self, name: str | None) -> "HookPoint":
         """This point under another name, with the same `ctx` and hooks."""
         alias = self.__class__.__new__(self.__class__)
         alias.__dict__.update(self.__dict__)

@@ -6,6 +6,7 @@ prompt at every step. The result is the same with and without a key/value cache.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -81,6 +82,7 @@ class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
     The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
+    `columns` are those of the `n` that the value has; None: all.
     """
 
     first: int
@@ -88,16 +90,31 @@ class VisiblePositions:
     n_prompt: int
     is_generating: bool = False
     row: int | None = None
+    columns: Sequence[int] | None = None
 
     @classmethod
     def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
         """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt."""
+        if hook.columns is not None:
+            return [replace(one, columns=hook.columns.shown) for one in cls.at(hook.columns.point, hook.columns.n)]
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
             return [cls(0, n, n)]
         lasts = positions[..., -1].flatten().tolist()
         rows = [None] if positions.ndim == 1 else range(len(lasts))
         return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
+
+    def index(self, position: int) -> int:
+        """Where the value has this position."""
+        column = position - self.first
+        return column if self.columns is None else bisect_left(self.columns, column)
+
+    @property
+    def here(self) -> Sequence[int]:
+        """The positions that the value has, without padding."""
+        if self.columns is None:
+            return range(max(self.first, 0), self.first + self.n)
+        return [self.first + column for column in self.columns if self.first + column >= 0]
 
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The selected positions in the value, each with its index in the selection `given`."""
@@ -108,7 +125,7 @@ class VisiblePositions:
 
     def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
         """`chosen` as pairs, including positions that are given twice."""
-        here = range(max(self.first, 0), self.first + self.n)
+        here = self.here
         if given is None or given == "all":
             return [(position, position) for position in here]
         if given == "prompt":
@@ -126,14 +143,14 @@ class VisiblePositions:
         resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
         return [(position, order) for order, position in enumerate(resolved) if position in here]
 
-    def _in_slice(self, given: slice, here: range, where: str) -> list[tuple[int, int]]:
+    def _in_slice(self, given: slice, here: Sequence[int], where: str) -> list[tuple[int, int]]:
         """`listed` for a slice; without a stop it includes generated tokens."""
         start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
-        stop = self._bound(given.stop, here.stop)
+        stop = self._bound(given.stop, self.first + self.n)
         if step < 0:
             raise ValueError(f"positions={given} at '{where}': a slice of positions has a step above 0")
         wanted = range(start, stop, step)
-        if not self.is_generating and not any(position in wanted for position in here):
+        if not self.is_generating and not any(position in wanted for position in range(self.n_prompt)):
             raise IndexError(f"positions={given} contains none of the {self.n_prompt} positions at '{where}'")
         return [(position, wanted.index(position)) for position in here if position in wanted]
 
@@ -322,7 +339,7 @@ def selected(
 def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: int, where: str) -> Tensor:
     """The value at some positions, whose columns may differ from row to row."""
     columns = [
-        [position - shown.first for position, _ in shown.listed(positions, where)]
+        [shown.index(position) for position, _ in shown.listed(positions, where)]
         for shown in VisiblePositions.at(hook, value.shape[axis])
     ]
     if all(some == columns[0] for some in columns):
@@ -405,8 +422,8 @@ def listed(given: Positions) -> list[int]:
 def _along(part: Part, along: PositionMap) -> Part:
     """The part with the columns of its positions, and their row."""
     indices, shown = dict(part.indices), along.shown
-    columns = [position - shown.first for position in along.orders]
-    if columns != list(range(shown.n)):
+    columns = [shown.index(position) for position in along.orders]
+    if columns != list(range(part.shape[along.axis])):
         indices[along.axis] = columns
     rows = None
     if shown.row is not None:

@@ -59,6 +59,22 @@ class PartHook(HookObject):
         self.heads = head_indices(self.heads, self.hook_point, self.layer)
         self.features, self.rows = plain_indices("features", self.features), plain_indices("rows", self.rows)
 
+    def query_columns(self, hook: HookPoint, shape: tuple[int, ...]) -> set[int] | None:
+        """The query positions of scores or a pattern of this shape that it reads or changes; None: all, or unknown."""
+        if not self.is_enabled:
+            return set()
+        if self.positions in (None, "all"):
+            return None
+        parts = parts_of(torch.empty(shape, device="meta"), hook, self.positions, rows=self.rows)
+        if not all(self.sees_only(part) for part in parts):
+            return None
+        axis = hook.dims.index("query_pos")
+        return {column for part in parts for column in part.indices.get(axis, range(shape[axis]))}
+
+    def sees_only(self, part: Part) -> bool:
+        """Whether the positions of a part are all that it needs of a value."""
+        return False
+
 
 @dataclass(eq=False, repr=False)
 class LocalController(PartHook, Controller):
@@ -109,6 +125,10 @@ class LocalController(PartHook, Controller):
         """
         return False
 
+    def sees_only(self, part: Part) -> bool:
+        """What it makes of positions follows from each position alone."""
+        return self.acts_by_position(part)
+
     def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
         """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
         return None
@@ -147,6 +167,10 @@ class PartEditor(LocalController):
         for part in self.parts(value, hook):
             value = part.replaced(value, partial(self.edit, part=part))
         return value
+
+    def sees_only(self, part: Part) -> bool:
+        """`edit` gets the part alone."""
+        return type(self).change is PartEditor.change and type(self).__call__ is LocalController.__call__
 
     @abstractmethod
     def edit(self, value: Tensor, part: Part) -> Tensor:

@@ -23,6 +23,7 @@ from hooked_lm.components.attention.parts import AttentionParts
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_steps import PublicSteps
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
@@ -81,6 +82,9 @@ class AbstractAttention(AttentionParts):
             """The attention of this config."""
 
     mix_in_steps = steps.mix_in_steps
+    mix_rows_in_steps = steps.mix_rows_in_steps
+    mix_in_blocks = steps.mix_in_blocks
+    mixes_rows_alone = True  # whether `mix_in_steps` can be given some queries
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
@@ -108,10 +112,30 @@ class AbstractAttention(AttentionParts):
         return q, k, context
 
     def kernel(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
-        """How values are mixed in this run: by the fused kernel, or in steps if something listens or the kernel cannot."""
-        sites = self.hook_attn_scores, self.hook_pattern, *self.more_sites()
-        fuses = self.soft_cap is None and self.sinks is None and self.may_fuse(*sites)
-        return self.mix_fused if fuses else self.mix_in_steps
+        """How values are mixed in this run: by the fused kernel, or in steps where something listens or the kernel cannot."""
+        if not self.may_fuse(*self.more_sites()):
+            return self.mix_in_steps
+        if not is_listening(*self.sites_of_scores):
+            return self.mix_unhooked
+        return self.mix_rows_in_steps if self.may_mix_rows else self.mix_in_steps
+
+    @property
+    def mix_unhooked(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
+        """How values are mixed without sites: by the fused kernel, if there is one for their scores."""
+        if self.soft_cap is None and self.sinks is None:
+            return self.mix_fused
+        return self.mix_in_blocks if self.may_mix_rows else self.mix_in_steps
+
+    @property
+    def may_mix_rows(self) -> bool:
+        """Whether some queries may be mixed by themselves: hooks at a bias of positions have to see that of all."""
+        bias = self.position_bias
+        return self.mixes_rows_alone and not (isinstance(bias, RelativeBias) and is_listening(bias.hook_bias))
+
+    @property
+    def sites_of_scores(self) -> tuple[nn.Module, nn.Module]:
+        """The sites of scores and pattern."""
+        return self.hook_attn_scores, self.hook_pattern
 
     def more_sites(self) -> tuple[nn.Module, ...]:
         """The sites inside mixing, beside those of scores and pattern."""

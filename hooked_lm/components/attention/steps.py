@@ -1,6 +1,6 @@
 """Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,8 +10,10 @@ from torch import Tensor
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
+from hooked_lm.hooks.columns import row_blocks, showing, wanted_rows
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
+UNHOOKED = (lambda scores: scores,) * 2  # in the place of sites
 
 
 def mix_in_steps(
@@ -20,12 +22,51 @@ def mix_in_steps(
     k: Float[Tensor, "batch key_pos kv_head d_key"],
     v: Float[Tensor, "batch key_pos kv_head d_value"],
     context: Context,
+    sites: Sequence[Callable[[Scores], Scores]] = (),
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """The mixed values of each head, with scores and pattern at their sites."""
+    """The mixed values of each head, with scores and pattern at their sites, or passed to other functions."""
     q, k, context = attn.scored(q, k, context)
     mask = attn.additive_mask(context, q.dtype)
     given = attn.scale, attn.soft_cap, attn.sinks
-    return mix_masked(q, k, v, mask, *given, attn.hook_attn_scores, attn.hook_pattern)
+    return mix_masked(q, k, v, mask, *given, *(sites or attn.sites_of_scores))
+
+
+def mix_rows_in_steps(
+    attn: Any,
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch key_pos kv_head d_key"],
+    v: Float[Tensor, "batch key_pos kv_head d_value"],
+    context: Context,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """The mixed values of each head; only the rows of scores and pattern that hooks read or change are computed.
+
+    Values that no hook changes are those of a run without hooks, bit for bit.
+    """
+    n, points = q.shape[1], attn.sites_of_scores
+    if (blocks := wanted_rows(points, (q.shape[0], q.shape[2], n, k.shape[1]))) is None:
+        return attn.mix_in_steps(q, k, v, context)
+    z, changes = attn.mix_unhooked(q, k, v, context), any(point.may_change for point in points)
+    for block in blocks:
+        rows = torch.tensor(block, device=q.device)
+        sites = [showing(point, block, n) for point in points]
+        own = attn.mix_in_steps(q[:, rows], k, v, context.of_queries(rows), sites)
+        z = z.index_copy(1, rows, own) if changes else z
+    return z
+
+
+def mix_in_blocks(
+    attn: Any,
+    q: Float[Tensor, "batch pos head d_head"],
+    k: Float[Tensor, "batch key_pos kv_head d_key"],
+    v: Float[Tensor, "batch key_pos kv_head d_value"],
+    context: Context,
+) -> Float[Tensor, "batch pos head d_value"]:
+    """The mixed values of each head in steps, without sites; of long texts some rows at a time."""
+    blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
+    if len(blocks) == 1:
+        return attn.mix_in_steps(q, k, v, context, UNHOOKED)
+    rows = [torch.arange(block.start, block.stop, device=q.device) for block in blocks]
+    return torch.cat([attn.mix_in_steps(q[:, some], k, v, context.of_queries(some), UNHOOKED) for some in rows], 1)
 
 
 def mix_masked(
