@@ -30,10 +30,10 @@ def showing(point: HookPoint, shown: Sequence[int], n: int) -> HookPoint:
     return found
 
 
-def row_blocks(n_rows: int, row_size: int) -> list[range]:
+def row_blocks(n_rows: int, row_size: int) -> list[slice]:
     """The rows in blocks of so many that they have about MOST_NUMBERS numbers; one block if they are fewer."""
     size = max(1, MOST_NUMBERS // max(1, row_size))
-    return [range(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
 
 
 def wanted_rows(points: Sequence[nn.Module], shape: tuple[int, int, int, int]) -> list[Sequence[int]] | None:
@@ -57,4 +57,4 @@ def wanted_rows(points: Sequence[nn.Module], shape: tuple[int, int, int, int]) -
     rows, (batch, n_heads, n_query, n_key) = sorted(found), shape
     if not in_blocks:
         return None if len(rows) == n_query else [rows] if rows else []
-    return [rows[block.start : block.stop] for block in row_blocks(len(rows), batch * n_heads * n_key)]
+    return [rows[block] for block in row_blocks(len(rows), batch * n_heads * n_key)]

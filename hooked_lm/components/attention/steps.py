@@ -65,8 +65,10 @@ def mix_in_blocks(
     blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
     if len(blocks) == 1:
         return attn.mix_in_steps(q, k, v, context, UNHOOKED)
-    rows = [torch.arange(block.start, block.stop, device=q.device) for block in blocks]
-    return torch.cat([attn.mix_in_steps(q[:, some], k, v, context.of_queries(some), UNHOOKED) for some in rows], 1)
+    columns = torch.arange(q.shape[1], device=q.device)
+    return torch.cat(
+        [attn.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), UNHOOKED) for rows in blocks], 1
+    )
 
 
 def mix_masked(
