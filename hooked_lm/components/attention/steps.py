@@ -65,10 +65,10 @@ def mix_in_blocks(
     blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
     if len(blocks) == 1:
         return attn.mix_in_steps(q, k, v, context, UNHOOKED)
-    columns = torch.arange(q.shape[1], device=q.device)
-    return torch.cat(
-        [attn.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), UNHOOKED) for rows in blocks], 1
-    )
+    columns, z = torch.arange(q.shape[1], device=q.device), v.new_empty(*q.shape[:3], v.shape[-1])
+    for rows in blocks:
+        z[:, rows] = attn.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), UNHOOKED)
+    return z
 
 
 def mix_masked(
