@@ -13,6 +13,11 @@ HOOKS = mutants({
         ("a frame that was closed stays open in its context", "hooks/test_scope.py::random_programs_see_what_the_reference_says",
          "if f is not frame))", "if f is frame))"),
     ],
+    "hooks/columns.py": [
+        ("hooks on the gradient get that of some rows",
+         "components/attention/test_rows.py::the_hooks_of_a_gradient_see_that_of_all_rows",
+         'hook.dir == "bwd" or hook.has_aliases or not', "hook.has_aliases or not"),
+    ],
     "hooks/point.py": [
         ("what a hook returns is ignored", "hooks/test_point.py::none_replacement_and_edits_in_place",
          "            value = hook(value, self)\n", "            hook(value, self)\n"),
@@ -85,6 +90,9 @@ HOOKS = mutants({
          "    if not padded.any():\n", "    if True:\n"),
     ],
     "hooks/recorder.py": [
+        ("recorded rows come in another order",
+         "components/attention/test_rows.py::reading_rows_computes_these_alone_and_changes_no_bit",
+         "[places[column] for column in wanted]", "sorted(places[column] for column in wanted)"),
         ("the device of a cache is ignored", "hooks/test_cache.py::device_and_plain_dict",
          "self.cache[name] = value if self.device is None else self._moved(value)", "self.cache[name] = value"),
         ("a cached slice keeps the whole value alive", "hooks/test_cache.py::pos_slice_reads_the_dims_and_ints_keep_the_axis",
