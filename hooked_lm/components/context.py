@@ -155,8 +155,6 @@ class Context(Masks):
         return False
 
 
-def query_rows(
-    scores: Scores | None, rows: Int[Tensor, " row"]
-) -> Float[Tensor, "#batch #head #row #key_pos"] | None:
+def query_rows(scores: Scores | None, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"] | None:
     """Some rows of what is added to scores; of what is the same for all queries the only one."""
     return scores if scores is None or scores.shape[-2] == 1 else scores[..., rows, :]

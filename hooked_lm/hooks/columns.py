@@ -48,7 +48,7 @@ def wanted_rows(points: Sequence[nn.Module], shape: tuple[int, int, int, int]) -
             return None
         for hook in point.active_hooks():
             kind = type(hook.user_hook)
-            if hook.dir == "bwd" or hook.has_aliases or not hasattr(kind, "query_columns"):
+            if hook.has_aliases or not hasattr(kind, "query_columns"):
                 return None
             if (columns := kind.query_columns(hook.user_hook, point, shape)) is None:
                 return None

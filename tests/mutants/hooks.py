@@ -13,11 +13,6 @@ HOOKS = mutants({
         ("a frame that was closed stays open in its context", "hooks/test_scope.py::random_programs_see_what_the_reference_says",
          "if f is not frame))", "if f is frame))"),
     ],
-    "hooks/columns.py": [
-        ("hooks on the gradient get that of some rows",
-         "components/attention/test_rows.py::the_hooks_of_a_gradient_see_that_of_all_rows",
-         'hook.dir == "bwd" or hook.has_aliases or not', "hook.has_aliases or not"),
-    ],
     "hooks/point.py": [
         ("what a hook returns is ignored", "hooks/test_point.py::none_replacement_and_edits_in_place",
          "            value = hook(value, self)\n", "            hook(value, self)\n"),

@@ -45,7 +45,7 @@ def mix_rows_in_steps(
     n, points = q.shape[1], attn.sites_of_scores
     if (blocks := wanted_rows(points, (q.shape[0], q.shape[2], n, k.shape[1]))) is None:
         return attn.mix_in_steps(q, k, v, context)
-    z, changes = attn.mix_unhooked(q, k, v, context), any(point.may_change for point in points)
+    z, changes = attn.mix_unhooked(q, k, v, context), any(point.is_edited for point in points)
     for block in blocks:
         rows = torch.tensor(block, device=q.device)
         sites = [showing(point, block, n) for point in points]

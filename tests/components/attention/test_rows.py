@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, at
+from hooked_lm import at
 from hooked_lm.components.attention import steps
 from hooked_lm.components.context import Context
 from hooked_lm.components.kv_cache import KeyValueCache
@@ -16,7 +16,7 @@ from hooked_lm.components.stack_context import EncodedSource, SourceContext
 from hooked_lm.components.vision.image_context import ImageContext
 from hooked_lm.engine.context import RowContext
 from hooked_lm.hooks import HookPoint, columns
-from hooked_lm.interventions import MeanAblate, Noise, Patch, Record
+from hooked_lm.interventions import MeanAblate, Noise, Patch, Record, RecordGradient
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.core import CORE_KINDS, thinned
 from tests.families import ENCODER_DECODER_CASES
@@ -271,11 +271,18 @@ def test_long_texts_are_mixed_in_blocks_where_there_is_no_fused_kernel(
         assert_close(cache[name], whole_cache[name][:, :, -1:])
 
 
-def test_the_hooks_of_a_gradient_see_that_of_all_rows() -> None:
-    model: HookedTransformer = toy().requires_grad_(True)
-    shapes = []
-    hooks: dict[str, Any] = {"fwd_hooks": [Record("pattern", 1, positions=-1)]}
-    hooks["bwd_hooks"] = [("blocks.1.attn.hook_pattern", lambda gradient, hook: shapes.append(gradient.shape))]
-    with model.hooks(**hooks):
+def test_gradients_of_rows_are_rows_of_the_gradient(rows_computed: list[int]) -> None:
+    model = toy().requires_grad_(True)
+    loss = {"return_type": "loss", "incl_bwd": True, "names_filter": PATTERNS}
+    _, whole = model.run_with_cache(TOKENS, **loss)
+    rows_computed.clear()
+    own = RecordGradient("pattern", 1, positions=[-2, 3])
+    _, some = model.run_with_cache(TOKENS, pos_slice=[3, -2], **loss)
+    with model.hooks(bwd_hooks=[own]):
         model(TOKENS, return_type="loss").backward()
-    assert shapes == [(2, 4, 10, 10)]
+    assert {*rows_computed} == {2}
+    for layer in range(3):
+        name = f"blocks.{layer}.attn.hook_pattern_grad"
+        assert whole[name].abs().max() > 0
+        assert_close(some[name], whole[name][:, :, [3, -2]], GRADIENT)
+    assert_close(own.stacked()[0], whole["blocks.1.attn.hook_pattern_grad"][:, :, [-2, 3]], GRADIENT)
