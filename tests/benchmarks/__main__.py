@@ -1,6 +1,6 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
-python -m tests.benchmarks forward generation loading import compile attribution interventions harvest vision split
+python -m tests.benchmarks forward generation loading import compile attribution interventions harvest vision split attention
 python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from tests.benchmarks.attention_memory import attention_memory_figures
 from tests.benchmarks.attribution import attribution_figures
 from tests.benchmarks.families import family_figures
 from tests.benchmarks.harvesting import harvest_figures
@@ -31,6 +32,7 @@ PARTS = {
     "interventions": ("Ten detectors on ten sites, GPT-2-small size, fp32", detector_figures),
     "harvest": ("Harvests, GPT-2-small size, fp32", harvest_figures),
     "attribution": ("Attribution, GPT-2-small size, fp32", attribution_figures),
+    "attention": ("Attention over a long prompt, 2 layers of 8 heads, fp32", attention_memory_figures),
     "split": ("A model on two processes of gloo, 6 layers of width 768, fp32", splitting_figures),
     "vision": ("Models that read images, 4 layers of width 768, fp32", vision_figures),
 }
