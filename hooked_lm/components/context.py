@@ -131,7 +131,8 @@ class Context(Masks):
     def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
         """The context of the scores of some of these queries, with all keys."""
         found = copy(self)
-        found.n_pos, found._shared, found.whole, found.rows = len(rows), {}, self, rows
+        found.n_pos, found._shared, found.whole = len(rows), {}, self.whole or self
+        found.rows = rows if self.whole is None else self.rows[rows]
         found.positions, found.added_mask = self.positions[:, rows], query_rows(self.added_mask, rows)
         return found
 

@@ -1,16 +1,14 @@
 """The context of an encoder's layers, and of a decoder's layers that attend to an encoder's output."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.components.context import Context, KeysValues, query_rows
+from hooked_lm.components.context import Context, KeysValues
 from hooked_lm.components.kv_cache import KeyValueCache
-
-Own = TypeVar("Own", bound="StackContext")
 
 
 class EncodedSource:
@@ -75,11 +73,6 @@ class StackContext(Context):
         self.source = source
         self.extra_ids: dict[str, Int[Tensor, "batch pos *each"]] = {}
         self.global_tokens: Bool[Tensor, "batch pos"] | None = None
-
-    def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
-        found = super().of_queries(rows)
-        found.score_bias = query_rows(self.score_bias, rows)
-        return found
 
     @property
     def source_context(self) -> SourceContext:

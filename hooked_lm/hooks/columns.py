@@ -15,7 +15,7 @@ from hooked_lm.hooks.point import HookPoint
 MOST_NUMBERS = 1 << 22  # of a block of rows: 16 MiB in fp32
 
 
-class Columns(NamedTuple):
+class QueryColumns(NamedTuple):
     """Some columns of the axis of positions, ascending, of a value of a point that has `n` of them."""
 
     shown: Sequence[int]
@@ -26,7 +26,7 @@ class Columns(NamedTuple):
 def showing(point: HookPoint, shown: Sequence[int], n: int) -> HookPoint:
     """The point, for a value that has these of its `n` columns."""
     found = point.under_name(point.name)
-    found.columns = Columns(shown, n, point)
+    found.columns = QueryColumns(shown, n, point)
     return found
 
 
@@ -44,7 +44,9 @@ def wanted_rows(points: Sequence[nn.Module], shape: tuple[int, int, int, int]) -
     """
     found, in_blocks = set[int](), True
     for point in points:
-        if not isinstance(point, HookPoint) or point.runs_more_than_hooks:
+        if not isinstance(point, HookPoint) or point._has_torch_hooks() or point._has_custom_forward():
+            return None
+        if point.hook_conversion is not None:
             return None
         for hook in point.active_hooks():
             kind = type(hook.user_hook)

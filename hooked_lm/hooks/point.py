@@ -53,7 +53,7 @@ class HookPoint(NotebookRepr, nn.Identity):
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
-    columns: Any = None  # of a point for some query positions of its value: the `Columns`; see `columns.py`
+    columns: Any = None  # of a point for some query positions of its value: `QueryColumns`; see `columns.py`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -140,11 +140,6 @@ class HookPoint(NotebookRepr, nn.Identity):
             or self._has_custom_forward()
             or any(not hook.records for hook in self.active_hooks("fwd"))
         )
-
-    @property
-    def runs_more_than_hooks(self) -> bool:
-        """Whether it has PyTorch's hooks, a `forward` of its own or a `hook_conversion`."""
-        return self._has_torch_hooks() or self._has_custom_forward() or self.hook_conversion is not None
 
     def _has_torch_hooks(self) -> bool:
         return bool(self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks)

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,16 +13,14 @@ from torch import Tensor
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.meta_values import is_positional
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.head_labels import Heads, head_indices, labelled_layer
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, HookObject
 from hooked_lm.interventions.part import (
     WHOLE,
-    Heads,
     Part,
     Positions,
     check_positions,
-    head_indices,
-    labelled_layer,
     parts_of,
 )
 from hooked_lm.interventions.window import Window
@@ -89,6 +87,7 @@ class LocalController(PartHook, Controller):
     """
 
     rest: Sequence[Indices] = field(default=(), kw_only=True)
+    gets_part_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,6 +116,8 @@ class LocalController(PartHook, Controller):
         own = vars(cls)
         if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
             cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # unknown for a new rule
+        if "gets_part_alone" not in own and ("__call__" in own or "change" in own):
+            cls.gets_part_alone = False
 
     def acts_by_position(self, part: Part) -> bool:
         """Whether the new value at each position depends on the value at that position alone.
@@ -126,8 +127,8 @@ class LocalController(PartHook, Controller):
         return False
 
     def sees_only(self, part: Part) -> bool:
-        """What it makes of positions follows from each position alone."""
-        return self.acts_by_position(part)
+        """Whether the new values follow from those of the part."""
+        return self.gets_part_alone or self.acts_by_position(part)
 
     def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
         """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
@@ -163,14 +164,12 @@ class PartEditor(LocalController):
     passes of a sweep; see docs/interventions.md.
     """
 
+    gets_part_alone = True
+
     def change(self, value: Tensor, hook: HookPoint) -> Any:
         for part in self.parts(value, hook):
             value = part.replaced(value, partial(self.edit, part=part))
         return value
-
-    def sees_only(self, part: Part) -> bool:
-        """`edit` gets the part alone."""
-        return type(self).change is PartEditor.change and type(self).__call__ is LocalController.__call__
 
     @abstractmethod
     def edit(self, value: Tensor, part: Part) -> Tensor:

@@ -5,11 +5,11 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from hooked_lm.hooks.head_labels import LABEL
+from hooked_lm.hooks.head_labels import LABEL, Heads
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.controllers import AddValue, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.part import Heads, Positions
+from hooked_lm.interventions.part import Positions
 from hooked_lm.interventions.patch import MeanAblate, Patch, Source
 
 

@@ -1,6 +1,6 @@
 """The base class of all models: building, devices, sites and flags."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
@@ -13,9 +13,8 @@ from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
-from hooked_lm.hooks.indices import Indices
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
-from hooked_lm.models.attention_rows import Rows, attention_rows
+from hooked_lm.models.attention_rows import AttentionRowMethods
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
@@ -44,7 +43,7 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-class BaseModel(QuantizeMethods, HookedRootModule):
+class BaseModel(QuantizeMethods, AttentionRowMethods):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
@@ -188,39 +187,6 @@ class BaseModel(QuantizeMethods, HookedRootModule):
         {'blocks.*.hook_resid_post': 1048576}
         """
         return estimate_cache(self, inputs, names_filter, options)
-
-    def attention_rows(
-        self,
-        *inputs: object,
-        layers: Indices = None,
-        heads: Sequence[str] | str | Indices = None,
-        query_positions: Indices = -1,
-        what: str = "pattern",
-        **options: object,
-    ) -> Rows:
-        """Rows of attention patterns or scores, layer -> [batch, head, query, key_pos], without computing the other rows.
-
-        They are those of `run_with_cache`, computed by the same steps from the queries of these positions and all keys, while
-        attention itself runs as in a run without hooks. So memory grows with the length of the prompt, not with its square. A
-        dictionary, since layers may lack attention and differ in their heads; `viz.attention` draws one.
-
-        Args:
-            inputs, options: the arguments of `run_with_cache`: a prompt, and `attention_mask`, `fwd_hooks` and others.
-            layers: indices; None: all layers that have attention.
-            heads: indices, or labels such as "L1H7", which name the layers, too; None: all.
-            query_positions: columns of the prompts, padding counted, in this order; an int is one row.
-            what: "pattern", or "scores", before the softmax, with masks and biases.
-
-        Raises ValueError for a layer without softmax attention and for a model with two stacks, IndexError for a layer, head or
-        position that there is not.
-
-        >>> from hooked_lm import HookedTransformer
-        >>> model = HookedTransformer.from_pretrained("demo")
-        >>> rows = model.attention_rows("When Mary and John left", layers=[1, 2], query_positions=[-1, 2])
-        >>> rows[2].shape
-        torch.Size([1, 8, 2, 6])
-        """
-        return attention_rows(self, inputs, layers, heads, query_positions, what, options)
 
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""

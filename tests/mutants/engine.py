@@ -144,7 +144,7 @@ ENGINE = mutants({
     "interventions/part_editor.py": [
         ("a mean over positions gets those that it changes alone",
          "components/attention/test_rows.py::a_mean_over_positions_needs_all_rows",
-         "return self.acts_by_position(part)", "return True"),
+         "return self.gets_part_alone or self.acts_by_position(part)", "return True"),
     ],
     "interventions/controllers.py": [
         ("noise is the same at each position",

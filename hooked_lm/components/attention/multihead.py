@@ -29,6 +29,7 @@ from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.tl_call import attention_context
 from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks.columns import row_blocks, showing, wanted_rows
 
 SOFTMAX, METHOD = F.softmax, Tensor.softmax  # as PyTorch has them
 
@@ -82,8 +83,6 @@ class AbstractAttention(AttentionParts):
             """The attention of this config."""
 
     mix_in_steps = steps.mix_in_steps
-    mix_rows_in_steps = steps.mix_rows_in_steps
-    mix_in_blocks = steps.mix_in_blocks
     mixes_rows_alone = True  # whether `mix_in_steps` can be given some queries
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
@@ -153,6 +152,31 @@ class AbstractAttention(AttentionParts):
         # one query attends to all keys; a branch, as n_pos is symbolic when compiled
         is_causal = False if context.n_pos == 1 else self.causal and mask is None
         return fused(q, k, v, mask, self.scale, is_causal)
+
+    def mix_rows_in_steps(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
+        """The mixed values; only the rows of scores and pattern that hooks read or change are computed.
+
+        Values that no hook changes are those of a run without hooks, bit for bit.
+        """
+        n, points = q.shape[1], self.sites_of_scores
+        if (blocks := wanted_rows(points, (q.shape[0], q.shape[2], n, k.shape[1]))) is None:
+            return self.mix_in_steps(q, k, v, context)
+        z = self.mix_unhooked(q, k, v, context)
+        for block in blocks:
+            rows, sites = torch.tensor(block, device=q.device), [showing(point, block, n) for point in points]
+            own = self.mix_in_steps(q[:, rows], k, v, context.of_queries(rows), sites)
+            z = z.index_copy(1, rows, own) if any(point.is_edited for point in points) else z
+        return z
+
+    def mix_in_blocks(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
+        """The mixed values in steps, without sites; of long texts some rows at a time."""
+        blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
+        if len(blocks) == 1:
+            return self.mix_in_steps(q, k, v, context, steps.UNHOOKED)
+        columns, z = torch.arange(q.shape[1], device=q.device), v.new_empty(*q.shape[:3], v.shape[-1])
+        for rows in blocks:
+            z[:, rows] = self.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), steps.UNHOOKED)
+        return z
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
         """The sum of the mask, minus infinity where a query may not attend to a key, and the bias of positions."""

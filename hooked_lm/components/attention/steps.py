@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.hooks.columns import row_blocks, showing, wanted_rows
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 UNHOOKED = (lambda scores: scores,) * 2  # in the place of sites
@@ -29,46 +28,6 @@ def mix_in_steps(
     mask = attn.additive_mask(context, q.dtype)
     given = attn.scale, attn.soft_cap, attn.sinks
     return mix_masked(q, k, v, mask, *given, *(sites or attn.sites_of_scores))
-
-
-def mix_rows_in_steps(
-    attn: Any,
-    q: Float[Tensor, "batch pos head d_head"],
-    k: Float[Tensor, "batch key_pos kv_head d_key"],
-    v: Float[Tensor, "batch key_pos kv_head d_value"],
-    context: Context,
-) -> Float[Tensor, "batch pos head d_value"]:
-    """The mixed values of each head; only the rows of scores and pattern that hooks read or change are computed.
-
-    Values that no hook changes are those of a run without hooks, bit for bit.
-    """
-    n, points = q.shape[1], attn.sites_of_scores
-    if (blocks := wanted_rows(points, (q.shape[0], q.shape[2], n, k.shape[1]))) is None:
-        return attn.mix_in_steps(q, k, v, context)
-    z, changes = attn.mix_unhooked(q, k, v, context), any(point.is_edited for point in points)
-    for block in blocks:
-        rows = torch.tensor(block, device=q.device)
-        sites = [showing(point, block, n) for point in points]
-        own = attn.mix_in_steps(q[:, rows], k, v, context.of_queries(rows), sites)
-        z = z.index_copy(1, rows, own) if changes else z
-    return z
-
-
-def mix_in_blocks(
-    attn: Any,
-    q: Float[Tensor, "batch pos head d_head"],
-    k: Float[Tensor, "batch key_pos kv_head d_key"],
-    v: Float[Tensor, "batch key_pos kv_head d_value"],
-    context: Context,
-) -> Float[Tensor, "batch pos head d_value"]:
-    """The mixed values of each head in steps, without sites; of long texts some rows at a time."""
-    blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
-    if len(blocks) == 1:
-        return attn.mix_in_steps(q, k, v, context, UNHOOKED)
-    columns, z = torch.arange(q.shape[1], device=q.device), v.new_empty(*q.shape[:3], v.shape[-1])
-    for rows in blocks:
-        z[:, rows] = attn.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), UNHOOKED)
-    return z
 
 
 def mix_masked(
