@@ -125,15 +125,16 @@ class Context(Masks):
     def queries(self) -> Int[Tensor, " query_pos"]:
         """The columns of the queries among the keys."""
         if self.whole is not None:
-            return self.whole.queries[self.rows]
+            return self.whole.queries[self.rows_of_whole]
         return torch.arange(self.n_past, self.n_past + self.n_pos, device=self.device)
 
     def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
         """The context of the scores of some of these queries, with all keys."""
         found = copy(self)
         found.n_pos, found._shared, found.whole = len(rows), {}, self.whole or self
-        found.rows = rows if self.whole is None else self.rows[rows]
-        found.positions, found.added_mask = self.positions[:, rows], query_rows(self.added_mask, rows)
+        found.rows_of_whole = rows if self.whole is None else self.rows_of_whole[rows]
+        found.positions = self.positions[:, rows]
+        found.added_mask = None if self.added_mask is None else query_rows(self.added_mask, rows)
         return found
 
     # ---- masks -------------------------------------------------------------------------------------------------------
@@ -156,6 +157,6 @@ class Context(Masks):
         return False
 
 
-def query_rows(scores: Scores | None, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"] | None:
+def query_rows(scores: Scores, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"]:
     """Some rows of what is added to scores; of what is the same for all queries the only one."""
-    return scores if scores is None or scores.shape[-2] == 1 else scores[..., rows, :]
+    return scores if scores.shape[-2] == 1 else scores[..., rows, :]

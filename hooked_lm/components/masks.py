@@ -26,7 +26,7 @@ class Masks(ABC):
     key_positions: Int[Tensor, "batch key_pos"]
     added_mask: Scores | None
     whole: "Masks | None" = None  # of the context of some queries: that of all
-    rows: Int[Tensor, " query_pos"]  # their columns among these
+    rows_of_whole: Int[Tensor, " query_pos"]  # their columns among these
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class Masks(ABC):
 
     def _full_mask(self, causal: bool, window: int | None) -> Mask:
         if self.whole is not None and self.whole.needs_mask:
-            return self.whole.full_mask(causal, window)[:, :, self.rows]
+            return self.whole.full_mask(causal, window)[:, :, self.rows_of_whole]
         if (known := self.known_mask(causal, window)) is not None:
             return known
         query = self.queries[None, None, :, None]

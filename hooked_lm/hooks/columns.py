@@ -6,7 +6,7 @@ all else by its fused kernel. The point that such a hook is called with has `col
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -49,7 +49,7 @@ def wanted_rows(points: Sequence[nn.Module], shape: tuple[int, int, int, int]) -
         if point.hook_conversion is not None:
             return None
         for hook in point.active_hooks():
-            kind = type(hook.user_hook)
+            kind: Any = type(hook.user_hook)
             if hook.has_aliases or not hasattr(kind, "query_columns"):
                 return None
             if (columns := kind.query_columns(hook.user_hook, point, shape)) is None:

@@ -1,6 +1,6 @@
 """Rows of attention scores and patterns, read where they are computed."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -58,7 +58,11 @@ class AttentionRowMethods(HookedRootModule):
         if outside := sorted(by_label.keys() - sites):
             raise ArgumentError(f"heads={heads!r} has a head of layer {outside[0]}, and the layers are {list(sites)}")
         sites = {layer: site for layer, site in sites.items() if layer in (by_label or sites)}
-        given = {"return_type": None, "pos_slice": plain_indices("query_positions", query_positions), **options}
+        given: dict[str, Any] = {
+            "return_type": None,
+            "pos_slice": plain_indices("query_positions", query_positions),
+            **options,
+        }
         _, cache = self.run_with_cache(*inputs, names_filter=list(sites.values()), **given)
         rows = {layer: cache[site] for layer, site in sites.items()}
         if heads is None:

@@ -82,7 +82,7 @@ class AbstractAttention(AttentionParts):
         def build(self) -> "AbstractAttention":
             """The attention of this config."""
 
-    mix_in_steps = steps.mix_in_steps
+    mix_in_steps: Callable[..., Mixed] = steps.mix_in_steps
     mixes_rows_alone = True  # whether `mix_in_steps` can be given some queries
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
@@ -132,7 +132,7 @@ class AbstractAttention(AttentionParts):
         return self.mixes_rows_alone and not (isinstance(bias, RelativeBias) and is_listening(bias.hook_bias))
 
     @property
-    def sites_of_scores(self) -> tuple[nn.Module, nn.Module]:
+    def sites_of_scores(self) -> tuple[HookPoint, HookPoint]:
         """The sites of scores and pattern."""
         return self.hook_attn_scores, self.hook_pattern
 
