@@ -138,13 +138,13 @@ def head_scores(
         settings |= {"tokens": "random, repeated", "length": length}
     else:
         rows = rows_of(model, prompts)
-    targets = [_targets(row, i, wanted) for i, row in enumerate(rows)]
+    looks = _looks(rows, wanted)
     if chance == "uniform":
-        by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, targets))
+        by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, looks))
     else:
-        by_chance = _attention_to(model, _shuffled(model, rows, seed), targets)
+        by_chance = _attention_to(model, _shuffled(model, rows, seed), looks)
     return ChanceScores(
-        _attention_to(model, rows, targets),
+        _attention_to(model, rows, looks),
         {"kind": list(wanted), **_layers_and_heads(model)},
         chance=by_chance,
         about=provenance(model, of="attention weight", **settings),
@@ -166,24 +166,25 @@ def _kinds(kinds: Sequence[str] | Mapping[str, Kind]) -> Mapping[str, Kind]:
 
 @dataclass(frozen=True)
 class _Looks:
-    """The targets of each kind in a prompt, and the number of queries that have one, [kind]."""
+    """The targets of each kind in each prompt, and the number of queries that have one."""
 
-    targets: Sequence[TargetRows]
-    n_queries: Int[Tensor, " kind"]
+    targets: Sequence[Sequence[TargetRows]]  # of each prompt, by kind
+    n_queries: Int[Tensor, "kind prompt"]
 
-    def rows(self, queries: slice) -> Bool[Tensor, "kind query_pos pos"]:
-        """The targets of some queries."""
-        return torch.stack([of_kind(queries) for of_kind in self.targets])
+    def rows(self, prompt: int, queries: slice) -> Bool[Tensor, "kind query_pos pos"]:
+        """The targets of some queries of a prompt."""
+        return torch.stack([of_kind(queries) for of_kind in self.targets[prompt]])
 
 
-def _targets(row: Row, prompt: int, kinds: Mapping[str, Kind]) -> _Looks:
-    found = _Looks([_target_rows(row, *kind) for kind in kinds.items()], torch.zeros(len(kinds), dtype=torch.long))
-    for queries in row_blocks(len(row), len(row)):
-        found.n_queries.add_(found.rows(queries).any(-1).sum(-1).cpu())
-    for name, n_queries in zip(kinds, found.n_queries.tolist(), strict=True):
-        if not n_queries:
+def _looks(rows: HeadRows, kinds: Mapping[str, Kind]) -> _Looks:
+    targets = [[_target_rows(row, *kind) for kind in kinds.items()] for row in rows]
+    found = _Looks(targets, torch.zeros(len(kinds), len(rows), dtype=torch.long))
+    for prompt, row in enumerate(rows):
+        for queries in row_blocks(len(row), len(row)):
+            found.n_queries[:, prompt] += found.rows(prompt, queries).any(-1).sum(-1).cpu()
+        if without := [name for name, n in zip(kinds, found.n_queries[:, prompt], strict=True) if not n]:
             raise ValueError(
-                f"prompt {prompt} has no token at which a head of the kind {name!r} would look at something: "
+                f"prompt {prompt} has no token at which a head of the kind {without[0]!r} would look at something: "
                 "leave the prompt or the kind out, or give no prompts for random tokens that repeat"
             )
     return found
@@ -201,24 +202,23 @@ def _target_rows(row: Row, name: str, kind: Kind) -> TargetRows:
     return targets.bool().__getitem__
 
 
-def _attention_to(model: Decoder, rows: HeadRows, looks: list[_Looks]) -> Float[Tensor, "kind layer head prompt"]:
+def _attention_to(model: Decoder, rows: HeadRows, looks: _Looks) -> Float[Tensor, "kind layer head prompt"]:
     """The attention of each head to the targets, averaged over queries that have a target."""
-    n_queries = torch.stack([of_prompt.n_queries for of_prompt in looks], -1)
-    sums = [torch.zeros(len(n_queries), n, len(rows)) for n in head_counts(model)]
+    sums = [torch.zeros(len(looks.n_queries), n, len(rows)) for n in head_counts(model)]
 
     def see(layer: int, which: list[int], pattern: Pattern, queries: slice) -> None:
-        looked_at = torch.stack([looks[i].rows(queries) for i in which]).to(pattern.device)
+        looked_at = torch.stack([looks.rows(i, queries) for i in which]).to(pattern.device)
         for number, targeted in enumerate(looked_at.unbind(1)):
             sums[layer][number][:, which] += (pattern * targeted[:, None]).sum((-2, -1)).T.cpu()
 
     see_patterns(model, rows, see)
-    return _of_layers(model, lambda layer: sums[layer] / n_queries[:, None])
+    return _of_layers(model, lambda layer: sums[layer] / looks.n_queries[:, None])
 
 
-def _uniform(model: Decoder, layer: int, rows: HeadRows, looks: list[_Looks]) -> Float[Tensor, "kind head prompt"]:
+def _uniform(model: Decoder, layer: int, rows: HeadRows, looks: _Looks) -> Float[Tensor, "kind head prompt"]:
     """The scores of a layer's heads if their attention were uniform over the visible keys."""
-    attn, found = model.blocks[layer].attn, torch.zeros(len(looks[0].targets), len(rows))
-    for i, (row, of_prompt) in enumerate(zip(rows, looks, strict=True)):
+    attn, found = model.blocks[layer].attn, torch.zeros(looks.n_queries.shape)
+    for i, row in enumerate(rows):
         seen: TargetRows = partial(attn.visible_keys, len(row))
         if rows.images is not None:  # tokens of an image may see each other
             with torch.no_grad():
@@ -226,9 +226,8 @@ def _uniform(model: Decoder, layer: int, rows: HeadRows, looks: list[_Looks]) ->
             seen = context.full_mask(attn.causal, attn.window)[0, 0].__getitem__
         for queries in row_blocks(len(row), len(row)):
             visible = seen(queries).to(row.device)
-            found[:, i] += (of_prompt.rows(queries) / visible.sum(-1, keepdim=True) * visible).sum((-2, -1)).cpu()
-        found[:, i] /= of_prompt.n_queries
-    return found[:, None].expand(-1, attn.cfg.n_heads, -1)
+            found[:, i] += (looks.rows(i, queries) / visible.sum(-1, keepdim=True) * visible).sum((-2, -1)).cpu()
+    return (found / looks.n_queries)[:, None].expand(-1, attn.cfg.n_heads, -1)
 
 
 # ---- attention statistics ------------------------------------------------------------------------------------------

@@ -288,7 +288,7 @@ def test_memory_does_not_grow_with_the_square_of_a_length(monkeypatch: pytest.Mo
         head_scores(model, tokens)
         attention_statistics(model, tokens)
         detect_head(model, tokens, "induction_head")
-    assert sizes.largest <= n * 100  # the largest tensor is that of logits or of the position embeddings
+    assert sizes.largest <= 150 * n  # targets of three kinds, in blocks of 40 rows
 
 
 class Sizes(TorchDispatchMode):
