@@ -121,13 +121,6 @@ class Context(Masks):
 
     # ---- some queries ------------------------------------------------------------------------------------------------
 
-    @property
-    def queries(self) -> Int[Tensor, " query_pos"]:
-        """The columns of the queries among the keys."""
-        if self.whole is not None:
-            return self.whole.queries[self.rows_of_whole]
-        return torch.arange(self.n_past, self.n_past + self.n_pos, device=self.device)
-
     def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
         """The context of the scores of some of these queries, with all keys."""
         found = copy(self)
@@ -150,11 +143,6 @@ class Context(Masks):
         if self.real is None and not windowed and square_or_row and not self.needs_mask:
             return None
         return self.full_mask(causal, window)
-
-    @property
-    def needs_mask(self) -> bool:
-        """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
-        return False
 
 
 def query_rows(scores: Scores, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"]:

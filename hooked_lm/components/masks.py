@@ -19,6 +19,7 @@ class Masks(ABC):
     """The masks of a context, each computed once. A plain forward pass, where queries attend to all earlier keys, needs none."""
 
     device: torch.device
+    n_pos: int
     n_past: int
     n_key: int
     real: Bool[Tensor, "batch key_pos"] | None
@@ -29,14 +30,16 @@ class Masks(ABC):
     rows_of_whole: Int[Tensor, " query_pos"]  # their columns among these
 
     @property
-    @abstractmethod
     def queries(self) -> Int[Tensor, " query_pos"]:
         """The columns of the queries among the keys."""
+        if self.whole is not None:
+            return self.whole.queries[self.rows_of_whole]
+        return torch.arange(self.n_past, self.n_past + self.n_pos, device=self.device)
 
     @property
-    @abstractmethod
     def needs_mask(self) -> bool:
         """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
+        return False
 
     @abstractmethod
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
