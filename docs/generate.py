@@ -646,7 +646,8 @@ Where the model of transformers is not the one that was trained, or contradicts 
   transformers move.
 - Composites keep the scale and the soft cap of their language model's logits ([models](models.md#composites)).
 - Generation with and without a key/value cache differs past the trained length where rotary angles depend on the length (dynamic
-  NTK, LongRoPE), here as in transformers: the cache keeps the keys of the shorter sequences.
+  NTK, LongRoPE), here as in transformers: the cache keeps the keys of the shorter sequences. [Prefixes and
+  chunks](scale.md#prompts-with-one-beginning) are refused there.
 
 """
 

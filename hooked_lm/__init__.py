@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hooked_lm.models.config.flat_vision import HookedDualEncoderConfig as HookedDualEncoderConfig
     from hooked_lm.models.config.flat_vision import HookedVisionConfig as HookedVisionConfig
     from hooked_lm.models.next_sentence import BertNextSentencePrediction as BertNextSentencePrediction
+    from hooked_lm.models.text.chat import Chat as Chat
     from hooked_lm.models.vision.inputs import VisionInputs as VisionInputs
     from hooked_lm.pretrained import HookedDualEncoder as HookedDualEncoder
     from hooked_lm.pretrained import HookedEncoder as HookedEncoder
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ActivationCache": "hooked_lm.models.caches.activation_cache",
     "BertNextSentencePrediction": "hooked_lm.models.next_sentence",
+    "Chat": "hooked_lm.models.text.chat",
     "FactoredMatrix": "hooked_lm.factored_matrix",
     "HookPoint": "hooked_lm.hooks",
     "HookedDualEncoder": "hooked_lm.pretrained",
@@ -72,7 +74,9 @@ __all__ = [*_HOMES, *_MODULES, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        home = import_module(_HOMES[name])
+        import_module("hooked_lm.keywords").answer_keywords(home.__name__, [name])
+        return getattr(home, name)
     if name in _MODULES:
         return import_module(f"hooked_lm.{name}")
     raise AttributeError(f"module 'hooked_lm' has no attribute {name!r}")

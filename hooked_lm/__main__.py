@@ -21,8 +21,8 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        print(f"error: this needs the package {error.name}: pip install 'hooked-lm[cli]'", file=sys.stderr)
-        sys.exit(2)
+        print(f"failed: this needs the package {error.name}: pip install 'hooked-lm[cli]'", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:  # before a command has begun
         sys.exit(130)
 

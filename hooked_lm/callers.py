@@ -1,11 +1,12 @@
-"""Who called the package, for warnings that point there."""
+"""Warnings that point to who called the package."""
 
-from types import FrameType
+import sys
+import warnings
 
 
-def stacklevel_outside(frame: FrameType) -> int:
-    """The `stacklevel` of a warning in this frame that points to the caller of this package; jaxtyping's frames are skipped."""
-    level = 1
+def warn_caller(message: str | Warning, category: type[Warning] = UserWarning) -> None:
+    """Warns, with the line that called this package as the place; jaxtyping's frames are skipped."""
+    level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("hooked_lm.", "jaxtyping.")):
         level, frame = level + 1, frame.f_back
-    return level
+    warnings.warn(message, category, stacklevel=level)

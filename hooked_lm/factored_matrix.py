@@ -49,7 +49,9 @@ class FactoredMatrix(NotebookRepr):
 
     Example:
         >>> import torch
-        >>> head = FactoredMatrix(torch.randn(12, 64, 4), torch.randn(12, 4, 64))  # 12 matrices [64, 64] of rank 4
+        >>> head = FactoredMatrix(
+        ...     torch.randn(12, 64, 4), torch.randn(12, 4, 64)
+        ... )  # 12 matrices [64, 64] of rank 4
         >>> head.shape, head.mdim
         (torch.Size([12, 64, 64]), 4)
         >>> head.S.shape, head.eigenvalues.shape

@@ -1,4 +1,4 @@
-"""Files of a repository on the hub, in its cache; and whether the hub can be reached."""
+"""Files and data sets of the hub, in its cache; and whether the hub can be reached."""
 
 import socket
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-__all__ = ["files", "snapshot", "unreachable"]
+__all__ = ["dataset", "files", "snapshot", "unreachable"]
 
-CONNECTION_SECONDS = 5
+CONNECTION_SECONDS = 3
 Option = str | bool | Path | None  # `revision`, `cache_dir`, `local_files_only`, `token`, `force_download`
 
 
@@ -61,3 +61,28 @@ def files(repository: str, **download: Option) -> list[str]:
             pass
     folder = snapshot(repository, ["README.md"], **download)
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def dataset(name: str, *parts: Any, **options: Any) -> Any:
+    """The data set of a repository, by `datasets.load_dataset`; without a connection, what was downloaded before.
+
+    Raises ConnectionError, with the reason, if that is nothing; ImportError if the package `datasets` is not installed.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise ImportError("data sets need the package datasets: pip install 'hooked-lm[corpus]'") from None
+    if (why := unreachable()) is None:
+        return datasets.load_dataset(name, *parts, **options)
+    was_offline, datasets.config.HF_HUB_OFFLINE = (
+        datasets.config.HF_HUB_OFFLINE,
+        True,
+    )  # else it tries for half a minute
+    try:
+        return datasets.load_dataset(name, *parts, **options)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"the data set {name!r} is not in the cache of the hub, which cannot be reached: {why}"
+        ) from error
+    finally:
+        datasets.config.HF_HUB_OFFLINE = was_offline

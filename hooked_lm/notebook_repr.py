@@ -29,6 +29,7 @@ class NotebookRepr:
     >>> class Box(NotebookRepr):
     ...     def repr_table(self):
     ...         return Table(("side", "length"), [("a", 2)])
+    ...
     ...     def __repr__(self):
     ...         return "Box(1 side)"
     >>> "<code>Box(1 side)</code>" in Box()._repr_html_(), "<td" in Box()._repr_html_()

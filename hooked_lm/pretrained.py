@@ -5,7 +5,6 @@
 """
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +14,12 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from hooked_lm import hub
+from hooked_lm.callers import warn_caller
 from hooked_lm.hub import datasets, native
 from hooked_lm.hub.device_map import Device, placement
 from hooked_lm.hub.export import folder_of
 from hooked_lm.hub.options import Options, one_device
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import (
@@ -86,7 +87,9 @@ class PretrainedModel(BaseModel):
 
         >>> import tempfile, torch
         >>> from hooked_lm import HookedTransformer
-        >>> model = HookedTransformer(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> model = HookedTransformer(
+        ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save(f"{folder}/toy")
         ...     again = HookedTransformer.load(f"{folder}/toy")
@@ -134,7 +137,7 @@ class PretrainedModel(BaseModel):
                 raise ValueError(
                     f"d_vocab is missing, and the tokenizer that says it was not found: {error}"
                 ) from error
-            warnings.warn(f"the model has no tokenizer: {error}; give one with set_tokenizer", stacklevel=5)
+            warn_caller(f"the model has no tokenizer: {error}; give one with set_tokenizer")
             return None
 
 
@@ -185,7 +188,9 @@ class HookedEncoder(PretrainedModel, Encoder):
 
     >>> import torch
     >>> from hooked_lm import HookedEncoder
-    >>> model = HookedEncoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> model = HookedEncoder(
+    ...     dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu")
+    ... )
     >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]))
     >>> logits.shape, cache["pattern", 1].shape, cache["pooler.hook_pooler_out"].shape
     (torch.Size([1, 3, 10]), torch.Size([1, 2, 3, 3]), torch.Size([1, 16]))
@@ -201,9 +206,19 @@ class HookedEncoderDecoder(PretrainedModel, EncoderDecoder):
 
     >>> import torch
     >>> from hooked_lm import HookedEncoderDecoder
-    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+    >>> cfg = dict(
+    ...     n_layers=2,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     n_ctx=32,
+    ...     d_vocab=10,
+    ...     act_fn="relu",
+    ...     decoder_start_token_id=0,
+    ... )
     >>> model = HookedEncoderDecoder(cfg)
-    >>> logits, cache = model.run_with_cache(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]]))
+    >>> logits, cache = model.run_with_cache(
+    ...     torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]])
+    ... )
     >>> logits.shape, cache["decoder.1.cross_attn.hook_pattern"].shape
     (torch.Size([1, 2, 10]), torch.Size([1, 2, 2, 3]))
     """
@@ -218,7 +233,15 @@ class HookedVisionEncoder(PretrainedModel, VisionEncoder):
 
     >>> import torch
     >>> from hooked_lm import HookedVisionEncoder
-    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu", n_classes=3)
+    >>> cfg = dict(
+    ...     n_layers=2,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     image_size=8,
+    ...     patch_size=4,
+    ...     act_fn="gelu",
+    ...     n_classes=3,
+    ... )
     >>> model = HookedVisionEncoder(cfg)
     >>> logits, cache = model.run_with_cache(torch.zeros(1, 3, 8, 8))
     >>> logits.shape, cache["pattern", 1].shape
@@ -296,6 +319,7 @@ def from_pretrained(
     revision: str | None = None,
     local_files_only: bool = False,
     mmap: bool = True,
+    quantize: str | None = None,
     **hf_kwargs: Any,
 ) -> Own:
     """Loads a checkpoint as a HookedTransformer, HookedEncoder or HookedEncoderDecoder, depending on its architecture.
@@ -304,7 +328,7 @@ def from_pretrained(
     changed. Folding and other dtypes copy the weights that they change. TransformerLens checkpoints, whose configs have flat
     names, are supported too; see `hooked_lm.hub.tl_checkpoint`. Of a composite that reads images or sounds besides text, the
     language model is loaded, on text alone; what was left out is logged and in `cfg.left_out`. Weights of a quantised checkpoint
-    are dequantised as they are read; how they were quantised is logged and in `cfg.dequantized_from`.
+    are dequantised as they are read, or later (`quantize`); how they were quantised is logged and in `cfg.dequantized_from`.
 
     >>> from hooked_lm import pretrained
     >>> model = pretrained.from_pretrained("demo")
@@ -331,12 +355,15 @@ def from_pretrained(
         first_n_layers: the number of layers to load; later layers are left out.
         n_ctx: the longest prompt, instead of the checkpoint's.
         mmap: False copies the weights into memory, so that the files may be changed or deleted.
+        quantize: "keep" leaves the quantised weights of a checkpoint as they are in the file, and dequantises each when it is
+            used, to the same values; see docs/scale.md. They cannot be folded, trained or saved. None dequantises them at once.
         cls: the required class of the model; ValueError if the checkpoint is of another class.
         hf_kwargs: fields of the HF config to override (not of a composite), or `token`, `cache_dir`, `force_download`.
 
     Raises:
         ValueError: a model type that is not supported, a config field that the family does not read, weights that do not
             fit, an unsupported option.
+        TypeError: an option that is neither an argument nor a field of the checkpoint's config.
     """
     dtype = hf_kwargs.pop("torch_dtype", dtype)
     several = placement(device, device_map, max_memory, n_devices, move_to_device)
@@ -357,6 +384,7 @@ def from_pretrained(
         default_prepend_bos=default_prepend_bos,
         default_padding_side=default_padding_side,
         mmap=mmap,
+        quantize=quantize,
         rewritten=any((*rewrites, refactor_factored_attn_matrices)),
         reads_images=next((known.__name__ for known in READ_IMAGES if cls and issubclass(cls, known)), None),
     )
@@ -389,3 +417,6 @@ def from_pretrained_no_processing(
         cls=cls,
         **kwargs,
     )
+
+
+answer_keywords(__name__)

@@ -1,15 +1,11 @@
 """Former names of arguments, classes and functions, which are accepted with a warning for one minor version."""
 
-import sys
-import warnings
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
-from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
-from hooked_lm.callers import stacklevel_outside
-from hooked_lm.keywords import check_arguments
+from hooked_lm.callers import warn_caller
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,8 +18,7 @@ def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorates a function to accept former names of its arguments: `former="present"`.
 
     Values that have other names too are given as a mapping beside: `ablation=("replace_with", {"resample": "corrupted"})`.
-    A former name warns with `DeprecationWarning`. Raises TypeError if both names are given, and for an unknown name, with the
-    nearest.
+    A former name warns with `DeprecationWarning`. Raises TypeError if both names are given.
 
     >>> @renamed(engine="executor")
     ... def run(executor: str = "processes") -> str:
@@ -33,13 +28,12 @@ def renamed(**present: Present) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """
 
     def of(function: Callable[P, R]) -> Callable[P, R]:
-        name, wanted = function.__qualname__.removesuffix(".__init__").rpartition(".")[2], signature(function)
+        name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for message in _rename(kwargs, present, name):
-                warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
-            check_arguments(name, wanted, args, kwargs)
+                warn_caller(message, DeprecationWarning)
             return function(*args, **kwargs)
 
         vars(call)["_former"] = present
@@ -52,7 +46,7 @@ def in_present_names(function: Callable[..., Any], options: Mapping[str, object]
     """Keyword arguments for a function, those in former names of its arguments in the present ones; warns of each."""
     given = dict(options)
     for message in _rename(given, getattr(function, "_former", {}), function.__name__):
-        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
+        warn_caller(message, DeprecationWarning)
     return given
 
 
@@ -85,7 +79,7 @@ def former_names(module: str, **present: str) -> Callable[[str], object]:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         now = present[name]
         message = f"{module}.{name} is now {now}; the former name goes in version {GONE_IN}"
-        warnings.warn(message, DeprecationWarning, stacklevel=stacklevel_outside(sys._getframe()))
+        warn_caller(message, DeprecationWarning)
         return getattr(import_module(module), now)
 
     return find

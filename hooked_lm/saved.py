@@ -5,6 +5,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.results import stored
 
 __all__ = ["load"]
@@ -14,6 +15,7 @@ LOADERS = {
     "Alignment": "hooked_lm.analysis.alignment.alignment:Alignment.load",
     "Attribution": "hooked_lm.analysis.attribution.attribution_result:Attribution.load",
     "Cache": "hooked_lm.hooks.cache:Cache.load",
+    "Chat": "hooked_lm.models.text.chat:Chat.load",
     "ChanceScores": "hooked_lm.analysis.reading.heads:ChanceScores.load",
     "Circuit": "hooked_lm.analysis.circuits.circuit:Circuit.load",
     "Comparison": "hooked_lm.analysis.circuits.compare:Comparison.load",
@@ -94,3 +96,6 @@ def _of_folder(folder: Path) -> Any:
     if not isinstance(format, str) or format not in FOLDERS:
         raise ValueError(f"{folder / PLAN} has the format {format!r}; hooked_lm.load knows {', '.join(FOLDERS)}")
     return resolve_name(FOLDERS[format])(folder)
+
+
+answer_keywords(__name__)

@@ -13,6 +13,7 @@ from torch import Tensor
 from hooked_lm.components.activations import gelu_tanh, solu
 from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookedRootModule, Slice, SliceInput
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.models.generation.sampling import sample_logits
 from hooked_lm.models.loss import lm_accuracy, lm_cross_entropy_loss
 from hooked_lm.models.names import get_act_name
@@ -298,3 +299,6 @@ def _print_line(title: str, value: object, bold: bool = False) -> None:
     else:
         line = f"{escape(title)} {escape(str(value))}"
         rich_print(f"[b]{line}[/b]" if bold else line)
+
+
+answer_keywords(__name__)

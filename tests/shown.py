@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hooked_lm import (
+    Chat,
     FactoredMatrix,
     HookedTransformer,
     HookedTransformerKeyValueCache,
@@ -35,6 +36,11 @@ TEXT = "The capital of France is"
 @lru_cache
 def model() -> HookedTransformer:
     return HookedTransformer.from_pretrained("demo", device="cpu")
+
+
+def conversation() -> Chat:
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    return model().chat([{"role": "user", "content": HOSTILE}], chat_template=template)
 
 
 def scores() -> Scores:
@@ -176,6 +182,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),
     "KeyValueCache": lambda: HookedTransformerKeyValueCache.init_cache(model().cfg),
+    "Chat": conversation,
     "VisionInputs": lambda: VisionInputs(torch.tensor([[1, 9]]), {"pixel_values": torch.zeros(1, 3, 4, 8)}),
     "ActivationStore": harvested,
     "Column": lambda: harvested()["resid_post1"],

@@ -212,7 +212,7 @@ def test_a_console_snippet_shows_what_its_commands_print():
     page = "```console\n$ hooked-lm sites demo \\\n    --match 'nothing*'; echo $?\n$ hooked-lm --version\n```\n"
     [shown] = snippets.run_page(page, "a page")
     refused, code, version = shown.printed.splitlines()
-    assert refused.startswith("error: demo has no site")
+    assert refused.startswith("error: no hook point 'nothing*'")
     assert (code, version.split()[0]) == ("2", "hooked-lm")
     with pytest.raises(snippets.SnippetError, match="a page, snippet 1: exit code 2"):
         snippets.run_page("```console\n$ hooked-lm sites demo --match 'nothing*'\n```\n", "a page")

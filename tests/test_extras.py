@@ -92,7 +92,7 @@ def test_commands_need_no_datasets_but_for_files_of_documents_and_of_pairs(tmp_p
     others, *refused = run.stdout.splitlines()
     assert others == "harvest mcp"  # mcp serves the others
     assert len(refused) == 2
-    assert all(line.startswith("2 ") and "pip install 'hooked-lm[corpus]'" in line for line in refused)
+    assert all(line.startswith("1 ") and "pip install 'hooked-lm[corpus]'" in line for line in refused)
 
 
 def test_a_module_that_fails_by_itself_says_why(tmp_path, monkeypatch):

@@ -26,9 +26,9 @@ FLOORS = {
     "hooks": 0,
     "factored_matrix": 0,  # a value that needs torch alone, and that components and models hand out
     "components": 1,
+    "results": 1,  # numbers with named axes
     "models": 2,
     "weights": 2,
-    "results": 2,  # numbers with named axes
     "families": 3,
     "utils": 3,
     "engine": 3,
@@ -412,7 +412,7 @@ def test_a_legal_tree_is_left_in_peace(tmp_path: Path) -> None:
         (
             "viz/page.py",
             "def f():\n    from hooked_lm.results import scores",
-            "viz (floor -1) imports results (floor 2)",
+            "viz (floor -1) imports results (floor 1)",
         ),
         ("patching.py", "from hooked_lm.analysis import lens", "patching (floor 5) imports analysis (floor 6)"),
         ("helpers.py", "import hooked_lm.hooks", "helpers has no floor yet"),

@@ -155,18 +155,3 @@ def test_warnings_point_to_the_code_of_the_user(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="sweep: source= is now replace_with=") as caught:
         study_pairs(model, pairs, "sweep", tmp_path / "study", options=options, progress=False)
     assert {warning.filename for warning in caught if warning.category is DeprecationWarning} == {__file__}
-
-
-def test_an_unknown_name_comes_with_the_nearest():
-    @renamed(former="layers")
-    def sweep(model: str, *, layers: int = 0) -> int:
-        return layers
-
-    with pytest.raises(TypeError, match=r"sweep has no argument 'layer'; did you mean 'layers'"):
-        sweep("demo", layer=1)
-    with pytest.raises(
-        TypeError, match=r"sweep takes model by position and all else by name, got 1 as well: give its name"
-    ):
-        sweep("demo", 1)
-    with pytest.raises(TypeError, match=r"sweep has no argument 'layer'; did you mean 'layers'"):
-        patching.sweep(None, "", "", layer=1)

@@ -16,7 +16,7 @@ from hooked_lm.interventions import Hooks, Scale, Statistics
 from hooked_lm.interventions.dictionaries import Normalized
 from hooked_lm.results import Scores, stored
 from hooked_lm.saved import FOLDERS, LOADERS
-from tests.shown import harvested, model, sae, scores
+from tests.shown import conversation, harvested, model, sae, scores
 
 PACKAGE = Path(hooked_lm.__file__).parent
 OTHER_LOADERS = [
@@ -47,7 +47,14 @@ def test_every_type_has_a_loader() -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [sae(), Normalized(sae(), "layer_norm"), Hooks([Scale("z", 2, factor=0.5)]), Cache({"a": torch.ones(2)})]
+    "made",
+    [
+        sae(),
+        Normalized(sae(), "layer_norm"),
+        Hooks([Scale("z", 2, factor=0.5)]),
+        Cache({"a": torch.ones(2)}),
+        conversation(),
+    ],
 )
 def test_what_is_no_result(made: Any, tmp_path: Path) -> None:
     made.save(tmp_path / "made")

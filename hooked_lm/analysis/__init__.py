@@ -27,6 +27,7 @@ from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
 from hooked_lm.analysis.reading.saliency import Saliency, saliency
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
+from hooked_lm.keywords import answer_keywords
 
 __all__ = [
     "Alignment",
@@ -80,3 +81,5 @@ __all__ = [
     "train_tuned_lens",
     "write_dashboards",
 ]
+
+answer_keywords(__name__)

@@ -1,5 +1,6 @@
 """`evaluate`: metrics of a model on prompts."""
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.metrics import Metric
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
@@ -11,6 +12,7 @@ from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import METRIC, provenance
 
 
+@reads_chats
 def evaluate(
     model: HookedRootModule,
     prompts: Prompts,
@@ -39,7 +41,9 @@ def evaluate(
     >>> from hooked_lm.analysis import evaluate, metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> answers = metrics.accuracy([[" Paris"], [" Rome"]], model=model)
-    >>> evaluate(model, ["The capital of France is", "The capital of Italy is"], answers).mean
+    >>> evaluate(
+    ...     model, ["The capital of France is", "The capital of Italy is"], answers
+    ... ).mean
     tensor(1.)
     """
     metrics = named(needed_metric(model, metric, answers))

@@ -25,7 +25,10 @@ from hooked_lm.engine.metrics import (
     probability,
     rank,
 )
+from hooked_lm.keywords import answer_keywords
 
 __all__ = [
     "Metric", "accuracy", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
 ]  # fmt: skip
+
+answer_keywords(__name__)

@@ -14,7 +14,7 @@ from hooked_lm.results.bootstrap import Resampling, bootstrap
 from hooked_lm.results.bounds import SHARE, Bounds
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
-from hooked_lm.results.tabular import Tabular
+from hooked_lm.results.tabular import Tabular, with_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,7 @@ class LayerProbes(Tabular, Scores):
         if per_prompt:
             return self._by_prompt()
         (low, _), (high, _) = self.interval(level)
-        columns = {self.MEASURE: self.mean[0], "low": low, "high": high}
+        columns = {self.MEASURE: self.mean[0], **with_values(low=low, high=high)}
         columns |= {"control": self.mean[1], "selectivity": self.selectivity}
         table = pd.DataFrame({self._place: list(self.axes[self._place])})
         table = table.assign(**{name: column.numpy() for name, column in columns.items()})

@@ -1,6 +1,5 @@
 """Linear probes: what can be read off the activations of a site, evaluated on held-out prompts and with a control."""
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import overload
@@ -12,10 +11,12 @@ from torch import Tensor
 from hooked_lm.analysis.probe_results import BY_TOKEN, CONTROL, PROBE, SHUFFLED, Probes, RegressionProbes
 from hooked_lm.analysis.probe_tasks import Classification, Folds, ProbeTask, places_of, task_of
 from hooked_lm.analysis.probe_vectors import checked_vectors, vectors_of
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.extras import require_extra
+from hooked_lm.hooks.token_labels import Named
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.labels import Label
@@ -30,10 +31,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[str | int | bool],
     *,
-    prompts: Sequence[str] | Tensor | None = ...,
+    prompts: Sequence[str] | Tensor | Chat | None = ...,
     site: str = ...,
     layers: Sequence[int] | None = ...,
-    positions: int = ...,
+    positions: int | Named = ...,
     tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
@@ -48,10 +49,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[float],
     *,
-    prompts: Sequence[str] | Tensor | None = ...,
+    prompts: Sequence[str] | Tensor | Chat | None = ...,
     site: str = ...,
     layers: Sequence[int] | None = ...,
-    positions: int = ...,
+    positions: int | Named = ...,
     tokens: Sequence[str | int] | Tensor | None = ...,
     groups: Sequence[str | int] | None = ...,
     n_folds: int = ...,
@@ -65,10 +66,10 @@ def train_probe(
     source: Decoder | ActivationCache | Mapping[int, Tensor],
     labels: Sequence[str | int | bool] | Sequence[float] | Tensor,
     *,
-    prompts: Sequence[str] | Tensor | None = None,
+    prompts: Sequence[str] | Tensor | Chat | None = None,
     site: str = "resid_post",
     layers: Sequence[int] | None = None,
-    positions: int = -1,
+    positions: int | Named = -1,
     tokens: Sequence[str | int] | Tensor | None = None,
     groups: Sequence[str | int] | None = None,
     n_folds: int = 5,
@@ -97,7 +98,8 @@ def train_probe(
         labels: the class of each prompt (a string, int or bool), or a number (a float).
         site: the short name of a site, one for each layer. Heads are side by side.
         layers: None for all layers.
-        positions: the position whose vector is read; negative ones count from the last token of each prompt.
+        positions: the position whose vector is read; negative ones count from the last token of each prompt. Of conversations
+            (`model.chat`) also tokens by their role, such as "assistant" or ("user", -1): the mean over them is read.
         tokens: the token that each vector is of, an id or a string, for a cache or vectors; a model reads those of its prompts.
         groups: prompts of one group, such as those of one template or entity, are held out together; intervals are over groups.
         n_folds: the number of folds; each class needs as many prompts, or groups.
@@ -114,11 +116,28 @@ def train_probe(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> names = ["Mary", "Alice", "Sarah", "Laura", "John", "Tom", "Peter", "David"]
-    >>> prompts = [f"When {name} went to the {place}," for place in ("store", "park") for name in names]
-    >>> probes = train_probe(model, [i % 8 < 4 for i in range(16)], prompts=prompts, positions=1, layers=[0, 3], n_folds=4)
+    >>> prompts = [
+    ...     f"When {name} went to the {place},"
+    ...     for place in ("store", "park")
+    ...     for name in names
+    ... ]
+    >>> probes = train_probe(
+    ...     model,
+    ...     [i % 8 < 4 for i in range(16)],
+    ...     prompts=prompts,
+    ...     positions=1,
+    ...     layers=[0, 3],
+    ...     n_folds=4,
+    ... )
     >>> probes.direction(3).shape
     torch.Size([128])
-    >>> lengths = train_probe(model, [float(len(text)) for text in prompts], prompts=prompts, layers=[0], n_folds=4)
+    >>> lengths = train_probe(
+    ...     model,
+    ...     [float(len(text)) for text in prompts],
+    ...     prompts=prompts,
+    ...     layers=[0],
+    ...     n_folds=4,
+    ... )
     >>> lengths.axes["layer"], lengths.r2.shape
     ((0,), torch.Size([1]))
     """
@@ -175,11 +194,10 @@ def _warn_if_no_better(made: Probes | RegressionProbes) -> None:
     measured, control = made.mean
     if bool((low[0] <= control).all()):
         best = int(measured.argmax())
-        warnings.warn(
+        warn_caller(
             f"no layer's probe is better than its control: the best, of layer {made.axes['layer'][best]}, has {made.MEASURE} "
             f"{measured[best]:.2f}, the control {control[best]:.2f}. Its direction means nothing: give more prompts, or read "
-            "another position or site",
-            stacklevel=3,
+            "another position or site"
         )
 
 
@@ -210,11 +228,10 @@ def _warn_if_tokens_tell(task: ProbeTask, tokens: Sequence[str | int], folds: Fo
     with in_words():  # nothing is shown
         low, _ = task.interval(guessed)
     if low > task.chance:
-        warnings.warn(
+        warn_caller(
             f"the token at this position alone predicts the labels of held-out prompts ({float(guessed.mean()):.2f}, one guess "
             f"for all {task.chance:.2f}): a probe can learn the label of each token by heart, and the control shows how well; to "
-            "hold out prompts with the same token together, name it in groups",
-            stacklevel=stacklevel_outside(sys._getframe()),
+            "hold out prompts with the same token together, name it in groups"
         )
 
 

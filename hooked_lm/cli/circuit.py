@@ -17,9 +17,11 @@ from hooked_lm.cli.options import (
     ModelArgument,
     PairsOption,
 )
-from hooked_lm.cli.output import records, say, say_path, show_table, shown
+from hooked_lm.cli.output import records, say, say_path, show_result, shown
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from hooked_lm.reports.circuit import CircuitStudy
 
 PAGE = Path("hooked_lm_circuit.html")
@@ -75,19 +77,29 @@ def circuit(
     options: dict[str, Any] = {"method": method, "by": by, "replace_with": replace_with, "n_edges": n_edges}
     options |= {"threshold": threshold, "check": check, "held_out": held_out, "nulls": nulls}
     study = report.find(loaded, task, **options)
-    return _shown(model, study, output, save)
+    return _shown(model, method, study, output, save)
 
 
-def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
+def _shown(model: str, method: str, study: "CircuitStudy", output: Path, save: Path | None) -> Result:
     """Prints the key figures, and writes the page and the circuit."""
     from hooked_lm.analysis.circuits.held_out import JUDGED
+    from hooked_lm.reports.circuit import DIFFERENCE
 
     for name, value in study.facts.items():
         shown(name, value)
     say("faithfulness: 1 is the whole model, 0 no edges; completeness: the same of the model without these edges")
-    nodes = records(study.nodes)
-    say(f"\nThe change of the circuit's {escape(str(study.chosen.about['metric']))} without each node, in nats:")
-    show_table(nodes, {"effect": "+.2f", "low": "+.2f", "high": "+.2f"})
+    metric, replaced = study.chosen.about["metric"], study.circuit.about["replace_with"]
+    sign = "negative" if metric == DIFFERENCE else "positive"
+    of_nodes = f"the change of the circuit's {metric} without the node, in nats: {sign} if the circuit needs the node"
+    of_edges = (
+        f"the change of the {DIFFERENCE} if this edge alone has its {replaced} value in the whole model, in nats: negative if "
+        "the answer needs the edge"
+    )
+    edges = study.edges.assign(edge=study.edges["writer"] + " -> " + study.edges["reader"])
+    found = {
+        "nodes": _show_effects("node", of_nodes, study.nodes),
+        "edges": _show_effects("edge", of_edges, edges[["edge", "effect"]]),
+    }
     if save is not None:
         study.circuit.save(save)
     path = study.report(output, command_line()).resolve()
@@ -96,15 +108,27 @@ def _shown(model: str, study: "CircuitStudy", output: Path, save: Path | None) -
         "model": model,
         "n_pairs": len(study.task),
         "ahead": study.ahead,
+        "method": method,
+        "metric": metric,
+        "replace_with": replaced,
         "n_edges": study.circuit.n_edges,
         "of": study.circuit.graph.n_edges,
         "evaluation": records(study.chosen.to_dataframe()),
+        "agreement": study.agreement,
         "judged_on": study.chosen.about[JUDGED],
         "in_search": None if study.searched is None else records(study.searched.to_dataframe()),
         "nulls": None if study.nulls is None else records(study.nulls.to_dataframe()),
-        "nodes": nodes,
-        "edges": records(study.edges),
+        **found,
         "report": path,
         "circuit": save and save.resolve(),
         "seconds": study.seconds,
     }
+
+
+def _show_effects(name: str, meaning: str, table: "pd.DataFrame") -> dict[str, object]:
+    """Prints the largest effects of nodes or edges, and what their sign says; returns all as data."""
+    from hooked_lm.reports.circuit import SHOWN_NODES
+
+    say(f"\nOf {name}s: {escape(meaning)}:")
+    formats = dict.fromkeys(("effect", "low", "high"), "+.2f")
+    return {"meaning": meaning, **show_result(table.head(SHOWN_NODES), table, {name: table[name].tolist()}, formats)}

@@ -6,6 +6,7 @@ The function prints for people and returns the same as a mapping, which `--json`
 
 import functools
 import inspect
+import re
 import shlex
 import shutil
 import sys
@@ -19,13 +20,17 @@ from typing import Annotated, Any, Protocol, TextIO, runtime_checkable
 import typer
 from rich.markup import escape
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from hooked_lm.cli.output import as_text, console, to_stderr
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130  # exit codes: it ran and failed or disagrees; it cannot run as asked; Ctrl-C
 # What the library raises for what it cannot do as asked; NotImplementedError names a feature that an architecture lacks.
-BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, ImportError, NotImplementedError)
+BAD_INPUTS = (ValueError, TypeError, LookupError, OSError, NotImplementedError)
+EXPECTED = (RuntimeError, ArithmeticError, ImportError)  # failures whose message says enough
 LINES = {"resumes": "interrupted: complete shards are kept, the same command resumes", "ends": "interrupted"}
+
+CALL_OR_NAME = re.compile(r"[\w.]+\([^()]*\)|--[\w-]+(?: \w+=\S+)?|(?<![\w.'\"/-])([a-z]\w*)\b(=(?=[^\s,;.:)]))?(=)?")
 
 WIDE = shutil.get_terminal_size().columns >= 80  # in a narrower one the boxes of the help cut names of options off
 
@@ -55,6 +60,20 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)  # type: ignore[arg-type]
 
 
+@runtime_checkable
+class Parameter(Protocol):
+    """What is read of a parameter, whose class typer keeps private."""
+
+    name: str
+    param_type_name: str
+    opts: list[str]
+    secondary_opts: list[str]
+    required: bool
+    multiple: bool
+    default: object
+    help: str | None
+
+
 @contextmanager
 def _usage_errors(ctx: _Context) -> Iterator[None]:
     try:
@@ -65,7 +84,7 @@ def _usage_errors(ctx: _Context) -> Iterator[None]:
         command_path = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
         wrong = ValueError(f"{error.format_message().rstrip('.')} (see {command_path} --help)")
         flags = ctx.meta["flags"]
-        with clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags, LINES["ends"]):
+        with clean_errors(sys.stdout if "--json" in flags else None, "--debug" in flags):
             raise wrong from error
 
 
@@ -108,6 +127,40 @@ def command_line() -> str:
     return shlex.join(["hooked-lm", *TYPED.get()])
 
 
+def parameters(name: str) -> dict[str, Parameter]:
+    """The parameters of a command as typer made them, by their names on the command line, without the options of all commands;
+    none for an unknown command."""
+    if name not in EXAMPLES:
+        return {}
+    params = vars(get_command(app))["commands"][name].params
+    return {param.opts[0].removeprefix("--").replace("-", "_"): param for param in params if param.name not in OF_ALL}
+
+
+def in_options(message: str, command: str) -> str:
+    """A message of the library, with the options of a command in place of the arguments of the same names.
+
+    Other words and calls of functions stay: a name without "=" is an argument if it has an underscore or begins the message.
+
+    >>> from hooked_lm.cli.command import in_options
+    >>> in_options("of 9 documents nothing is known: give tokens_per_document=", "harvest")
+    'of 9 documents nothing is known: give --tokens-per-document'
+    >>> in_options(
+    ...     "reduce must be 'mean', got reduce='sum' and shard_size; see harvest(reduce=...)",
+    ...     "harvest",
+    ... )
+    "--reduce must be 'mean', got --reduce='sum' and --shard-size; see harvest(reduce=...)"
+    """
+    options = {param.name: param.opts[0] for param in parameters(command).values() if param.opts[0].startswith("--")}
+
+    def option(match: re.Match[str]) -> str:
+        name, before_value, before_nothing = match.groups()
+        leads = match.start() == 0 and message.startswith(" must ", match.end())
+        is_argument = name in options and (before_value or before_nothing or "_" in name or leads)
+        return f"{options[name]}{before_value or ''}" if is_argument else match[0]
+
+    return CALL_OR_NAME.sub(option, message)
+
+
 # ---- commands --------------------------------------------------------------------------------------------------------
 
 Result = Mapping[str, object]
@@ -121,15 +174,18 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
     """
 
     def register(function: Command) -> Command:
+        name = function.__name__
+
         @functools.wraps(function)
         def run(**given: object) -> None:
             as_json, debug = bool(given.pop("as_json")), bool(given.pop("debug"))
             stdout = sys.stdout if as_json else None
-            with _output(as_json) as said, clean_errors(stdout, debug, LINES[interrupt]):
+            with _output(as_json, name) as said, clean_errors(stdout, debug, LINES[interrupt], name):
                 result = function(**given)
+                text = as_text({"ok": True, **result, **({"warnings": said} if said else {})}) if as_json else ""
             if as_json:
-                with clean_errors(None, debug, LINES["ends"]):
-                    print(as_text({"ok": True, **result, **({"warnings": said} if said else {})}), flush=True)
+                with clean_errors(None, debug):
+                    print(text, flush=True)
             if result.get("ok") is False:
                 raise typer.Exit(FAILED)
 
@@ -137,7 +193,6 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
         added = [inspect.Parameter(name, one, default=False, annotation=kind) for name, kind in OF_ALL.items()]
         run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
         run.__annotations__ = {**function.__annotations__, **OF_ALL}
-        name = function.__name__
         EXAMPLES[name] = example
         shown = escape(example) if WIDE else f"\b\n{example}"  # \b: its lines are not joined
         app.command(name, epilog=f"Example:\n\n{shown}")(run)
@@ -147,15 +202,15 @@ def command(example: str, interrupt: str = "ends") -> Callable[[Command], Comman
 
 
 @contextmanager
-def _output(as_json: bool) -> Iterator[list[str]]:
+def _output(as_json: bool, name: str) -> Iterator[list[str]]:
     """Where lines for people go: to the terminal, or nowhere. Each warning is one line on stderr; yields the list of them."""
     said: list[str] = []
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) in said:
-            return
-        said.append(str(message))
-        to_stderr(f"[bold yellow]warning:[/] {escape(str(message))}")
+        text = in_options(str(message), name)
+        if text not in said:
+            said.append(text)
+            to_stderr(f"[bold yellow]warning:[/] {escape(text)}")
 
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a token shows a question mark
         if hasattr(stream, "reconfigure"):
@@ -174,28 +229,30 @@ def _output(as_json: bool) -> Iterator[list[str]]:
 
 
 @contextmanager
-def clean_errors(stdout: TextIO | None, debug: bool, interrupted: str) -> Iterator[None]:
-    """Errors are a line on stderr, and the exit code says of which kind they are; on `stdout` goes the same as JSON."""
+def clean_errors(to: TextIO | None, debug: bool, interrupted: str = LINES["ends"], name: str = "") -> Iterator[None]:
+    """Errors are a line on stderr, and the exit code says of which kind they are; the same goes as JSON `to` stdout."""
     try:
         yield
     except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except KeyboardInterrupt as error:
-        _end(interrupted, error, INTERRUPTED, stdout, debug)
+        _end(interrupted, error, INTERRUPTED, to, debug, str(error))
     except BAD_INPUTS as error:
-        _end(f"[bold red]error:[/] {escape(_message(error))}", error, BAD_INPUT, stdout, debug)
+        message = in_options(_message(error), name)
+        _end(f"[bold red]error:[/] {escape(message)}", error, BAD_INPUT, to, debug, message)
     except Exception as error:
-        kind = "" if isinstance(error, (RuntimeError, ArithmeticError)) and str(error) else f"{type(error).__name__}: "
+        message = in_options(str(error), name)
+        kind = "" if isinstance(error, EXPECTED) and message else f"{type(error).__name__}: "
         hint = "" if debug or not kind else " (--debug shows where)"
-        _end(f"[bold red]failed:[/] {escape(f'{kind}{error}{hint}')}", error, FAILED, stdout, debug)
+        _end(f"[bold red]failed:[/] {escape(f'{kind}{message}{hint}')}", error, FAILED, to, debug, message)
 
 
-def _end(line: str, error: BaseException, code: int, stdout: TextIO | None, debug: bool) -> None:
+def _end(line: str, error: BaseException, code: int, stdout: TextIO | None, debug: bool, message: str) -> None:
     if debug:
         traceback.print_exception(error)
     to_stderr(line)
     if stdout is not None:
-        found = {"type": type(error).__name__, "message": _message(error)}
+        found = {"type": type(error).__name__, "message": message}
         with suppress(OSError):  # of a disk that is full
             print(as_text({"ok": False, "error": found}), file=stdout, flush=True)
     raise typer.Exit(code) from None

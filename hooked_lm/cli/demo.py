@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_writable
-from hooked_lm.cli.output import records, say, say_path, show_table
+from hooked_lm.cli.output import records, result_data, say, say_path, show_table
 
 if TYPE_CHECKING:
     from hooked_lm.demo import experiment
@@ -40,6 +40,7 @@ def demo(
     result = experiment.run(model, pairs)
     clean, corrupted = result.differences.mean.tolist()
     _show_result(result, clean, corrupted)
+    table = result.heads.to_dataframe().rename(columns={"mean": "restored"})
     path = experiment.write_report(result, output).resolve()
     seconds = time.perf_counter() - start
     say_path("report:", path, f"  ({seconds:.1f} s)")
@@ -48,7 +49,7 @@ def demo(
     return {
         "n_pairs": len(pairs),
         "logit_difference": {"clean": clean, "corrupted": corrupted},
-        "heads": _heads(result),
+        "heads": result_data(_heads(result), table, result.heads.axes),
         "report": path,
         "seconds": seconds,
     }

@@ -35,9 +35,9 @@ def generate(
     ] = None,
     layer: Annotated[list[int] | None, typer.Option(help="Layers that are steered; the best one by default.")] = None,
 ) -> Result:
-    """Continue a prompt, with or without steering.
+    """Continue a prompt, or answer in a conversation, with or without steering.
 
-    The text appears as it is generated.
+    The text of a prompt appears as it is generated.
     """
     _check(greedy, max_new_tokens, {"--temperature": temperature, "--top-k": top_k, "--top-p": top_p})
     if steer is not None:
@@ -45,6 +45,7 @@ def generate(
     elif coefficient is not None or dose is not None or layer:
         raise ValueError("--coefficient, --dose and --layer are of steering vectors: give these with --steer")
     from hooked_lm.interventions.steering import SteeringVectors
+    from hooked_lm.models.text.chat import Chat
 
     vectors = None if steer is None else SteeringVectors.load(steer)
     loaded = load(model)
@@ -64,7 +65,9 @@ def generate(
     if vectors is not None and not layer:
         to_stderr(_why(vectors))
     with nullcontext() if hooks is None else loaded.hooks(hooks):
-        if not isinstance(start, str):  # ids of a model without a tokenizer
+        if isinstance(start, Chat):
+            pieces = iter([start.reply(loaded, **options).of({"turn": len(start.messages[0])})])
+        elif not isinstance(start, str):  # ids of a model without a tokenizer
             ids = loaded.generate(start, stop_at_eos=False, **options)
             pieces = iter([",".join(map(str, ids[0].tolist()))])
         elif hasattr(loaded, "generate_stream"):

@@ -1,7 +1,6 @@
 """`harvest`: the activations of a corpus."""
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ from rich.markup import escape
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_writable_folder, integers, load, without_weights
 from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
-from hooked_lm.cli.output import say, say_resumed, show_table
+from hooked_lm.cli.output import say, say_stored, show_table
 from hooked_lm.cli.prompts_and_sites import sites_of
 
 PlanOption = Annotated[
@@ -37,7 +36,7 @@ def harvest(
         typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
     ],
     output: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The harvest is a folder in this directory.")],
-    site: SitesOption,
+    sites: SitesOption,
     positions: Annotated[
         str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1 or 0-3.")
     ] = "all",
@@ -52,7 +51,7 @@ def harvest(
     shard_size: Annotated[str, typer.Option(help="The approximate size of a file.")] = "512MB",
     documents_per_shard: Annotated[int | None, typer.Option(help="The size of a file in documents instead.")] = None,
     shard: ShardOption = None,
-    workers: WorkersOption = 1,
+    n_workers: WorkersOption = 1,
     executor: ExecutorOption = "processes",
     threads: ThreadsOption = None,
     plan: PlanOption = None,
@@ -70,27 +69,21 @@ def harvest(
     of_rows |= {"dtype": dtype, "reduce": reduce, "context": context, "long": long, "column": column}
     of_rows |= {"max_documents": max_documents, "batch_size": batch_size, "shard_size": shard_size}
     if plan is not None:
-        return _estimate(model, documents, site, plan, tokens_per_document, threads, of_rows)
+        return _estimate(model, documents, sites, plan, tokens_per_document, threads, of_rows)
     from hooked_lm.harvest import harvest as run
     from hooked_lm.shards import part_of
 
     loaded, started = load(model, threads), time.time()
     of_work: dict[str, Any] = {"documents_per_shard": documents_per_shard, "shard": part_of(shard, "shard")}
-    of_work |= {"n_workers": workers, "executor": executor, "threads": threads}
-    store = run(loaded, documents, sites_of(loaded, site), output, **of_rows, seed=seed, **of_work)
-    say(escape(str(store)))
-    return {
-        "model": model,
-        "store": str(store),
-        "directory": Path(output).resolve(),
-        "shards": say_resumed(store, started),
-    }
+    of_work |= {"n_workers": n_workers, "executor": executor, "threads": threads}
+    store = run(loaded, documents, sites_of(loaded, sites), output, **of_rows, seed=seed, **of_work)
+    return {"model": model, **say_stored(store, started, sites=store.sites, tokens=len(store), dtype=dtype)}
 
 
 def _estimate(
     model: str,
     documents: str,
-    site: list[str],
+    sites: list[str],
     plan: str,
     tokens_per_document: int | None,
     threads: int | None,
@@ -103,7 +96,7 @@ def _estimate(
 
     loaded = load(model, threads) if plan == "time" else without_weights(model)
     data = int(documents) if documents.isdigit() else documents
-    found = estimate_harvest(loaded, data, sites_of(loaded, site), tokens_per_document=tokens_per_document, **settings)
+    found = estimate_harvest(loaded, data, sites_of(loaded, sites), tokens_per_document=tokens_per_document, **settings)
     say(escape(repr(found)))
     show_table([{"site": name, "bytes": size} for name, size in found.bytes_by_site.items()])
     return {"model": model, **vars(found), "bytes": found.bytes, "hours": found.hours}

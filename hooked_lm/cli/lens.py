@@ -9,11 +9,13 @@ from rich.markup import escape
 from hooked_lm.cli.command import Result, command
 from hooked_lm.cli.inputs import check_writable, decoder, integers
 from hooked_lm.cli.options import ModelArgument, PromptArgument
-from hooked_lm.cli.output import records, say, say_path, show_table
+from hooked_lm.cli.output import cells, records, say, say_path, show_table
 from hooked_lm.cli.prompts_and_sites import prompt_of, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from hooked_lm.results import Scores
 
 
 @command("hooked-lm lens demo 'The capital of France is' --k 3")
@@ -27,30 +29,59 @@ def lens(
         str, typer.Option("--site", "--sites", help="The short name of a site: resid_post, attn_out, mlp_out.")
     ] = "resid_post",
     k: Annotated[int, typer.Option(help="The number of likely tokens to show.")] = 5,
+    answers: Annotated[
+        str | None, typer.Option(help="Also compare two next tokens, with their spaces: ' Mary, John'.")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the grid of all positions to this page.")] = None,
 ) -> Result:
-    """Show the likely next tokens after each layer.
+    """Show the likely next tokens after each layer, and compare two answers.
 
-    The residual stream is decoded by the final norm and the unembedding (the logit lens). The last layer comes first.
+    The residual stream is decoded by the final norm and the unembedding (the logit lens). The last layer comes first: its
+    tokens are those that the model says.
     """
     from hooked_lm import analysis, viz
-    from hooked_lm.reports.sweep import parts_of_position
+    from hooked_lm.engine.answers import right_and_wrong
+    from hooked_lm.reports.circuit import answers_of
 
     check_writable(html)
     loaded = decoder(model, "lens")
     given, words = prompt_of(loaded, prompt)
     places, site = integers("positions", positions), short_name(site)
-    table = analysis.logit_lens(loaded, given, site=site, k=k, positions=places).to_dataframe()
+    pair = None if answers is None else [side for [side] in answers_of([answers])]
+    if pair is not None:
+        right_and_wrong(pair[0], pair[1], loaded)  # raises for two that are the same
+    found = analysis.logit_lens(loaded, given, site=site, k=k, positions=places, answers=pair and [pair])
+    table = found.to_dataframe()
     for place, (_, part) in zip(places, table.groupby("position", sort=False), strict=True):
         say(f"The next token after {escape(viz.visible(words[place]))}, with its probability:")
         show_table([_row(layer, group) for layer, group in reversed(list(part.groupby("layer", sort=False)))])
+    compared = None if found.answers is None else _compare(found.answers)
     if html is not None:
         figure = analysis.logit_lens(loaded, given, site=site, k=k).plot(title=f"Logit lens: {prompt}")
         viz.write_html(figure, html)
         say_path("page:", html)
     columns = ["position", "layer", "rank", "token", "id", "logit", "probability"]
-    rows = [{**row, "position": parts_of_position(str(row["position"]))[0]} for row in records(table[columns])]
-    return {"model": model, "tokens": words, "rows": rows, "html": html and html.resolve()}
+    return {
+        "model": model,
+        "tokens": words,
+        "rows": cells(table[columns]),
+        "answers": compared,
+        "html": html and html.resolve(),
+    }
+
+
+def _compare(found: "Scores") -> list[dict[str, object]]:
+    """Prints and returns, for each layer and position, the logit difference of two answers and their probabilities."""
+    from hooked_lm.reports.sweep import readable
+
+    logits, shares = (found.select(metric=name).mean.flatten(1).numpy() for name in ("logit", "probability"))
+    table = found.select(metric="logit", answer=0).to_dataframe()[["layer", "position"]]
+    table = table.assign(logit_difference=logits[0] - logits[1], probability=shares[0], wrong_probability=shares[1])
+    say("The logit of the right answer minus that of the wrong one, in nats, and their probabilities:")
+    show_table(
+        records(readable(table[::-1])), {"logit_difference": "+.2f", "probability": ".3f", "wrong_probability": ".3f"}
+    )
+    return cells(table)
 
 
 def _row(layer: object, group: "pd.DataFrame") -> dict[str, object]:

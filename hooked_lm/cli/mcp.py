@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from itertools import takewhile
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, get_args
 
-from typer.main import get_command
-
-from hooked_lm.cli.command import EXAMPLES, LINES, OF_ALL, app, clean_errors
+from hooked_lm.cli.command import EXAMPLES, Parameter, app, clean_errors, parameters
 from hooked_lm.cli.output import to_stderr
 from hooked_lm.extras import require_extra
 
@@ -32,27 +30,13 @@ JSON_TYPES: dict[object, str] = {
 }  # all others are texts, as on a command line
 
 
-@runtime_checkable
-class Parameter(Protocol):
-    """What is read of a parameter, whose class typer keeps private."""
-
-    name: str
-    param_type_name: str
-    opts: list[str]
-    secondary_opts: list[str]
-    required: bool
-    multiple: bool
-    default: object
-    help: str | None
-
-
 @app.command("mcp", epilog="Clients start it as:\n\nhooked-lm mcp")
 def mcp() -> None:
     """Serve the other commands as tools to an agent.
 
     The server speaks the Model Context Protocol on stdin and stdout.
     """
-    with clean_errors(None, False, LINES["ends"]):
+    with clean_errors(None, False):
         anyio, stdio = require_extra("anyio", "mcp"), require_extra("mcp.server.stdio", "mcp")
 
         async def serve() -> None:
@@ -99,8 +83,8 @@ def server() -> "Server[Any]":
 def call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """What `hooked-lm NAME ... --json` prints for these arguments.
 
-    >>> call("sites", {"model": "demo", "match": "blocks.0.attn.hook_z"})["sites"]
-    [{'site': 'blocks.0.attn.hook_z', 'axes': ['batch', 'pos', 'head', 'd_head'], 'on_demand': False}]
+    >>> call("sites", {"model": "demo", "match": "z0"})["sites"][0]["shape"]
+    ['batch', 'pos', 8, 16]
     >>> call("lens", {"model": "demo"})["error"]["message"]
     "Missing argument 'PROMPT' (see hooked-lm lens --help)"
     """
@@ -133,15 +117,6 @@ def command_line(name: str, arguments: Mapping[str, Any]) -> list[str]:
         else:
             options += [f"{param.opts[0]}={each}" for each in (value if isinstance(value, list) else [value])]
     return [name, *options, "--json", "--", *(str(values[key]) for key in takewhile(values.__contains__, places))]
-
-
-def parameters(name: str) -> dict[str, Parameter]:
-    """The parameters of a command as typer made them, by their names on the command line, without the options of all commands;
-    none for an unknown command."""
-    if name not in EXAMPLES:
-        return {}
-    params = vars(get_command(app))["commands"][name].params
-    return {param.opts[0].removeprefix("--").replace("-", "_"): param for param in params if param.name not in OF_ALL}
 
 
 def describe(name: str) -> dict[str, Any]:

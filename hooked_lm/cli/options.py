@@ -29,7 +29,11 @@ ModelArgument = Annotated[
     ),
 ]
 PromptArgument = Annotated[
-    str, typer.Argument(metavar="PROMPT", help="A text; token ids such as 12,7,3 if the model has no tokenizer.")
+    str,
+    typer.Argument(
+        metavar="PROMPT",
+        help="A text; @FILE.json with the messages of a conversation; or token ids such as 12,7,3 if the model has no tokenizer.",
+    ),
 ]
 SitesOption = Annotated[
     list[str],
@@ -63,7 +67,7 @@ MaxPairsOption = Annotated[int | None, typer.Option(help="The number of pairs to
 ShardOption = Annotated[
     str | None, typer.Option(help="i/n: compute shards i, i + n, i + 2n, ... alone; counted from 0.")
 ]
-WorkersOption = Annotated[int, typer.Option(help="The number of processes.")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="The number of processes.")]
 ExecutorOption = Annotated[
     str, typer.Option("--executor", "--engine", help="Where they run: processes (of this machine) or ray.")
 ]

@@ -36,12 +36,11 @@ from hooked_lm.cli.options import (
     ThreadsOption,
     WorkersOption,
 )
-from hooked_lm.cli.output import cells, records, say, say_path, say_resumed, show_table
+from hooked_lm.cli.output import say, say_path, say_stored, show_result
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
     from hooked_lm.reports.circuit import Task
-    from hooked_lm.studies import PairTable
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
 
@@ -83,7 +82,7 @@ def patch(
     output: DirectoryOption = None,
     html: HtmlOption = None,
     experiment: ExperimentOption = "sweep",
-    site: SiteOption = None,
+    sites: SiteOption = None,
     layers: LayersOption = None,
     positions: PositionsOption = None,
     heads: HeadsOption = None,
@@ -91,13 +90,13 @@ def patch(
     metric: MetricOption = None,
     column: ColumnOption = None,
     raw: Annotated[
-        bool, typer.Option("--raw/--normalized", help="Show logit differences in nats, or the share that is restored.")
+        bool, typer.Option("--raw/--normalized", help="Show effects alone, or also the share that they restore.")
     ] = False,
     max_pairs: MaxPairsOption = None,
     batch_size: Annotated[int, typer.Option(help="The number of pairs of one length that run together.")] = 16,
     pairs_per_shard: Annotated[int, typer.Option(help="The number of pairs in a file.")] = 64,
     shard: ShardOption = None,
-    workers: WorkersOption = 1,
+    n_workers: WorkersOption = 1,
     executor: ExecutorOption = "processes",
     threads: ThreadsOption = None,
 ) -> Result:
@@ -105,7 +104,7 @@ def patch(
 
     With --pairs it is a study of all pairs in a file. After an interruption the same command resumes it.
     """
-    options = _options(site, option, layers=layers, positions=positions, heads=heads)
+    options = _options(sites, option, layers=layers, positions=positions, heads=heads)
     check_writable(html)
     check_one_source(clean, corrupted, answers, pairs)
     if pairs is None:
@@ -119,30 +118,18 @@ def patch(
     check_writable_folder(output)
     from hooked_lm.shards import part_of
 
-    of_shards = {"shard": part_of(shard, "shard"), "n_workers": workers, "executor": executor, "threads": threads}
+    of_shards = {"shard": part_of(shard, "shard"), "n_workers": n_workers, "executor": executor, "threads": threads}
     of_pairs = {"columns": named("column", column), "max_pairs": max_pairs, "pairs_per_shard": pairs_per_shard}
     settings = {"metric": metric or "logit_difference", "batch_size": batch_size, "options": options}
-    return _study(model, pairs, experiment, Path(output), {**settings, **of_pairs, **of_shards}, html)
+    return _study(model, pairs, experiment, Path(output), {**settings, **of_pairs, **of_shards}, not raw, html)
 
 
-def _study(
-    model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], html: Path | None
-) -> Result:
-    """Runs an experiment on the pairs of a file, or goes on with it."""
-    from hooked_lm.studies import study_pairs
-
-    started = time.time()
-    with columns_named_by_options():
-        study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
-    return _show_study(study, started, html)
-
-
-def _options(site: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
+def _options(sites: list[str] | None, further: list[str] | None, **chosen: str | None) -> dict[str, Any]:
     """The arguments of the experiment, as the library takes them."""
-    every = [short_name(part.strip(), " and --layers") for each in site or [] for part in each.split(",")]
-    sites = {} if not every else {"sites": every[0] if len(every) == 1 else every}
+    every = [short_name(part.strip(), " and --layers") for each in sites or [] for part in each.split(",")]
+    where = {} if not every else {"sites": every[0] if len(every) == 1 else every}
     which_ones = {name: which(name, text) for name, text in chosen.items() if text is not None}
-    return {**sites, **which_ones, **{name: _value(name, text) for name, text in named("option", further).items()}}
+    return {**where, **which_ones, **{name: _value(name, text) for name, text in named("option", further).items()}}
 
 
 def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, html: Path | None) -> Result:
@@ -165,47 +152,52 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
     if normalized and shares.gap != shares.gap:
         raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
-    say(f"\nThe cells that move it most; {shares.name}: 0 is the corrupted run, 1 the clean one:")
-    show_table(records(sweep.readable(shares.top())), NUMBERS)
-    say(escape(sweep.finding(result).replace("`", "")))
+    top, table = sweep.tables(result, normalized)
+    finding = sweep.finding(result).replace("`", "")
+    scale = f"{shares.name}: 0 is the corrupted run, 1 the clean one" if normalized else "in nats"
+    say(f"\nThe cells that move it most; {scale}:")
+    found = show_result(top, table, result.axes, NUMBERS)
+    say(escape(finding))
     if html is not None:
         sweep.write_report(result, task, (tokens[0], tokens[len(task)]), html, normalized)
         say_path("page:", html)
     return {
         "model": model,
         "logit_difference": baselines,
-        "cells": cells(shares.cells()),
+        "finding": finding,
+        **found,
         "html": html and html.resolve(),
     }
 
 
-def _show_study(study: "PairTable", started: float, html: Path | None) -> Result:
-    """The cells with the largest effects; positions from the end if the pairs differ in length."""
+def _study(
+    model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], normalized: bool, html: Path | None
+) -> Result:
+    """Runs an experiment on the pairs of a file, or goes on with it. Positions count from the end if pairs differ in length."""
     from hooked_lm import viz
-    from hooked_lm.reports.sweep import readable
+    from hooked_lm.engine.result import SweepResult
+    from hooked_lm.reports import sweep
+    from hooked_lm.studies import study_pairs
 
-    say(escape(str(study)))
-    shards = say_resumed(study, started)
+    started = time.time()
+    with columns_named_by_options():
+        study = study_pairs(load(model, settings["threads"]), pairs, experiment, output, **settings)
+    facts = {"model": study.plan.model["name"], "experiment": study.plan.experiment["name"]}
+    stored = say_stored(study, started, pairs=study.n_pairs, rows=len(study))
     if not study.is_complete:
-        return {"study": str(study), "complete": False, "shards": shards}
+        return {**facts, **stored}
     scores = study.scores(align=None if study.has_one_length else "end")
-    effects = scores.top(10)
-    intervals = " with 95% intervals of all cells at once" if "low" in effects else ""
+    top, table = sweep.tables(scores, normalized)
+    intervals = " with 95% intervals of all cells at once" if "low" in top else ""
     say(f"\nThe largest effects, means over the pairs{intervals}:")
-    show_table(records(readable(effects)), NUMBERS)
+    found = show_result(top, table, scores.axes, NUMBERS)
     if html is not None:
-        found = viz.Section(
-            "What was found", viz.CaptionedFigure(scores.plot()), "The largest effects:", readable(effects)
-        )
-        viz.report(f"A {study.plan.experiment['name']} over {study.n_pairs:,} pairs of prompts", [found], html)
+        has_shares = isinstance(scores, SweepResult) and normalized and scores.clean is not None
+        figure = viz.CaptionedFigure((scores.normalized() if has_shares else scores).plot())  # type: ignore[attr-defined]
+        section = viz.Section("What was found", figure, "The largest effects:", sweep.readable(top))
+        viz.report(f"A {facts['experiment']} over {study.n_pairs:,} pairs of prompts", [section], html)
         say_path("page:", html)
-    return {
-        "study": str(study),
-        "complete": True,
-        "shards": shards,
-        "effects": cells(effects),
-        "html": html and html.resolve(),
-    }
+    return {**facts, **stored, **found, "html": html and html.resolve()}
 
 
 def _value(name: str, text: str) -> object:

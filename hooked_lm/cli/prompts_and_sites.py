@@ -1,17 +1,21 @@
 """Prompts and sites as they are typed, and as the library takes them."""
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hooked_lm.cli.inputs import integers
+from hooked_lm.cli.inputs import check_readable, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from hooked_lm.models.decoder import Decoder
     from hooked_lm.models.encoder_decoder import EncoderDecoder
+    from hooked_lm.models.text.chat import Chat
 
+CONVERSATION = re.compile(r"@\S+\.json")
 IN_A_LAYER = re.compile(r"blocks\.\d+\..*|[a-z_]+\d+")
 IN_ALL_LAYERS = re.compile(r"(?:blocks\.\*\.|\*\.?)?(?:attn\.|mlp\.|mixer\.)?hook_(\w+)")
 
@@ -45,7 +49,11 @@ def sites_of(model: "Decoder", given: Sequence[str]) -> list[str]:
 def short_name(site: str, layers: str = "") -> str:
     """The short name of a site in all layers. Raises ValueError for a site in one layer; `layers` says how to choose layers.
 
-    >>> short_name("blocks.*.attn.hook_z"), short_name("*hook_resid_post"), short_name("resid_post")
+    >>> (
+    ...     short_name("blocks.*.attn.hook_z"),
+    ...     short_name("*hook_resid_post"),
+    ...     short_name("resid_post"),
+    ... )
     ('z', 'resid_post', 'resid_post')
     """
     if match := IN_ALL_LAYERS.fullmatch(site):
@@ -58,11 +66,12 @@ def short_name(site: str, layers: str = "") -> str:
 
 def prompt_of(
     model: "Decoder | EncoderDecoder", text: str, name: str = "the prompt"
-) -> "tuple[str | Tensor, list[str]]":
+) -> "tuple[str | Tensor | Chat, list[str]]":
     """A prompt as the library takes it, and its tokens as strings.
 
-    For a model without a tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, for
-    anything but ids there, and for a model that reads no texts.
+    A prompt such as "@chat.json" is the conversation in that file, up to where the assistant answers. For a model without a
+    tokenizer a prompt is token ids, such as "12,7,3". Raises ValueError for a prompt without tokens, for anything but ids
+    there, and for a model that reads no texts.
     """
     from hooked_lm.models.text.methods import TextMethods
 
@@ -81,7 +90,23 @@ def prompt_of(
                 f"{name} has the token id {wrong[0]}; those of this model are 0 to {model.cfg.d_vocab - 1}"
             )
         return torch.tensor([ids]), list(map(str, ids))
+    if CONVERSATION.fullmatch(text):
+        chat = _conversation(model, Path(text[1:]))
+        return chat, list(chat.str_tokens[0])
     words = list(map(str, model.to_str_tokens(text))) if text else []
     if not words:
         raise ValueError(f"{name} has no tokens: give some text")
     return text, words
+
+
+def _conversation(model: "Decoder | EncoderDecoder", path: Path) -> "Chat":
+    """The conversation of a file: a list of messages, or a mapping with "messages" and options of the template."""
+    check_readable(path, "a list of messages, dicts with 'role' and 'content'")
+    if not hasattr(model, "chat"):
+        raise ValueError(f"{path} has a conversation, which a {type(model).__name__} does not continue")
+    given = json.loads(path.read_text(encoding="utf-8"))
+    options = {"messages": given} if isinstance(given, list) else given
+    if not isinstance(options, dict) or "messages" not in options:
+        raise ValueError(f"{path} must hold a list of messages, or a mapping with 'messages'; got {str(given)[:60]!r}")
+    chat: Chat = model.chat(**{"add_generation_prompt": True, **options})
+    return chat

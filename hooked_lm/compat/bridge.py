@@ -46,7 +46,9 @@ def without_neutral(fields: dict[str, Any]) -> dict[str, Any]:
 class TransformerBridgeConfig(HookedTransformerConfig):
     """A `HookedTransformerConfig` that also accepts the fields of a bridge, unless they request something unsupported.
 
-    >>> TransformerBridgeConfig(d_model=8, d_head=4, n_layers=1, n_ctx=16, d_vocab=10, architecture=None).n_heads
+    >>> TransformerBridgeConfig(
+    ...     d_model=8, d_head=4, n_layers=1, n_ctx=16, d_vocab=10, architecture=None
+    ... ).n_heads
     2
     """
 
@@ -110,7 +112,9 @@ class TransformerBridge(_Bridge, HookedTransformer):
     an `EncoderBridge` or `EncoderDecoderBridge` for encoders and encoder-decoders.
 
     >>> bridge = TransformerBridge.boot_transformers("demo")
-    >>> logits, cache = bridge.run_with_cache("The capital of France is", names_filter="blocks.0.attn.q.hook_out")
+    >>> logits, cache = bridge.run_with_cache(
+    ...     "The capital of France is", names_filter="blocks.0.attn.q.hook_out"
+    ... )
     >>> cache["blocks.0.attn.q.hook_out"] is cache["q", 0]
     True
     """
@@ -184,7 +188,9 @@ class TransformerBridge(_Bridge, HookedTransformer):
     ) -> "TransformerBridge":
         """A new model with random weights.
 
-        >>> cfg = dict(d_model=16, d_head=8, n_layers=1, n_ctx=8, d_vocab=10, act_fn="gelu", seed=0)
+        >>> cfg = dict(
+        ...     d_model=16, d_head=8, n_layers=1, n_ctx=8, d_vocab=10, act_fn="gelu", seed=0
+        ... )
         >>> TransformerBridge.boot_native(cfg).cfg.model_name
         'native'
         """

@@ -19,6 +19,7 @@ class BaseTensorConversion:
     >>> class Doubled(BaseTensorConversion):
     ...     def handle_conversion(self, input_value, *full_context):
     ...         return 2 * input_value
+    ...
     ...     def revert(self, input_value, *full_context):
     ...         return input_value / 2
     >>> point = HookPoint()

@@ -76,7 +76,9 @@ def get_rotary_pct_from_config(config: Any) -> float:
     """The share of a head's dimensions that rotate, from a transformers config (version 5 or older).
 
     >>> from types import SimpleNamespace
-    >>> get_rotary_pct_from_config(SimpleNamespace(rope_parameters={"partial_rotary_factor": 0.25}))
+    >>> get_rotary_pct_from_config(
+    ...     SimpleNamespace(rope_parameters={"partial_rotary_factor": 0.25})
+    ... )
     0.25
     """
     old = getattr(config, "rotary_pct", None)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hooked_lm.hub.datasets import load_dataset
+from hooked_lm import hub_files
 from hooked_lm.progress import tqdm
 from hooked_lm.utils import lm_cross_entropy_loss, tokenize_and_concatenate
 
@@ -35,7 +35,9 @@ def sanity_check(model: Any) -> Float[Tensor, ""]:
     It is below 5 for a trained model of GPT-2's size. Above 7 something is wrong.
 
     >>> from hooked_lm import HookedTransformer
-    >>> bool(sanity_check(HookedTransformer.from_pretrained("demo")) > 5)  # it knows only its generated sentences
+    >>> bool(
+    ...     sanity_check(HookedTransformer.from_pretrained("demo")) > 5
+    ... )  # it knows only its generated sentences
     True
     """
     with torch.no_grad():
@@ -52,7 +54,7 @@ def make_wiki_data_loader(
 
     The texts are concatenated, cut into rows of `max_length` tokens, and shuffled with `seed`.
     """
-    texts = load_dataset("Salesforce/wikitext", "wikitext-2-v1", split="train")
+    texts = hub_files.dataset("Salesforce/wikitext", "wikitext-2-v1", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed)
 
 
@@ -60,7 +62,7 @@ def make_owt_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
     """10,000 texts of OpenWebText, a replication of GPT-2's training data; see `make_wiki_data_loader`."""
-    texts = load_dataset("stas/openwebtext-10k", split="train")
+    texts = hub_files.dataset("stas/openwebtext-10k", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed)
 
 
@@ -68,7 +70,7 @@ def make_pile_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
     """10,000 texts of the Pile (Gao et al. 2020, arXiv:2101.00027); see `make_wiki_data_loader`."""
-    texts = load_dataset("NeelNanda/pile-10k", split="train")
+    texts = hub_files.dataset("NeelNanda/pile-10k", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed)
 
 
@@ -76,7 +78,7 @@ def make_code_data_loader(
     tokenizer: Any, batch_size: int = 8, max_length: int = LONGEST, seed: int = 0
 ) -> DataLoader[Any]:
     """Python files of CodeParrot's validation set; see `make_wiki_data_loader`."""
-    texts = load_dataset("codeparrot/codeparrot-valid-v2-near-dedup", split="train")
+    texts = hub_files.dataset("codeparrot/codeparrot-valid-v2-near-dedup", split="train")
     return _loader(texts, tokenizer, batch_size, max_length, seed, column="content")
 
 

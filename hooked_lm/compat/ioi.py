@@ -44,7 +44,12 @@ class IOIDataset(Dataset[dict[str, Tensor]]):
     Raises ValueError for fewer than two names, and for a template that does not end with [A].
 
     >>> from hooked_lm import HookedTransformer
-    >>> data = IOIDataset(HookedTransformer.from_pretrained("demo").tokenizer, num_samples=2, symmetric=True, seed=0)
+    >>> data = IOIDataset(
+    ...     HookedTransformer.from_pretrained("demo").tokenizer,
+    ...     num_samples=2,
+    ...     symmetric=True,
+    ...     seed=0,
+    ... )
     >>> first, second = data.samples
     >>> first["IO"] == second["S"], first["text"].endswith(first["IO"])
     (True, True)

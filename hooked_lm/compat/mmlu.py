@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hooked_lm.hub.datasets import load_dataset
+from hooked_lm import hub_files
 from hooked_lm.progress import tqdm
 
 __all__ = ["MMLU_ANSWER_LETTERS", "MMLU_SUBJECTS", "make_mmlu_data_loader", "mmlu_eval"]
@@ -39,7 +39,7 @@ def make_mmlu_data_loader(
         raise ValueError(f"unknown subjects {', '.join(unknown)}; known are {', '.join(MMLU_SUBJECTS)}")
     found = []
     for subject in wanted:
-        rows = list(load_dataset("cais/mmlu", subject, split=split))[:num_samples]
+        rows = list(hub_files.dataset("cais/mmlu", subject, split=split))[:num_samples]
         found += [
             {name: row[name] for name in ("question", "choices", "answer")} | {"subject": subject} for row in rows
         ]

@@ -17,6 +17,7 @@ TOLERANCE = 1e-3  # relative to the largest logit
 NOT_IN_TRANSFORMER_LENS = {
     "tree", "processed", "device", "n_params", "default_padding_side", "eos_token_id", "pad_token_id", "n_token_types",
     "n_decoder_layers", "forced_bos_token_id", "suppress_tokens", "fused_attention", "left_out", "dequantized_from",
+    "kept_quantized",
     "tokenizer_name",  # a tokenizer is passed separately
 }  # fmt: skip
 

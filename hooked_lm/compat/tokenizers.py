@@ -18,7 +18,9 @@ def get_tokenizer_with_bos(tokenizer: Any) -> Any:
 
     >>> from hooked_lm import HookedTransformer
     >>> tokenizer = HookedTransformer.from_pretrained("demo").tokenizer
-    >>> get_tokenizer_with_bos(tokenizer).decode(get_tokenizer_with_bos(tokenizer).encode("Mary"))
+    >>> get_tokenizer_with_bos(tokenizer).decode(
+    ...     get_tokenizer_with_bos(tokenizer).encode("Mary")
+    ... )
     '<|endoftext|>Mary'
     """
     if tokenizer.bos_token is None or getattr(tokenizer, "add_bos_token", False):

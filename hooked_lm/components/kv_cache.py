@@ -117,6 +117,44 @@ class KeyValueCacheEntry:
         return bigger
 
 
+class ContinuedEntry:
+    """Keys and values that several rows share, as views expanded to `batch` rows, and those of the tokens after them."""
+
+    def __init__(self, shared: "KeyValueCacheEntry | ContinuedEntry", batch: int, room: int) -> None:
+        keys, values = _rows(shared.past_keys, batch), _rows(shared.past_values, batch)
+        self.shared = KeyValueCacheEntry(past_keys=keys, past_values=values, frozen=True)
+        self.new, self.frozen = KeyValueCacheEntry(room), False
+        self.saved, self.restore = self.new.saved, self.new.restore
+
+    @property
+    def length(self) -> int:
+        return self.shared.length + self.new.length
+
+    @property
+    def past_keys(self) -> Float[Tensor, "batch pos kv_head d_head"] | None:
+        past = [x for x in (self.shared.past_keys, self.new.past_keys) if x is not None]
+        return torch.cat(past, 1) if past else None
+
+    @property
+    def past_values(self) -> Float[Tensor, "batch pos kv_head d_value"] | None:
+        past = [x for x in (self.shared.past_values, self.new.past_values) if x is not None]
+        return torch.cat(past, 1) if past else None
+
+    def append(
+        self,
+        keys: Float[Tensor, "batch new kv_head d_head"],
+        values: Float[Tensor, "batch new kv_head d_value"],
+    ) -> tuple[Float[Tensor, "batch pos kv_head d_head"], Float[Tensor, "batch pos kv_head d_value"]]:
+        """Stores new keys and values, unless the entry is frozen; returns all of them, the new ones last."""
+        self.new.frozen = self.frozen
+        return self.shared.append(*self.new.append(keys, values))
+
+
+def _rows(value: Tensor | None, batch: int) -> Tensor | None:
+    """A view of a tensor with so many rows: all that it has, or its only one again and again."""
+    return None if value is None else value.expand(batch, *value.shape[1:])
+
+
 class StateCacheEntry:
     """One state-space layer's last convolution inputs [batch, tap, channel] and its state.
 
@@ -152,7 +190,7 @@ class StateCacheEntry:
         self.length, self.window, self.state = saved
 
 
-Entry = KeyValueCacheEntry | StateCacheEntry
+Entry = KeyValueCacheEntry | ContinuedEntry | StateCacheEntry
 
 
 class KeyValueCache(NotebookRepr):
@@ -172,12 +210,13 @@ class KeyValueCache(NotebookRepr):
         n_layers: int | None = None,
         room: int = 64,
         *,
-        entries: Sequence[KeyValueCacheEntry] | None = None,
+        entries: Sequence[KeyValueCacheEntry | ContinuedEntry] | None = None,
         previous_attention_mask: Tensor | None = None,
         frozen: bool = False,
     ) -> None:
         if (n_layers is None) == (entries is None):
             raise ValueError("a cache needs either n_layers or the entries of its layers")
+        self.entries: list[KeyValueCacheEntry | ContinuedEntry]
         self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers or 0)] if entries is None else [*entries]
         self.states: dict[int, StateCacheEntry] = {}
         self.previous_attention_mask = previous_attention_mask
@@ -190,6 +229,23 @@ class KeyValueCache(NotebookRepr):
     def init_cache(cls, cfg: Any, device: torch.device | str | None = None, batch_size: int = 1) -> "KeyValueCache":
         """An empty cache for a model's config; device and batch size are those of the first tokens."""
         return cls(cfg.n_layers)
+
+    def continued(self, batch: int, room: int = 64) -> "KeyValueCache":
+        """A cache that begins with these tokens, in which others may follow, at first `room` of them; this one stays as it is.
+
+        Its rows are those of this cache, or its only one again and again, of which nothing is copied.
+        """
+        cache = KeyValueCache(entries=[], previous_attention_mask=_rows(self.previous_attention_mask, batch))
+        for entry in self.entries:
+            is_same = entry.past_keys is None or len(entry.past_keys) == batch
+            own = (
+                KeyValueCacheEntry(room, past_keys=entry.past_keys, past_values=entry.past_values) if is_same else None
+            )
+            cache.entries.append(own or ContinuedEntry(entry, batch, max(1, room - entry.length)))
+        for layer, state in self.states.items():
+            cache.state(layer).restore((state.length, _rows(state.window, batch), _rows(state.state, batch)))
+        cache.position_shifts = {n: shift.expand(batch) for n, shift in self.position_shifts.items()}
+        return cache
 
     def _all(self) -> list[Entry]:
         return [*self.entries, *self.states.values()]
@@ -266,7 +322,7 @@ class KeyValueCache(NotebookRepr):
             entry.frozen = self.frozen
         return self.states[layer]
 
-    def __getitem__(self, layer: int) -> KeyValueCacheEntry:
+    def __getitem__(self, layer: int) -> KeyValueCacheEntry | ContinuedEntry:
         """The keys and values of a layer."""
         return self.entries[layer]
 

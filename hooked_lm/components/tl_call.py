@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.components.kv_cache import KeyValueCache, KeyValueCacheEntry
+from hooked_lm.components.kv_cache import ContinuedEntry, KeyValueCache, KeyValueCacheEntry
 from hooked_lm.components.masks import Scores
 from hooked_lm.components.stack_context import EncodedSource, StackContext
 
@@ -17,7 +17,7 @@ class _OneEntry(KeyValueCache):
         super().__init__(0)
         self.entries = [entry]
 
-    def __getitem__(self, layer: int) -> KeyValueCacheEntry:
+    def __getitem__(self, layer: int) -> KeyValueCacheEntry | ContinuedEntry:
         return super().__getitem__(0)
 
 

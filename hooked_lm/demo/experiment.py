@@ -58,7 +58,9 @@ def prompt_pairs(n: int) -> list[PromptPair]:
     Receiver and giver take turns. Raises ValueError for a number that is not positive or exceeds the pairs of names.
 
     >>> pair = prompt_pairs(1)[0]
-    >>> pair.clean == pair.corrupted.replace(f",{pair.answer} gave", f",{pair.wrong_answer} gave")
+    >>> pair.clean == pair.corrupted.replace(
+    ...     f",{pair.answer} gave", f",{pair.wrong_answer} gave"
+    ... )
     True
     """
     everybody = product(corpus.FEMALE_NAMES, corpus.MALE_NAMES)
@@ -150,7 +152,7 @@ class Result(NotebookRepr):
         With one pair of prompts the table has no interval (`low`, `high`).
         """
         top, names = self.heads.top(n), [head_label(layer, head) for layer, head in self.top_heads(n)]
-        ranking = pd.DataFrame({"head": names, "restored": top["effect"]})
+        ranking = pd.DataFrame({"head": names, "restored": top["restored"]})
         ranking = ranking.join(top[[end for end in ("low", "high") if end in top]])
         acting = [self.acting(name) for name in names]
         ranking["acts at"] = [_place(self, each.position) for each in acting]
@@ -259,7 +261,7 @@ def _prompts_section(result: Result) -> viz.Section:
         name: f"{_signed(a)} to {_signed(b)}" for name, a, b in zip(names, low.tolist(), high.tolist(), strict=True)
     }
     top, strongest = result.heads.top(1), "strongest head (restores)"
-    facts[strongest] = f"{result.ranking(1)['head'][0]} ({top['effect'][0]:.0%})"
+    facts[strongest] = f"{result.ranking(1)['head'][0]} ({top['restored'][0]:.0%})"
     if n_pairs > 1:
         notes[strongest] = f"{top['low'][0]:.0%} to {top['high'][0]:.0%}"
     intervals = (
@@ -326,7 +328,7 @@ def _heads_section(result: Result) -> viz.Section:
         upwards=True,
     )
     top = effects.top(RANKED_HEADS)
-    restored, *ends = (torch.tensor(top[name].to_numpy()) for name in ("effect", "low", "high") if name in top)
+    restored, *ends = (torch.tensor(top[name].to_numpy()) for name in ("restored", "low", "high") if name in top)
     interval = (ends[0], ends[1]) if ends else None
     strongest = viz.bars(restored, ranking["head"].tolist(), interval, x_title="head", y_title="restored")
     with_intervals = ", with 95% intervals over the pairs, of all heads at once" if interval else ""

@@ -1,6 +1,7 @@
 """Answers as token ids: one for all prompts, one for each prompt, or several for each."""
 
 from collections.abc import Sequence
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from hooked_lm.models.text.methods import TextMethods
 
 Answers = str | int | Sequence[str | int] | Sequence[Sequence[str | int]] | Tensor
 Rows = Int[Tensor, "row token"]  # one row for all prompts, or one for each
+OtherRows = Int[Tensor, "other_row other_token"]
 NEST = "a list has one answer for each prompt; nest it, [[...]], for several answers of every prompt"
 
 
@@ -52,6 +54,28 @@ def answers_of_prompts(answers: Answers, n_prompts: int, name: str, model: Any) 
         raise ValueError(f"{name} are given for {given} prompts, and there are {n_prompts}: {NEST}")
     model.tokens.check_ids(rows)
     return rows.expand(n_prompts, -1).to(model.device)
+
+
+def right_and_wrong(
+    answers: Answers, wrong_answers: Answers, model: TextMethods | None = None
+) -> tuple[tuple[Rows, int | None], tuple[OtherRows, int | None]]:
+    """The `answer_rows` of right and of wrong answers. Raises ValueError also for a prompt whose right and wrong answers are the
+    same, and for other numbers of prompts.
+
+    >>> right_and_wrong([7, 8], 9)[1][0].tolist()
+    [[9]]
+    """
+    right, wrong = answer_rows(answers, "answers", model), answer_rows(wrong_answers, "wrong_answers", model)
+    if None not in (right[1], wrong[1]) and right[1] != wrong[1]:
+        raise ValueError(f"answers are given for {right[1]} prompts, wrong_answers for {wrong[1]}")
+    one, other = right[0].sort(1).values, wrong[0].sort(1).values
+    if one.shape[1] == other.shape[1] and len(same := (one == other).all(1).nonzero()):
+        of_prompt = f" of prompt {int(same[0])}" if None not in (right[1], wrong[1]) else ""
+        given = f"answers={shortened(answers)}, wrong_answers={shortened(wrong_answers)}"
+        raise ValueError(
+            f"the right and the wrong answers{of_prompt} are the same, give two different tokens; got {given}"
+        )
+    return right, wrong
 
 
 def whole_numbers(given: Any, name: str) -> Int[Tensor, "..."]:

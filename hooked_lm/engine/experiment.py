@@ -5,9 +5,7 @@ cell is a whole forward pass, several in a batch. Both give the results of a loo
 """
 
 import re
-import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.budget import Budget, batches
 from hooked_lm.engine.cells_before_blocks import (
@@ -310,7 +308,7 @@ class Experiment:
                 if n_cells == 1
                 else f"{n_cells} cells run as whole forward passes"
             )
-            warnings.warn(f"{reason}: {run}", stacklevel=stacklevel_outside(sys._getframe()))
+            warn_caller(f"{reason}: {run}")
 
     def _reason_of(self, cells: Sequence[Cell]) -> str:
         if self.fallback_reason is not None:

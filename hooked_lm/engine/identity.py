@@ -14,7 +14,9 @@ def identities(model: HookedRootModule, rows: Rows) -> list[str]:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> one, other, again = identities(model, model.to_tokens(["Mary left", "John left", "Mary left"]))
+    >>> one, other, again = identities(
+    ...     model, model.to_tokens(["Mary left", "John left", "Mary left"])
+    ... )
     >>> one == again != other
     True
     """

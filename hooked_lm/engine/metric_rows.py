@@ -16,7 +16,9 @@ class MetricOfRows:
     others are computed once it reads them. The logits of the rows are indexed once, whatever the number of runs.
 
     >>> both_positions = MetricOfRows(lambda logits: logits[:, -1, 0])
-    >>> both_positions(torch.tensor([[[1.0]], [[2.0]], [[3.0]]]), torch.tensor([[0, 1], [2, 0]]))
+    >>> both_positions(
+    ...     torch.tensor([[[1.0]], [[2.0]], [[3.0]]]), torch.tensor([[0, 1], [2, 0]])
+    ... )
     tensor([[1., 2.],
             [3., 1.]])
     """

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.engine.answers import NEST, Answers, Rows, answer_rows, whole_numbers
+from hooked_lm.engine.answers import NEST, Answers, Rows, answer_rows, right_and_wrong, whole_numbers
 from hooked_lm.models.text.methods import TextMethods
 
 Positions = int | Sequence[int] | Tensor
@@ -140,12 +140,7 @@ def logit_difference(
     >>> bool(metric(model("The capital of France is")) > 0)
     True
     """
-    (right, n_right), (other, n_wrong) = (
-        answer_rows(answers, "answers", model),
-        answer_rows(wrong_answers, "wrong_answers", model),
-    )
-    if None not in (n_right, n_wrong) and n_right != n_wrong:
-        raise ValueError(f"answers are given for {n_right} prompts, wrong_answers for {n_wrong}")
+    (right, n_right), (other, n_wrong) = right_and_wrong(answers, wrong_answers, model)
     rows, n = max(len(right), len(other)), right.shape[1]
     columns = torch.cat([right.expand(rows, -1), other.expand(rows, -1)], 1)
 
@@ -223,10 +218,11 @@ def accuracy(
     >>> accuracy(3)(logits), accuracy(3, 2)(logits)
     (tensor([0.]), tensor([1.]))
     """
-    right, n_right = answer_rows(answers, "answers", model)
-    wrong, n_wrong = (None, None) if wrong_answers is None else answer_rows(wrong_answers, "wrong_answers", model)
-    if None not in (n_right, n_wrong) and n_right != n_wrong:
-        raise ValueError(f"answers are given for {n_right} prompts, wrong_answers for {n_wrong}")
+    wrong, n_wrong = None, None
+    if wrong_answers is None:
+        right, n_right = answer_rows(answers, "answers", model)
+    else:
+        (right, n_right), (wrong, n_wrong) = right_and_wrong(answers, wrong_answers, model)
 
     def compute(read: Float[Tensor, "batch pos d_vocab"]) -> Float[Tensor, " batch"]:
         best = _picked(read, right).amax(-1)
@@ -302,7 +298,8 @@ def loss(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> prompt = "The capital of France is Paris"
-    >>> whole, answer = loss(prompt, model=model)(model(prompt)), loss(prompt, positions=-2, model=model)(model(prompt))
+    >>> whole = loss(prompt, model=model)(model(prompt))
+    >>> answer = loss(prompt, positions=-2, model=model)(model(prompt))
     >>> bool(answer < 0.5 < whole)
     True
     """

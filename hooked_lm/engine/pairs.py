@@ -14,6 +14,7 @@ from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -145,6 +146,8 @@ def _some_prompts(prompts: Prompts, places: list[int]) -> Prompts:
         raise TypeError("prompts with images are divided by their model: model.rows(pairs.clean, [0, 1])")
     if isinstance(prompts, Tensor):
         return (prompts if prompts.ndim > 1 else prompts[None])[places]
+    if isinstance(prompts, Chat):
+        return prompts[places]
     return [([prompts] if isinstance(prompts, str) else prompts)[place] for place in places]
 
 

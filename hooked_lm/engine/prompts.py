@@ -10,18 +10,21 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
+from hooked_lm.engine.conversations import ids_of_equal_length
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.hooks.token_labels import Named
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.inputs import PromptRows, Rows, SomeRows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
-Prompts = Tokens | VisionInputs  # or ids with the images among them
-AxisSelection = str | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
+Prompts = Tokens | VisionInputs | Chat  # or ids with the images among them, or conversations
+AxisSelection = Named | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 PAIRED = ("clean", "corrupted")  # the prompts of an experiment on pairs
 STUDY = "; hooked_lm.studies.study_pairs, and hooked-lm patch --pairs, run pairs of different lengths"
 Values = str | Tensor | Mapping[str, Tensor]  # "clean", "corrupted", "mean", "zero", a tensor, or a cache
@@ -44,6 +47,8 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
                 f"{type(prompts).__name__}"
             )
         return model.inputs(prompts)
+    if isinstance(prompts, Chat):
+        return ids_of_equal_length(prompts, name)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)
     if not getattr(model, "sites_of_images", ()):
@@ -82,9 +87,20 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
     rows = [ids[0][0] if isinstance(ids, tuple) else ids[0] for ids in both]  # a tuple is (ids, mask)
     lengths = [len(row) for row in rows]
     if len(set(lengths)) != 1:
-        what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, "")
+        what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, _instead(model, name, lengths))
         raise ValueError(f"all {what} must have the same number of tokens; these have {lengths}{hint}")
     return torch.stack(rows)
+
+
+def _instead(model: HookedRootModule, name: str, lengths: Sequence[int]) -> str:
+    """What to do with prompts of different lengths. Padding changes nothing before it where attention is causal."""
+    if getattr(getattr(model, "cfg", None), "attention_dir", "") != "causal":
+        return "; call the function for those of one length"
+    return (
+        f"; call the function for those of one length, or give ids, {name}=model.to_tokens({name}, padding_side='right'), with a "
+        f"metric at the last token of each, such as metrics.logit(answers, positions=torch.tensor({[n - 1 for n in lengths]}), "
+        "model=model)"
+    )
 
 
 def kind_of(value: object) -> str:
@@ -144,7 +160,9 @@ def position_labels(model: Any, rows: Rows) -> list[Label]:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> position_labels(model, model.to_tokens(["The capital of France is", "The capital of Italy is"]))
+    >>> position_labels(
+    ...     model, model.to_tokens(["The capital of France is", "The capital of Italy is"])
+    ... )
     ['0 <|endoftext|>', '1 The', '2  capital', '3  of', 4, '5  is']
     """
     if getattr(model, "tokenizer", None) is None:

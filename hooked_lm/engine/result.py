@@ -62,7 +62,12 @@ class SweepResult(Scores):
     Raises ValueError for inconsistent shapes.
 
     >>> import torch
-    >>> result = SweepResult(torch.tensor([[1.0, 2.0], [5.0, 7.0]]), {"layer": [0, 1]}, torch.zeros(2), torch.full((2,), 6.0))
+    >>> result = SweepResult(
+    ...     torch.tensor([[1.0, 2.0], [5.0, 7.0]]),
+    ...     {"layer": [0, 1]},
+    ...     torch.zeros(2),
+    ...     torch.full((2,), 6.0),
+    ... )
     >>> result
     SweepResult(layer 2, 2 prompts; means 1.5 to 6, corrupted 0, clean 6)
     >>> result.normalized().mean
@@ -77,7 +82,6 @@ class SweepResult(Scores):
     binary: Sequence[bool] | None = None
     _BY_METRIC: ClassVar[tuple[str, ...]] = ("corrupted", "clean", "binary")
     _METRIC_IN_ABOUT: ClassVar[str] = METRIC_NAME
-    RANKED_BY: ClassVar[str] = "effect"
 
     def __post_init__(self) -> None:
         if self.base not in ("corrupted", "clean") or (self.base == "clean" and self.clean is None):
@@ -134,7 +138,10 @@ class SweepResult(Scores):
 
         `axes` are those of the grid of which a part has only some labels. Cells that no part has are NaN, and costs are added.
 
-        >>> of_layers = [SweepResult(torch.full((1, 2), 3.0 + i), {"layer": [i]}, torch.zeros(2)) for i in (0, 1)]
+        >>> of_layers = [
+        ...     SweepResult(torch.full((1, 2), 3.0 + i), {"layer": [i]}, torch.zeros(2))
+        ...     for i in (0, 1)
+        ... ]
         >>> SweepResult.joined(of_layers, "layers", {"layer": [0, 1, 2]}).mean
         tensor([3., 4., nan])
         """
@@ -209,7 +216,12 @@ class SweepResult(Scores):
         1 for "noise". So intervals are those of paired differences: they leave out how prompts differ from each other. The
         means are those of `normalized()`, as are warnings and errors.
 
-        >>> result = SweepResult(torch.tensor([[3.0, 5.0]]), {"layer": [0]}, torch.tensor([0.0, 2.0]), torch.tensor([6.0, 8.0]))
+        >>> result = SweepResult(
+        ...     torch.tensor([[3.0, 5.0]]),
+        ...     {"layer": [0]},
+        ...     torch.tensor([0.0, 2.0]),
+        ...     torch.tensor([6.0, 8.0]),
+        ... )
         >>> result.restored().values
         tensor([[0.5000, 0.5000]])
         """
@@ -239,9 +251,10 @@ class SweepResult(Scores):
     def _ranked(self: Own) -> Own:
         return self.effects()
 
-    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
-        means_are_effects = CHANGE in self._scale or (self._scale == RESTORED and self.base == "corrupted")
-        return [] if means_are_effects else [("value", self.mean)]
+    @property
+    def _column(self) -> str:
+        name, _ = self._named("value")
+        return "effect" if name.startswith(CHANGE) else name
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         return {"fingerprint": ""}

@@ -1,9 +1,7 @@
 """A study runs a grid of cells over one base run into a SweepResult, with bounded memory; interruptible and resumable."""
 
 import os
-import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.edit import Cell
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.fingerprint import fingerprint
@@ -111,12 +109,23 @@ class Study(NotebookRepr):
         try:
             run.run(progress)
             run.save()
-            return run.result()
+            found = run.result()
+            _warn_if_same(tokens, other, found)
+            return found
         except BaseException as error:
             run.save()
             if isinstance(error, KeyboardInterrupt):
                 raise SweepInterrupted(run.result()) from None
             raise
+
+
+def _warn_if_same(tokens: Rows, other: Rows | None, found: SweepResult) -> None:
+    """Warns of clean prompts that are the corrupted ones, so that no cell changes anything."""
+    are_same = isinstance(tokens, Tensor) and isinstance(other, Tensor) and torch.equal(tokens.cpu(), other.cpu())
+    if are_same and not bool(found.effects().values.nan_to_num().any()):
+        warn_caller(
+            "the clean and the corrupted prompts are the same, so no cell changes anything and all effects are 0"
+        )
 
 
 def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Tensor) -> None:
@@ -126,11 +135,10 @@ def _warn_if_swapped(metrics: Mapping[str, Metric], corrupted: Tensor, clean: Te
         if getattr(metric, "rises_with_answer", False) and low > high:
             name, swapped = getattr(metric, "name", "metric"), (changed > right).nonzero().flatten().tolist()
             which = f", of prompts {short_repr(swapped)} alone" if len(swapped) < len(right) else ""
-            warnings.warn(
+            warn_caller(
                 f"the answer is better on the corrupted prompts ({name} {low:.4g}) than on the clean ones ({high:.4g}){which}: "
                 "are the two swapped? The arguments are (model, corrupted, clean)",
                 SwapWarning,
-                stacklevel=stacklevel_outside(sys._getframe()),
             )
             return
 
@@ -206,7 +214,7 @@ class _Run:
             self.result().save(self.resume_file)
         except OSError as error:
             message = f"{error}; the sweep continues, and returns its result"
-            warnings.warn(CheckpointWarning(message, self.result()), stacklevel=stacklevel_outside(sys._getframe()))
+            warn_caller(CheckpointWarning(message, self.result()))
 
     def result(self) -> SweepResult:
         """The current result."""

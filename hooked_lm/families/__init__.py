@@ -38,7 +38,11 @@ CLASSES = OF_TEXT | VISION_ENCODERS | VISION_LANGUAGES | DUAL_ENCODERS
 def supported(*classes: str) -> list[str]:
     """The model types that can be loaded as one of these classes; by default those of text alone.
 
-    >>> "llama" in supported(), "vit" in supported(), "vit" in supported("HookedVisionEncoder")
+    >>> (
+    ...     "llama" in supported(),
+    ...     "vit" in supported(),
+    ...     "vit" in supported("HookedVisionEncoder"),
+    ... )
     (True, False, True)
     """
     return list(_folders(classes or tuple(OF_TEXT.values())))

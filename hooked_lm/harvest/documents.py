@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from hooked_lm import hub_files
 from hooked_lm.shards.plan import check_counts, check_integers
 
 Document = str | Sequence[int]
@@ -174,7 +175,7 @@ def loaded(source: str | os.PathLike[str]) -> Any:
         return _read(datasets, BUILDERS[kinds.pop()], files)
     if is_saved:
         return datasets.load_from_disk(str(path))
-    return datasets.load_dataset(str(source), split="train")
+    return hub_files.dataset(str(source), split="train")
 
 
 def _read(datasets: ModuleType, kind: str, files: list[str]) -> Any:

@@ -98,7 +98,9 @@ def estimate_harvest(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = estimate_harvest(model, 1000, ("resid_post", 1), tokens_per_document=20, dtype="bfloat16")
+    >>> found = estimate_harvest(
+    ...     model, 1000, ("resid_post", 1), tokens_per_document=20, dtype="bfloat16"
+    ... )
     >>> found.tokens, found.bytes == 20_000 * (128 * 2 + 17)
     (20000, True)
     """

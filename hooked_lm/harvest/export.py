@@ -1,6 +1,5 @@
 """The activations of a store as a data set of Hugging Face, or of torch."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -10,6 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.harvest.columns import Column, Columns
 from hooked_lm.harvest.shard import COLUMNS
 
@@ -45,9 +45,7 @@ def by_row(store: Columns, sites: Sequence[str]) -> Any:
     if not whole:
         raise ValueError(f"no row has the full context of {context} tokens: harvest with context=... or long='split'")
     if len(whole) < len(starts):
-        warnings.warn(
-            f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens", stacklevel=3
-        )
+        warn_caller(f"{len(starts) - len(whole)} of {len(starts)} rows are shorter than {context} tokens")
     widths = {site: torch.Size(store[site].shape[1:]).numel() for site in sites}
     features = {site: datasets.Array2D((context, width), KINDS[store[site].dtype]) for site, width in widths.items()}
     features["token_ids"] = datasets.Sequence(datasets.Value("int32"), length=context)

@@ -77,7 +77,9 @@ def harvest(
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
     >>> model, folder = HookedTransformer.from_pretrained("demo"), tempfile.mkdtemp()
-    >>> store = harvest(model, ["Mary gave it to John", "John went home"], ("resid_post", 1), folder)
+    >>> store = harvest(
+    ...     model, ["Mary gave it to John", "John went home"], ("resid_post", 1), folder
+    ... )
     >>> store.sites, store[store.sites[0]].shape
     (['blocks.1.hook_resid_post'], (10, 128))
     """

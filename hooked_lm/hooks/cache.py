@@ -2,9 +2,8 @@
 
 import json
 import re
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
 from hooked_lm.hooks.listed import layers_in_words
 from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
-from hooked_lm.hooks.recorder import has_batch_axis, only_row, position_axis
+from hooked_lm.hooks.recorder import has_batch_axis, known_position_axis, only_row, position_axis
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
-from hooked_lm.keywords import nearest
+from hooked_lm.hooks.token_labels import KEYS, Labels, TokenLabel, select_positions
+from hooked_lm.keywords import check_keywords, nearest
 from hooked_lm.notebook_repr import bytes_in_words, html_table, summary
 
 LAYER = re.compile(r"(.*?\.)(\d+)(\..*)")  # the first number in the name of a site
@@ -55,6 +56,7 @@ class Cache(Mapping[str, Tensor]):
         self.has_batch_dim = has_batch_dim
         self.dims = {} if dims is None else dims
         self.attention_masks: Masks = {}
+        self.labels: Sequence[Labels] | None = None  # what the tokens of each row are, if it is of a conversation
         self._warned = False
 
     def dims_of(self, site: str) -> tuple[str, ...]:
@@ -95,14 +97,19 @@ class Cache(Mapping[str, Tensor]):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> logits, cache = model.run_with_cache(["Mary went home", "Mary"], padding_side="right")
-        >>> cache.last("resid_post", 3).shape, torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1])
+        >>> logits, cache = model.run_with_cache(
+        ...     ["Mary went home", "Mary"], padding_side="right"
+        ... )
+        >>> (
+        ...     cache.last("resid_post", 3).shape,
+        ...     torch.equal(cache.last("resid_post", 3)[1], cache["resid_post", 3][1, 1]),
+        ... )
         (torch.Size([2, 128]), True)
         """
         key = (name, *where) if where else name
         value, site = self[key], _site(self.full_name(key))
         dims = self.dims_of(site)
-        axis = position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+        axis = known_position_axis(value, site, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
         if axis is None:
             raise ValueError(f"'{site}' [{', '.join(dims)}] of shape {tuple(value.shape)} has no axis of positions")
         stack, *_ = site.split(".")
@@ -198,17 +205,49 @@ class Cache(Mapping[str, Tensor]):
         made.cache_dict = cache_dict
         return made
 
-    def select(self, pattern: str | Callable[[str], bool]) -> "Cache":
+    def select(self, pattern: str | Callable[[str], bool] = "*", **labels: str | int | Sequence[int]) -> "Cache":
         """A cache of the sites that match a glob ("blocks.*.hook_z") or a predicate; shares the tensors.
 
-        Warns if there are none.
+        Of a conversation (`model.chat`), `role`, `turn` and `part` select the positions of tokens for which all of these hold,
+        as in `cache.select(role="assistant")`; of patterns these are the positions of queries, and sites without positions are
+        left out. Warns if there are no sites. Raises ValueError for no such tokens, if their numbers differ between rows,
+        and if the cache is not of a conversation; TypeError for other arguments.
         """
+        check_keywords("select", labels, KEYS)
+        if labels:
+            return self._at(labels).select(pattern)
         if not (found := self._matching(pattern)):
             names = dict.fromkeys(map(site_glob, self.cache_dict))
             near = nearest(pattern, names) if isinstance(pattern, str) else list(names)[:3]
             hint = f"; did you mean {', '.join(map(repr, near))}?" if near else ""
-            warnings.warn(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}", stacklevel=2)
+            warn_caller(f"the filter {pattern!r} selects none of {len(self)} tensors{hint}")
         return self._with(found)
+
+    def _at(self, given: Mapping[str, object]) -> "Cache":
+        """A cache of the tokens that these labels select."""
+        if self.labels is None:
+            raise ValueError(f"{given}: this cache is not of a conversation; run the model on model.chat(messages)")
+        columns = [select_positions(row, given) for row in self.labels]
+        if len({len(row) for row in columns}) > 1:
+            raise ValueError(
+                f"{given} selects {[len(row) for row in columns]} tokens in the rows, which cannot be one tensor: take one "
+                "conversation with cache.apply_slice_to_batch_dim(0)"
+            )
+        found, n = {}, len(self.labels[0])
+        for name, value in self.cache_dict.items():
+            dims = self.dims_of(_site(name))
+            axis = position_axis(value.ndim, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
+            if axis is not None and value.shape[axis] == n:
+                index = torch.tensor(columns, device=value.device)
+                shape = [1] * value.ndim
+                shape[axis] = index.shape[1]
+                if self.has_batch_dim:
+                    shape[0] = len(index)
+                found[name] = value.take_along_dim(index.view(shape), axis)
+        made = self._with(found)
+        made.labels = [[row[i] for i in some] for row, some in zip(self.labels, columns, strict=True)]
+        made.attention_masks = {}
+        return made
 
     def _matching(self, pattern: str | Callable[[str], bool]) -> dict[str, Tensor]:
         test = pattern if callable(pattern) else lambda name: fnmatchcase(name, pattern)
@@ -250,6 +289,9 @@ class Cache(Mapping[str, Tensor]):
         sliced = {name: self._rows_of(name, value, rows, size) for name, value in self.cache_dict.items()}
         made = self._with(sliced)
         made.attention_masks = {stack: rows.apply(mask) for stack, mask in self.attention_masks.items()}
+        if self.labels is not None:
+            some = rows.apply(torch.arange(size))
+            made.labels = [self.labels[row] for row in some.reshape(-1).tolist()]
         made.has_batch_dim = rows.mode != "int"
         return made
 
@@ -337,6 +379,7 @@ class Cache(Mapping[str, Tensor]):
 
         dims = {site: self.dims_of(site) for site in map(_site, self)}
         about = {"names": list(self), "has_batch_dim": self.has_batch_dim, "dims": dims, "model": self.model_facts()}
+        about["labels"] = self.labels
         metadata = {"format": "hooked_lm.Cache", **{key: json.dumps(value) for key, value in about.items()}}
         with replacing(path) as unfinished:
             try:
@@ -376,12 +419,14 @@ class Cache(Mapping[str, Tensor]):
         cache = cls(values, *args, has_batch_dim=json.loads(about["has_batch_dim"]))  # type: ignore[misc]
         cache.dims = {site: tuple(dims) for site, dims in json.loads(about.get("dims", "{}")).items()}
         cache.attention_masks = {name.removeprefix(MASK): mask for name, mask in masks.items()}
+        labels = json.loads(about.get("labels", "null"))
+        cache.labels = None if labels is None else [[TokenLabel(*label) for label in row] for row in labels]
         saved, given = json.loads(about.get("model", "{}")), cache.model_facts()
         other = [
             f"{name} {saved[name]!r}, not {value!r}" for name, value in given.items() if saved.get(name, value) != value
         ]
         if other:
-            warnings.warn(f"{path} was saved from another model: {'; '.join(other)}", stacklevel=2)
+            warn_caller(f"{path} was saved from another model: {'; '.join(other)}")
         return cache
 
 

@@ -1,6 +1,6 @@
 """The current step of generation, from which `hook.step` and `hook.positions` are computed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar
 from functools import cached_property
@@ -9,13 +9,17 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hooked_lm.hooks.token_labels import Labels
+
 T = TypeVar("T")
 
 
 class GenerationStep:
     """One forward pass over the last `n_new` columns of a text; `real` [batch, pos] is False at padding.
 
-    All steps of one generation share the object `text`, which distinguishes interleaved generations.
+    All steps of one generation share the object `text`, which distinguishes interleaved generations. `labels` say what the real
+    tokens of each row are, if the prompt is a conversation. While a prompt is read in pieces `step` is negative: minus the
+    number of tokens of the prompt that come after this pass.
 
     >>> import torch
     >>> real = torch.tensor([[False, True, True], [True, True, True]])
@@ -24,8 +28,14 @@ class GenerationStep:
             [1, 2]])
     """
 
-    def __init__(self, step: int, real: Tensor, n_new: int, text: object = None) -> None:
-        self.step, self.real, self.n_new, self.text = step, real, n_new, text
+    def __init__(
+        self, step: int, real: Tensor, n_new: int, text: object = None, labels: Sequence[Labels] | None = None
+    ) -> None:
+        self.step, self.real, self.n_new, self.text, self.labels = step, real, n_new, text, labels
+
+    def piece(self, end: int, n_new: int) -> "GenerationStep":
+        """The pass over the `n_new` columns before column `end`, a piece of those of this one."""
+        return GenerationStep(self.step - self.real.shape[1] + end, self.real[:, :end], n_new, self.text, self.labels)
 
     @cached_property
     def positions(self) -> Tensor:

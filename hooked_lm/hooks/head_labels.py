@@ -82,7 +82,10 @@ def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | N
 def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
     """Heads as plain indices. Labels such as "L1H7" are accepted where the site belongs to one layer, which is checked.
 
-    >>> head_indices(["L1H7", 0], "z", layer=1), head_indices("L1H7", "blocks.1.attn.hook_z", layer=None)
+    >>> (
+    ...     head_indices(["L1H7", 0], "z", layer=1),
+    ...     head_indices("L1H7", "blocks.1.attn.hook_z", layer=None),
+    ... )
     ([7, 0], 7)
     """
     if isinstance(given, str):

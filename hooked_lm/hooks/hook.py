@@ -20,6 +20,8 @@ class Hook(NotebookRepr):
     `with` block at whose end it is removed (None: it stays until removed). Hooks with `when="pre"` run before all others.
     """
 
+    answers_keywords = False
+
     def __init__(
         self,
         user_hook: HookFunction,

@@ -71,7 +71,12 @@ def table_of_sites(points: Mapping[str, Any], is_on: Callable[[Any], bool]) -> T
 def layers_in_words(layers: Iterable[int]) -> str:
     """The layers of a group of sites: "{0-3}", "{0,2}", "1"; nothing for a site without a layer.
 
-    >>> layers_in_words([0, 1, 2]), layers_in_words([0, 2]), layers_in_words([1]), layers_in_words([])
+    >>> (
+    ...     layers_in_words([0, 1, 2]),
+    ...     layers_in_words([0, 2]),
+    ...     layers_in_words([1]),
+    ...     layers_in_words([]),
+    ... )
     ('{0-2}', '{0,2}', '1', '')
     """
     found = list(layers)

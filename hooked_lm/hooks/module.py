@@ -34,18 +34,18 @@ class HookedRootModule(ShownSites, Properties):
     A hook is a pair `(site, fn)`, or a callable object with a `hook_point` and the optional attributes `layer`, `direction`
     ("fwd", or "bwd" for gradients) and `when` ("pre" runs before all "post" hooks of a point). A site is a name, a glob
     ("blocks.*.attn.hook_z"), a predicate on names, or a list of these. With "pre" it may also name modules ("blocks.*.mlp");
-    the hook then receives their first input. Hooks of `hooks(...)` run only in the current thread or task and end with the
-    block, also after an error. Hooks of `register` stay until `unregister`.
+    it gets their first input. Hooks of `hooks(...)` run in this thread or task, in the block; of `register`, until `unregister`.
 
     >>> import torch
     >>> class Net(HookedRootModule):
     ...     def __init__(self):
     ...         super().__init__()
-    ...         self.hook_in, self.double = HookPoint("batch", "pos"), torch.nn.Identity()
+    ...         self.hook_in = HookPoint("batch", "pos")
     ...         self.setup()
+    ...
     ...     def forward(self, x):
     ...         return 2 * self.hook_in(x)
-    >>> Net().run_with_hooks(torch.ones(1, 2), fwd_hooks=[("hook_in", lambda x, hook: x + 1)])
+    >>> Net().run_with_hooks(torch.ones(1, 2), fwd_hooks=("hook_in", lambda x, hook: x + 1))
     tensor([[4., 4.]])
     """
 

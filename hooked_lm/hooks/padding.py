@@ -1,7 +1,5 @@
 """Padding in a run that is cached: the masks that its stacks used, and the columns of a value that hold no token."""
 
-import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,7 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.slice import Slice
 
 Masks = dict[
@@ -57,9 +55,8 @@ def warn_of_padding(real: Bool[Tensor, "*batch pos"], positions: Slice) -> bool:
     rows = padded.nonzero().flatten().tolist()
     shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
     which = chosen.tolist() if isinstance(chosen, Tensor) else chosen
-    warnings.warn(
+    warn_caller(
         f"the selected positions ({which}) are columns, and padding in {len(rows)} of {len(padded)} rows ({shown}): "
-        "cache.last(name, layer) reads the last token of each row; or pad on the left, with padding_side='left'",
-        stacklevel=stacklevel_outside(sys._getframe()),
+        "cache.last(name, layer) reads the last token of each row; or pad on the left, with padding_side='left'"
     )
     return True

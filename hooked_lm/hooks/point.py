@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from hooked_lm.hooks import checkpoint, generation_step, scope
+from hooked_lm.hooks import checkpoint, generation_step, scope, token_labels
 from hooked_lm.hooks.checkpoint import ActiveCalls, CallRecord
 from hooked_lm.hooks.generation_step import GenerationStep
 from hooked_lm.hooks.hook import Hook, HookFunction
@@ -52,6 +52,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     """
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
+    answers_keywords = False
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
     columns: Any = None  # of a point for some query positions of its value: `QueryColumns`; see `columns.py`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
@@ -150,13 +151,10 @@ class HookPoint(NotebookRepr, nn.Identity):
         None: hooks receive the value.
 
         >>> import torch
-        >>> class Flat:
-        ...     def convert(self, value):
-        ...         return value.flatten(1)
-        ...     def revert(self, value):
-        ...         return value.unflatten(1, (2, 3))
+        >>> from types import SimpleNamespace
+        >>> to, back = lambda value: value.flatten(1), lambda value: value.unflatten(1, (2, 3))
         >>> point = HookPoint("batch", "head", "d_head")
-        >>> point.enable_reshape(Flat())
+        >>> point.enable_reshape(SimpleNamespace(convert=to, revert=back))
         >>> handle = point.add_hook(lambda value, hook: print(tuple(value.shape)))
         >>> point(torch.ones(1, 2, 3)).shape
         (1, 6)
@@ -350,7 +348,8 @@ class HookPoint(NotebookRepr, nn.Identity):
 
     @property
     def step(self) -> int | None:
-        """In generation, the number of tokens generated before this forward pass: 0 for the prompt. None elsewhere."""
+        """In generation, the number of tokens generated before this forward pass: 0 for the prompt, and after a prefix; in chunks
+        minus the number of tokens of the prompt that come after it. None elsewhere."""
         now = self.own_step or generation_step.current()
         return None if now is None else now.step
 
@@ -359,8 +358,8 @@ class HookPoint(NotebookRepr, nn.Identity):
         """In generation, the positions of the value's tokens in their rows: [pos], or [batch, pos] if the rows differ.
 
         Padding is not counted: 0 is the first real token of a row, and padding is -1. With a key/value cache a forward pass
-        contains only new tokens, without it all of them. None outside of generation, at sites without a position axis, and
-        at sites of a source whose length is fixed.
+        contains only new tokens, without it all of them. Also after a prefix and in chunks; None in other runs, at sites
+        without a position axis, and at sites of a source whose length is fixed.
         """
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
@@ -368,11 +367,16 @@ class HookPoint(NotebookRepr, nn.Identity):
             return None
         return now.positions if self.columns is None else now.positions[..., list(self.columns.shown)]
 
+    @property
+    def labels(self) -> Sequence[token_labels.Labels] | None:
+        """What the tokens of each row are, if a conversation is read: by column, in generation by position in the row."""
+        now = self.own_step or generation_step.current()
+        return token_labels.current() if now is None else now.labels
+
     def layer(self) -> int:
         """The layer in the point's name: 3 for 'blocks.3.attn.hook_z'. Raises ValueError if there is none."""
-        for part in (self.name or "").split("."):
-            if part.isdigit():
-                return int(part)
+        for part in filter(str.isdigit, (self.name or "").split(".")):
+            return int(part)
         raise ValueError(f"hook point '{self.name}' is not in a layer: its name has no number")
 
     def under_name(self, name: str | None) -> "HookPoint":

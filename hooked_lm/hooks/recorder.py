@@ -11,6 +11,9 @@ from hooked_lm.hooks import checkpoint
 from hooked_lm.hooks.point import HookPoint
 from hooked_lm.hooks.slice import Slice, SliceInput
 
+QUERY_POSITIONS = ("pos", "query_pos")
+MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [batch, pos, feature]
+
 
 class Recorder:
     """A hook that stores values under the point's name, and gradients under name + "_grad"."""
@@ -70,7 +73,7 @@ class Recorder:
         return columns
 
     def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
-        axis = position_axis(value, hook.name or "", hook.dims)
+        axis = known_position_axis(value, hook.name or "", hook.dims)
         if axis is None:
             return value
         if hook.columns is not None:
@@ -101,19 +104,29 @@ def has_batch_axis(dims: tuple[str, ...]) -> bool:
     return dims[:1] in ((), ("batch",))
 
 
-def position_axis(value: Tensor, site: str, dims: tuple[str, ...]) -> int | None:
-    """The index of the position axis, or None. Of three axes without names it is the second.
+def position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
+    """The index of the position axis, or None. Without names, or with names of another number of axes, it is the second of three.
 
-    Raises ValueError for two axes without names, or more than three, because any could be the positions.
+    >>> (
+    ...     position_axis(4, ("batch", "head", "query_pos", "key_pos")),
+    ...     position_axis(3, ()),
+    ...     position_axis(2, ()),
+    ... )
+    (2, 1, None)
     """
-    if dims:
-        return next((i for i, dim in enumerate(dims) if dim in ("pos", "query_pos")), None)
-    if value.ndim == 2 or value.ndim > 3:
+    if len(dims) != n_axes:
+        return 1 if n_axes == MOST_UNNAMED else None
+    return next((i for i, dim in enumerate(dims) if dim in QUERY_POSITIONS), None)
+
+
+def known_position_axis(value: Tensor, site: str, dims: tuple[str, ...]) -> int | None:
+    """As `position_axis`. Raises ValueError for two axes without names, or more than three: any could be the positions."""
+    if len(dims) != value.ndim and (value.ndim == 2 or value.ndim > MOST_UNNAMED):
         raise ValueError(
             f"pos_slice: the position axis of '{site}', of shape {tuple(value.shape)}, is unknown; "
             "name its axes (HookPoint('batch', 'pos')), or exclude the site with names_filter"
         )
-    return 1 if value.ndim == 3 else None
+    return position_axis(value.ndim, dims)
 
 
 def only_row(name: str, value: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """Selects hook points by the sites that users pass: names, globs, lists and predicates."""
 
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, SupportsIndex, TypeVar
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.keywords import nearest
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -100,7 +100,7 @@ def select(
     if not found:
         some = ", ".join(map(repr, list(dict.fromkeys(map(site_glob, names)))[:3]))
         hint = f"; their names are such as {some}" if some else ""
-        warnings.warn(f"the filter {site!r} selects none of {len(names)} hook points{hint}", stacklevel=4)
+        warn_caller(f"the filter {site!r} selects none of {len(names)} hook points{hint}")
     return [name for name in names if name in found]
 
 
@@ -161,7 +161,9 @@ def unknown(site: str, names: Iterable[str]) -> UnknownSite:
 def advice(site: str, names: Iterable[str]) -> str:
     """The end of a message on a site without a match: to name its layer if that is all it lacks, or names that are near.
 
-    >>> advice("z", ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z", "blocks.1.hook_mlp_out"])
+    >>> advice(
+    ...     "z", ["blocks.0.attn.hook_z", "blocks.1.attn.hook_z", "blocks.1.hook_mlp_out"]
+    ... )
     "name its layer, as in 'blocks.0.attn.hook_z'"
     >>> advice("blocks.0.hook_zz", ["blocks.0.hook_z"])
     "did you mean 'blocks.0.hook_z'?"

@@ -13,6 +13,7 @@ from hooked_lm.hub.load import checked_name, load
 from hooked_lm.hub.names import short_names
 from hooked_lm.hub.native import save
 from hooked_lm.hub.source import named_tokenizer
+from hooked_lm.keywords import answer_keywords
 
 __all__ = [
     "checked_name",
@@ -25,3 +26,5 @@ __all__ = [
     "to_hf",
     "verify",
 ]
+
+answer_keywords(__name__)

@@ -63,9 +63,7 @@ def _with_text(model: VisionLanguage, reference: nn.Module) -> Compared:
     inputs = model.drawn_inputs()
     tokens, images = inputs.tokens.to(model.device), _like(model, inputs.images)
     is_image = model.images_among(tokens)
-    of_prompt = any(
-        rule.reads_suffix for rule in model.tree.rules
-    )  # then types mark the tokens after it, and there are none
+    of_prompt = model.reads_both_ways  # then types mark the tokens after it, and there are none
     known = signature(reference.forward).parameters
     types = {"mm_token_type_ids": is_image.int(), "token_type_ids": is_image.long() * (not of_prompt)}
     given = {name: value for name, value in types.items() if name in known}

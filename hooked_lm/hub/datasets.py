@@ -2,7 +2,9 @@
 
 from typing import Any
 
-__all__ = ["DATASETS", "TRAINED_ON", "get_dataset", "load_dataset"]
+from hooked_lm import hub_files
+
+__all__ = ["DATASETS", "TRAINED_ON", "get_dataset"]
 
 # short name -> hub id; each dataset has 10,000 to 20,000 texts
 DATASETS = {
@@ -34,13 +36,4 @@ def get_dataset(dataset_name: str, **kwargs: Any) -> Any:
     """
     if dataset_name not in DATASETS:
         raise ValueError(f"unknown dataset {dataset_name!r}; those known are {', '.join(DATASETS)}")
-    return load_dataset(DATASETS[dataset_name], split="train", **kwargs)
-
-
-def load_dataset(path: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls `datasets.load_dataset`. Raises ImportError with instructions if that package is not installed."""
-    try:
-        import datasets
-    except ImportError:
-        raise ImportError("sets of texts need the package datasets: pip install 'hooked-lm[corpus]'") from None
-    return datasets.load_dataset(path, *args, **kwargs)
+    return hub_files.dataset(DATASETS[dataset_name], split="train", **kwargs)

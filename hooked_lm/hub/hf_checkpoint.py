@@ -4,7 +4,7 @@ import copy
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,7 @@ from hooked_lm.hub.processor import processor_in
 from hooked_lm.hub.quantized import Dequantized, Quantization, quantization
 from hooked_lm.hub.renamed import recut, rename_tensors
 from hooked_lm.hub.source import Repository, Source, has_tokenizer, tokenizer_in
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
 from hooked_lm.models.config.tree import DecoderConfig, VisionConfig, VisionLanguageConfig
@@ -62,6 +63,11 @@ class HFCheckpoint:
     whole: "PreTrainedConfig | None" = None
     quantization: Quantization | None = None
 
+    @cached_property
+    def weights(self) -> Mapping[str, Tensor]:
+        """The weights by the names in the file."""
+        return self.open_weights()
+
     @property
     def reader_of_all(self) -> str | None:
         """The model class that reads all of a composite whose language model is read alone; None if there is none."""
@@ -78,13 +84,12 @@ class HFCheckpoint:
         """The weights by current transformers names."""
         text_names = getattr(self.family, "text_names", None)
         if self.whole is not None and self.options.reads_images is not None:
-            return composite_tower.tower(self.open_weights(), self.family, read_config(self.family, self.config))
+            return composite_tower.tower(self.weights, self.family, read_config(self.family, self.config))
         if self.whole is not None or text_names is not None:
-            weights = self.open_weights()
-            tree = self._fitted(read_config(self.family, self.config), weights)
+            tree = self._fitted(read_config(self.family, self.config), self.weights)
             names = text_names(HFConfig(self.config.to_dict(), {})) if text_names else {}
-            return composite.language_model(weights, self.family, tree, names)
-        weights = rename_tensors(self.open_weights(), getattr(self.family, "RENAMED", {}))
+            return composite.language_model(self.weights, self.family, tree, names)
+        weights = rename_tensors(self.weights, getattr(self.family, "RENAMED", {}))
         if not hasattr(self.family, "cuts"):
             return weights
         tree = read_config(self.family, self.config)
@@ -129,6 +134,7 @@ class HFCheckpoint:
         facts = {
             **self.labels,
             "dequantized_from": packed.name if packed else getattr(self.config, "dequantized_from", None),
+            "kept_quantized": packed is not None and self.options.quantize is not None,
             "original_architecture": next(iter(self.architectures), self.config.model_type),
             "default_prepend_bos": getattr(self.family, "PREPENDS_BOS", True) if prepends is None else prepends,
             "default_padding_side": self.options.default_padding_side,
@@ -187,7 +193,8 @@ def _stored_weights(folder: Path, options: Options, packed: Quantization | None)
     tensors = open_checkpoint(folder, mmap=options.mmap)
     if packed is None:
         return tensors
-    return Dequantized(tensors, packed.formats, real_dtype(options.dtype, {}), packed.unused)
+    dtype, keep = real_dtype(options.dtype, {}), options.quantize is not None
+    return Dequantized(tensors, packed.formats, dtype, packed.unused, keep)
 
 
 def _quantization(config: "PreTrainedConfig", name: str) -> Quantization | None:
@@ -343,7 +350,7 @@ def _written(file: Path) -> dict[str, Any]:
 
 
 def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
-    """The HF config of a directory. Raises ValueError for unknown model types and invalid configs."""
+    """The HF config of a directory. ValueError for unknown model types and invalid configs, TypeError for unknown options."""
     file = folder / "config.json"
     written = _written(file)
     model_type = written["model_type"]
@@ -364,8 +371,7 @@ def _hf_config(folder: Path, overrides: Mapping[str, Any]) -> Any:
         )
     except Exception as error:  # each config class raises errors of other kinds
         raise ValueError(f"{file} is not the config of a {model_type}: {error}") from error
-    if unused:
-        raise ValueError(f"unknown options {', '.join(unused)}: neither ours nor fields of a {model_type} config")
+    check_keywords("from_pretrained", unused, [name for name in config.to_dict() if name not in unused])
     return config
 
 

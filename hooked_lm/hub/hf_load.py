@@ -1,8 +1,10 @@
 """Builds a model from a checkpoint in the format of transformers."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from math import prod
 from types import ModuleType
 
 import torch
@@ -10,12 +12,14 @@ from torch import Tensor
 
 from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.attention.projection import make_contiguous
-from hooked_lm.hub.composite import described
+from hooked_lm.hub.composite import described, united
 from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.hf_checkpoint import HFCheckpoint
 from hooked_lm.hub.logit_factors import left_out_by_transformers
 from hooked_lm.hub.model_classes import Loaded, kept_part
+from hooked_lm.hub.options import KEEP
 from hooked_lm.hub.processor import give_processor
+from hooked_lm.hub.quantized import Dequantized
 from hooked_lm.models.base import BaseModel
 from hooked_lm.models.config.flat_config import FlatConfig
 from hooked_lm.models.config.read import Tree
@@ -23,6 +27,7 @@ from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.placement import DevicePlan, place
 from hooked_lm.models.text.tokenizer import Tokenizer
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 from hooked_lm.weights import Row, expand, load, slots
 from hooked_lm.weights.mapped import in_file
 
@@ -31,7 +36,9 @@ logger = logging.getLogger(__name__)
 
 def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) -> Loaded:
     """Returns the model of a checkpoint with unchanged weights. `class_of` maps a tree to a model class."""
-    options, tensors = checkpoint.options, checkpoint.tensors()
+    options = checkpoint.options
+    options.check_keep(checkpoint.quantization is not None, checkpoint.name)
+    tensors = checkpoint.tensors()
     with naming(checkpoint.name):
         full = checkpoint.tree(tensors)
     model_class = class_of(full)
@@ -41,6 +48,11 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
         model = unfilled(model_class, cfg, tokenizer)
     one_device = DevicePlan({"": torch.device(options.device)})
     plan = one_device if options.placement is None else options.placement.plan(model)
+    if options.quantize is not None and plan.offloaded:
+        places = (
+            f"{', '.join(plan.offloaded)} would be on the CPU or on disk between runs, as only ordinary weights can be"
+        )
+        raise ValueError(f"quantize={KEEP!r}: {places}; give all blocks devices that compute, or leave quantize= out")
     changes = options.rewritten and isinstance(model, Decoder)  # a change of a mapped weight would move it into memory
 
     def is_copied(name: str) -> bool:
@@ -52,7 +64,10 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
     architectures = checkpoint.architectures if checkpoint.whole is None else []
     model.hf_config = checkpoint.config.to_dict() | {"architectures": architectures}
     if (packed := checkpoint.quantization) is not None:
-        logger.warning("the checkpoint is quantised (%s): its weights were dequantised to %s", packed, model.cfg.dtype)
+        became, weights = f"its weights were dequantised to {model.cfg.dtype}", checkpoint.weights
+        if isinstance(weights, Dequantized) and options.quantize is not None:
+            became = _kept(model, weights)
+        logger.warning("the checkpoint is quantised (%s): %s", packed, became)
     if (left_out := model.cfg.left_out) is not None:
         whole, kind = cfg.original_architecture, checkpoint.config.model_type
         more = f"; {reader}.from_pretrained loads all of it" if (reader := checkpoint.reader_of_all) else ""
@@ -67,6 +82,19 @@ def load_hf(checkpoint: HFCheckpoint, class_of: Callable[[Tree], type[Loaded]]) 
             kind,
         )
     return model
+
+
+def _kept(model: BaseModel, weights: Dequantized) -> str:
+    """Names the quantised weights of a model after its parameters; says how many there are, and which others were dequantised."""
+    kept = {name: p for name, p in model.named_parameters() if isinstance(p, QuantizedWeight)}
+    n_kept = Counter[str]()
+    for name, weight in kept.items():
+        n_kept[weight.path] += weight.numel()
+        weight.path = name
+    others = [name for name in sorted(weights.looked_up) if n_kept[name] < prod(weights.shape(name))]
+    names = ", ".join(united(dict.fromkeys(others, 1)))
+    more = f"; {len(others)} others were dequantised to {model.cfg.dtype}: {names}" if others else ""
+    return f"{len(kept)} weights stay in memory as they are there, and are dequantised at each use{more}"
 
 
 def unfilled(model_class: type[Loaded], cfg: FlatConfig, tokenizer: Tokenizer | None) -> Loaded:

@@ -29,8 +29,10 @@ def load(model_name: str | os.PathLike[str], options: Options, class_of: Callabl
     source = find(model_name, WEIGHT_FILES, **options.download)
     source.check()
     if (own := find_own(source, options)) is not None:
+        options.check_keep(False, model_name)
         return load_own(own, class_of)
     if (tl_checkpoint := find_tl(source, options)) is not None:
+        options.check_keep(False, model_name)
         return load_tl(tl_checkpoint, class_of)
     if (folder := find_adapter(source)) is not None:
         return load_hf(from_adapter(source, folder, options), class_of)

@@ -25,7 +25,10 @@ def left_out_by_transformers(model_type: str | None, unembed: Unembed.Config) ->
     `model_type` is that of the composite, None if the model is none.
 
     >>> unembed = Unembed.Config(8, 16, scale=0.25, soft_cap=30.0)
-    >>> left_out_by_transformers("llava_next", unembed), left_out_by_transformers("gemma4", unembed)
+    >>> (
+    ...     left_out_by_transformers("llava_next", unembed),
+    ...     left_out_by_transformers("gemma4", unembed),
+    ... )
     ('the scale of 0.25 and the soft cap of 30', '')
     """
     if model_type is None or model_type in APPLIED:

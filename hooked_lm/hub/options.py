@@ -1,6 +1,5 @@
 """The options of loading a checkpoint; unsupported ones raise ValueError."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.components.embeddings.pos_embed import PosEmbed
 from hooked_lm.components.embeddings.stored_rotary import RotaryTable
 from hooked_lm.hub.device_map import Device, Placement, default_device
@@ -25,6 +25,7 @@ QUANTIZED_TENSORS = (
 QUANTIZE_LATER = (
     "weights are quantised after loading and folding: leave this out, and call model.quantize('int8') or 'int4'"
 )
+KEEP = "keep"
 NOT_QUANTIZED = (
     "use the original checkpoint, and call model.quantize('int8') or 'int4'. If there is none, load this one with transformers "
     "as ordinary weights (model.dequantize() for bitsandbytes, dequantize=True in the configs of other methods), and pass "
@@ -58,12 +59,22 @@ class Options:
     mmap: bool = True
     rewritten: bool = False  # whether the weights of a decoder are changed after loading
     reads_images: str | None = None
+    quantize: str | None = None  # "keep": quantised weights stay as the checkpoint has them
 
     def __post_init__(self) -> None:
         if self.hf_kwargs.get("trust_remote_code"):
             raise ValueError("trust_remote_code=True is refused: code from a checkpoint is never run")
         if asked := [name for name in QUANTIZED_OPTIONS if self.hf_kwargs.get(name)]:
             raise ValueError(f"{asked[0]}={self.hf_kwargs[asked[0]]!r} is not supported: {QUANTIZE_LATER}")
+        if self.quantize not in (None, KEEP):
+            only = f"only {KEEP!r}, for a checkpoint that is quantised already"
+            raise ValueError(f"quantize={self.quantize!r} is not supported, {only}: {QUANTIZE_LATER}")
+        if self.quantize is not None and self.rewritten:
+            raise ValueError(
+                f"quantize={KEEP!r} leaves the weights as the checkpoint has them, so they cannot be folded: load with "
+                "from_pretrained_no_processing, or with fold_ln=False, center_writing_weights=False, center_unembed=False, "
+                "fold_value_biases=False"
+            )
         if isinstance(self.hf_model, nn.Module):
             for name, weight in self.hf_model.named_parameters():
                 if type(weight).__module__.partition(".")[0] in QUANTIZED_TENSORS:
@@ -71,6 +82,11 @@ class Options:
                         f"{name!r} of the given model is of type {type(weight).__name__}, which is quantised: load its "
                         f"checkpoint by name, without hf_model=, or {NOT_QUANTIZED}"
                     )
+
+    def check_keep(self, is_quantized: bool, name: object) -> None:
+        """Raises ValueError if quantised weights shall be kept, and the checkpoint has none."""
+        if self.quantize is not None and not is_quantized:
+            raise ValueError(f"quantize={KEEP!r}: {name} is not quantised. To quantise its weights, {QUANTIZE_LATER}")
 
     @property
     def download(self) -> dict[str, Any]:
@@ -145,10 +161,9 @@ def with_limits(tree: Tree, options: Options) -> Tree:
             rows = f" and embeddings for {learned} positions" if learned is not None else ""
             raise ValueError(f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}{rows}")
         if n_ctx > tree.n_ctx and any(_is_rotary(block) for block in tree.blocks):
-            warnings.warn(
+            warn_caller(
                 f"n_ctx={n_ctx}: the checkpoint has n_ctx {tree.n_ctx}, and predictions at later positions, which it was "
-                "not trained on, may be poor",
-                stacklevel=2,
+                "not trained on, may be poor"
             )
         tree = replace(tree, n_ctx=n_ctx)
     return tree

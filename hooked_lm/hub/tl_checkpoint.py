@@ -20,6 +20,7 @@ from hooked_lm.hub.model_classes import Loaded
 from hooked_lm.hub.options import Options, real_dtype, with_limits
 from hooked_lm.hub.source import TOKENIZER_FILES, Source, find, tokenizer_in
 from hooked_lm.hub.tl_weights import check_layers_alike, in_public_names
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.flat_config import FOREIGN_FIELDS
 from hooked_lm.models.config.read import Tree
@@ -173,8 +174,7 @@ def find_tl(source: Source, options: Options) -> TLCheckpoint | None:
     config = _flat_names(file)
     if config is None:
         return None
-    if unknown := options.overrides.keys() - READ - SPELLINGS.keys():
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}: neither ours nor fields of a flat config")
+    check_keywords("from_pretrained", options.overrides, sorted(READ | SPELLINGS.keys()))
     with naming(str(file)):
         names = our_names(config) | our_names(options.overrides)
     return TLCheckpoint(source, file.parent, names, options)
@@ -228,7 +228,9 @@ def _flat_names(file: Path) -> dict[str, Any] | None:
 def our_names(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns config fields by the names of `HookedTransformerConfig`, without fields about training.
 
-    >>> our_names({"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001})
+    >>> our_names(
+    ...     {"n_layers": 2, "normalization": "LNPre", "shortformer_pos": True, "lr": 0.001}
+    ... )
     {'n_layers': 2, 'normalization_type': 'LNPre', 'positional_embedding_type': 'shortformer'}
     """
     names = {name: value for name, value in config.items() if name in READ and value is not None}

@@ -40,6 +40,7 @@ from hooked_lm.interventions.steering import SteeringVectors, steering_vectors
 from hooked_lm.interventions.steering_sweep import sweep_steering
 from hooked_lm.interventions.store import Run, Store
 from hooked_lm.interventions.top_examples import Examples, TopExamples
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.renamed import former_names
 
 __all__ = [
@@ -90,6 +91,8 @@ __all__ = [
     "steering_vectors",
     "sweep_steering",
 ]
+
+answer_keywords(__name__)
 
 if not TYPE_CHECKING:  # type checkers know the present names alone
     __getattr__ = former_names(__name__, Output="RecordOutput")

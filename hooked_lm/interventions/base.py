@@ -4,7 +4,7 @@ They are accepted wherever a hook is: `model.hooks([a, b])`, `run_with_hooks(...
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rewrite
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookPoint, token_labels
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.interventions.per_thread import Lock, PerThread
 from hooked_lm.interventions.settings_json import as_json, check_types, from_json
 from hooked_lm.keywords import check_arguments
@@ -302,11 +303,12 @@ class Controller(HookObject):
 
 def rewrite(hook: Callable[..., Any], point: HookPoint) -> Rewrite:
     """Wraps any hook function at a site as a `Rewrite` of the whole value."""
-    return Rewrite(point.name or "", partial(_rewritten, hook, point))
+    return Rewrite(point.name or "", partial(_rewritten, hook, point, token_labels.current()))
 
 
-def _rewritten(hook: Callable[..., Any], point: HookPoint, value: Tensor) -> Any:
-    new = hook(value, hook=point)
+def _rewritten(hook: Callable[..., Any], point: HookPoint, labels: Sequence[Labels] | None, value: Tensor) -> Any:
+    with token_labels.reading(labels):
+        new = hook(value, hook=point)
     if isinstance(new, Tensor) and new.shape != value.shape:
         raise ValueError(f"{hook!r} replaced {tuple(value.shape)} at '{point.name}' by {tuple(new.shape)}")
     return value if new is None else new

@@ -111,7 +111,10 @@ def label_of(hook: object) -> str:
     """A short description of a hook: what it does, and where.
 
     >>> from hooked_lm.interventions import ZeroAblate
-    >>> label_of(ZeroAblate("z", 5, heads=[3], positions=-1)), label_of(ZeroAblate("resid_pre", 2))
+    >>> (
+    ...     label_of(ZeroAblate("z", 5, heads=[3], positions=-1)),
+    ...     label_of(ZeroAblate("resid_pre", 2)),
+    ... )
     ('ZeroAblate z L5H3 pos -1', 'ZeroAblate resid_pre L2')
     """
     if isinstance(hook, (Edit, Rewrite)):

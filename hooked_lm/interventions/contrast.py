@@ -11,17 +11,21 @@ from torch import Tensor
 
 from hooked_lm.engine.prompts import site_of_layer, some_rows
 from hooked_lm.hooks import HookedRootModule, HookPoint
+from hooked_lm.hooks.token_labels import Named, is_named
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.encoder import Encoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import provenance
 
-Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."] | VisionInputs
-Listed = (
-    Sequence[str | tuple[str, str] | Int[Tensor, "_"]] | Int[Tensor, "_ _"] | VisionInputs
-)  # prompts that have a length
-PairPositions = int | str | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
+Prompts = str | Sequence[str] | Sequence[tuple[str, str]] | Int[Tensor, "..."] | VisionInputs | Chat
+# prompts that have a length
+Listed = Sequence[str | tuple[str, str] | Int[Tensor, "_"]] | Int[Tensor, "_ _"] | VisionInputs | Chat
+PairPositions = int | Named | Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "..."]
+Places = (
+    str | Int[Tensor, " prompt"] | Bool[Tensor, "prompt pos"]
+)  # "mean", a position of each prompt, or those of a mean
 Real = Bool[Tensor, "batch pos"]  # which tokens are no padding
 Take = Callable[[str, Tensor, Tensor, slice], Tensor]  # of the site, its value, the mask of real tokens, the prompts
 
@@ -56,7 +60,7 @@ def listed(prompts: Prompts, name: str) -> Listed:
         several = several if several.ndim == 2 else several[None]
     if len(several) == 0:
         raise ValueError(f"{name} are empty: give at least one prompt")
-    return several if isinstance(several, (Tensor, VisionInputs)) else list(several)
+    return several if isinstance(several, (Tensor, VisionInputs, Chat)) else list(several)
 
 
 def pairs(positive: Prompts, negative: Prompts) -> tuple[Listed, Listed]:
@@ -68,12 +72,15 @@ def pairs(positive: Prompts, negative: Prompts) -> tuple[Listed, Listed]:
     return sides
 
 
-def tokenized(model: Any, prompts: Listed) -> tuple[tuple[Rows], dict[str, Any], Real]:
+def tokenized(model: Any, prompts: Listed) -> tuple[tuple[Rows | Chat], dict[str, Any], Real]:
     """The model's arguments and keyword arguments, and the mask of real tokens."""
-    args: tuple[Rows]
+    args: tuple[Rows | Chat]
     if isinstance(model, Encoder):
         tokens, types, mask = model._inputs(prompts, None, None)
         args, options = (tokens,), {"token_type_ids": types, "attention_mask": mask}
+    elif isinstance(prompts, Chat):
+        tokens, mask = prompts.tokens, prompts.attention_mask
+        args, options = (prompts,), {}
     elif isinstance(prompts, VisionInputs):
         tokens, mask = model._tokens_and_mask(prompts.tokens, None, None, prompts.attention_mask)
         args, options = (prompts,), {"attention_mask": mask}
@@ -147,16 +154,17 @@ def read(
 
 
 def values_at(
-    model: HookedRootModule, prompts: Listed, sites: Sequence[str], positions: Tensor | str, batch_size: int
+    model: HookedRootModule, prompts: Listed, sites: Sequence[str], positions: Places, batch_size: int
 ) -> dict[str, Float[Tensor, "prompt ..."]]:
-    """Each site's values [prompt, ...] at one position of each prompt [prompt], or (for "mean") the mean over its tokens.
+    """Each site's values [prompt, ...] at one position of each prompt [prompt], or the mean over its tokens ("mean") or some.
 
     Raises IndexError for a position that a prompt does not have, ValueError for a value that is not finite.
     """
 
     def take(site: str, value: Tensor, real: Tensor, rows: slice) -> Tensor:
-        if isinstance(positions, str):
-            shown = real.view(*real.shape, *[1] * (value.ndim - 2))
+        if isinstance(positions, str) or positions.ndim == 2:
+            some = real if isinstance(positions, str) else positions[rows, -real.shape[1] :].to(real.device)
+            shown = some.view(*real.shape, *[1] * (value.ndim - 2))
             return value.float().masked_fill(~shown, 0).sum(1) / shown.sum(1)
         return value[torch.arange(len(value), device=value.device), columns(positions[rows], real, rows.start)]
 
@@ -181,8 +189,16 @@ def columns(positions: Int[Tensor, " batch"], real: Real, first: int = 0) -> Int
     return ((real.cumsum(1) - 1 == place[:, None]) & real).int().argmax(1)
 
 
-def positions_of(positions: PairPositions, n_pairs: int) -> tuple[Tensor | str, Tensor | str]:
-    """The position in each prompt of both sides: one for all, one for each pair, or one for each pair and side."""
+def positions_of(positions: PairPositions, sides: tuple[Listed, Listed]) -> tuple[Places, Places]:
+    """The position in each prompt of both sides: one for all, one for each pair, or one for each pair and side.
+
+    Of conversations those that a name such as "assistant" selects, over which the mean is taken.
+    """
+    n_pairs = len(sides[0])
+    if is_named(positions):
+        if not all(isinstance(side, Chat) for side in sides):
+            raise ValueError(f"positions={positions!r} need prompts with roles on both sides: give model.chat([...])")
+        return sides[0].mask(positions), sides[1].mask(positions)  # type: ignore[union-attr]  # both are conversations
     if isinstance(positions, str):
         if positions != "mean":
             raise ValueError(f"positions must be an int, one for each pair, or 'mean', got {positions!r}")
@@ -344,9 +360,10 @@ def rank_heads(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> rank_heads(model, women, men).select(metric="auc").mean.shape == (model.cfg.n_layers, model.cfg.n_heads + 1)
-    True
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> rank_heads(model, women, men).select(metric="auc").mean.shape
+    torch.Size([4, 9])
     """
     sides, split, places, _ = prepared(model, positive, negative, positions, method, held_out, seed)
     heads = _present(model, "z", ("batch", "pos", "head", "d_head"))
@@ -388,12 +405,13 @@ def prepared(
     sides = pairs(positive, negative)
     generator = torch.Generator().manual_seed(seed)
     split = Split.drawn(len(sides[0]), held_out, generator)
-    return sides, split, positions_of(positions, len(sides[0])), generator
+    return sides, split, positions_of(positions, sides), generator
 
 
 def settings_of(method: str, positions: PairPositions, split: Split, seed: int) -> dict[str, Any]:
     """The settings of a contrast, for the metadata of its results."""
-    where = positions if isinstance(positions, (int, str)) else torch.as_tensor(positions).tolist()
+    as_given = isinstance(positions, (int, str)) or is_named(positions)
+    where = positions if as_given else torch.as_tensor(positions).tolist()
     counts = {"train_pairs": len(split.train), "held_out_pairs": len(split.held)}
     return {"method": method, "positions": where, "seed": seed, **counts}
 

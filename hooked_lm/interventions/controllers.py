@@ -228,7 +228,9 @@ class AddDirection(PartEditor):
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.controllers import AddDirection
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> steer = AddDirection("resid_post", 1, vector=torch.ones(128), coefficient=3.0, positions=-1)
+    >>> steer = AddDirection(
+    ...     "resid_post", 1, vector=torch.ones(128), coefficient=3.0, positions=-1
+    ... )
     >>> steered = model.run_with_hooks("The capital of France is", fwd_hooks=[steer])
     """
 

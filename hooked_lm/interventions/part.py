@@ -1,11 +1,8 @@
 """Selects the part of a value that a hook object records or changes: positions, heads, features, rows; also in generation.
 
-Indices are those of `hooks/indices.py`: an int, several ints, or a slice. Outside generation a position is a column of the
-value. During generation it is a token index in the row, without padding, and negative positions count from the end of the
-prompt at every step. The result is the same with and without a key/value cache.
+Indices are those of `hooks/indices.py`: an int, several ints, or a slice; positions those of `positions.py`.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,105 +13,12 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.head_labels import Heads
-from hooked_lm.hooks.indices import Indices, Plain, indices_in, indices_of_slice, plain_indices
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.hooks.recorder import MOST_UNNAMED, position_axis
+from hooked_lm.interventions.positions import Positions, VisiblePositions
 
-Positions = str | Indices
 HEADS = ("head", "kv_head", "ssm_head")
-QUERY_POSITIONS = ("pos", "query_pos")
 WHOLE = slice(None)
-MOST_UNNAMED = 3  # axes without names that are read as [batch, feature] or [batch, position, feature]
-NAMED_POSITIONS = ("all", "prompt", "last_prompt", "generated")
-
-
-def check_positions(given: Positions) -> str | Plain:
-    """The positions as a name or as plain indices; ValueError for an unknown name, TypeError for what is no index."""
-    if not isinstance(given, str):
-        return plain_indices("positions", given)
-    if given not in NAMED_POSITIONS:
-        raise ValueError(f"positions must be numbers or one of {', '.join(NAMED_POSITIONS)}, got {given!r}")
-    return given
-
-
-@dataclass(frozen=True)
-class VisiblePositions:
-    """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
-
-    The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions.
-    `columns` are those of the `n` that the value has; None: all.
-    """
-
-    first: int
-    n: int
-    n_prompt: int
-    is_generating: bool = False
-    row: int | None = None
-    columns: Sequence[int] | None = None
-
-    @classmethod
-    def at(cls, hook: HookPoint, n: int) -> "list[VisiblePositions]":
-        """The positions in a value with `n` columns, one entry per row if rows differ. Outside generation all are prompt."""
-        if hook.columns is not None:
-            return [replace(one, columns=hook.columns.shown) for one in cls.at(hook.columns.point, hook.columns.n)]
-        positions, step = hook.positions, hook.step
-        if positions is None or step is None or positions.shape[-1] != n:
-            return [cls(0, n, n)]
-        lasts = positions[..., -1].flatten().tolist()
-        rows = [None] if positions.ndim == 1 else range(len(lasts))
-        return [cls(last - n + 1, n, last + 1 - step, True, row) for row, last in zip(rows, lasts, strict=True)]
-
-    def index(self, position: int) -> int:
-        """Where the value has this position."""
-        column = position - self.first
-        return column if self.columns is None else bisect_left(self.columns, column)
-
-    @property
-    def here(self) -> Sequence[int]:
-        """The positions that the value has, without padding."""
-        if self.columns is None:
-            return range(max(self.first, 0), self.first + self.n)
-        return [self.first + column for column in self.columns if self.first + column >= 0]
-
-    def chosen(self, given: Positions, where: str) -> dict[int, int]:
-        """The selected positions in the value, each with its index in the selection `given`."""
-        found: dict[int, int] = {}
-        for position, order in self.listed(given, where):
-            found.setdefault(position, order)
-        return found
-
-    def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
-        """`chosen` as pairs, including positions that are given twice."""
-        here = self.here
-        if given is None or given == "all":
-            return [(position, position) for position in here]
-        if given == "prompt":
-            return [(position, position) for position in here if position < self.n_prompt]
-        if given == "generated":
-            return [(position, position - self.n_prompt) for position in here if position >= self.n_prompt]
-        if isinstance(given, slice):
-            return self._in_slice(given, here, where)
-        numbers = listed(given)
-        for wrong in (i for i in numbers if i < -self.n_prompt or (i >= self.n_prompt and not self.is_generating)):
-            raise IndexError(
-                f"position {wrong} is out of range at '{where}': there are {self.n_prompt} positions, so {-self.n_prompt} "
-                f"to {self.n_prompt - 1}"
-            )
-        resolved = [i if i >= 0 else self.n_prompt + i for i in numbers]
-        return [(position, order) for order, position in enumerate(resolved) if position in here]
-
-    def _in_slice(self, given: slice, here: Sequence[int], where: str) -> list[tuple[int, int]]:
-        """`listed` for a slice; without a stop it includes generated tokens."""
-        start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
-        stop = self._bound(given.stop, self.first + self.n)
-        if step < 0:
-            raise ValueError(f"positions={given} at '{where}': a slice of positions has a step above 0")
-        wanted = range(start, stop, step)
-        if not self.is_generating and not any(position in wanted for position in range(self.n_prompt)):
-            raise IndexError(f"positions={given} contains none of the {self.n_prompt} positions at '{where}'")
-        return [(position, wanted.index(position)) for position in here if position in wanted]
-
-    def _bound(self, bound: int | None, default: int) -> int:
-        """A bound of a slice; negative ones count from the end of the prompt."""
-        return default if bound is None else bound if bound >= 0 else max(0, self.n_prompt + bound)
 
 
 @dataclass(frozen=True)
@@ -259,7 +163,7 @@ def parts_of(
     part = Part(axes.where, axes.dims, tuple(value.shape), found, single=frozenset(single))  # type: ignore[arg-type]  # ints
     if axes.positions is None:
         return [part]
-    shown_rows = VisiblePositions.at(hook, value.shape[axes.positions])
+    shown_rows = VisiblePositions.at(hook, value.shape[axes.positions], positions)
     return [
         _along(part, PositionMap(axes.positions, shown, shown.chosen(positions, axes.where))) for shown in shown_rows
     ]
@@ -298,7 +202,7 @@ def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: in
     """The value at some positions, whose columns may differ from row to row."""
     columns = [
         [shown.index(position) for position, _ in shown.listed(positions, where)]
-        for shown in VisiblePositions.at(hook, value.shape[axis])
+        for shown in VisiblePositions.at(hook, value.shape[axis], positions)
     ]
     if all(some == columns[0] for some in columns):
         return value[(WHOLE,) * axis + (_compact(columns[0]),)]
@@ -343,7 +247,7 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
     """The axes of a value of this shape at a site with these axis names (or no names)."""
     dims = names if len(names) == len(shape) else ()
     shown = [f"{dim} {n}" for dim, n in zip(dims, shape, strict=True)] if dims else map(str, shape)
-    pos_axis = _position_axis(len(shape), names)
+    pos_axis = position_axis(len(shape), names)
     return AxisRoles(
         where=f"{name} [{', '.join(shown)}]",
         dims=dims,
@@ -354,27 +258,6 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
         features=len(shape) - 1 if dims or len(shape) <= MOST_UNNAMED else None,
         rest=tuple(axis for axis in range(1, len(shape)) if axis != pos_axis),
     )
-
-
-def position_axis(value: Tensor, hook: HookPoint) -> int | None:
-    """The axis of positions in a value of a site, or None; without axis names, axis 1 of three."""
-    return _position_axis(value.ndim, hook.dims)
-
-
-def _position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
-    if len(dims) != n_axes:
-        return 1 if n_axes == MOST_UNNAMED else None
-    return next((dims.index(name) for name in QUERY_POSITIONS if name in dims), None)
-
-
-def listed(given: Positions) -> list[int]:
-    """Positions given as ints, as "last_prompt" or as a slice with a start and a stop from the front, as a list.
-
-    Raises ValueError for a slice with an open or negative end, whose length depends on the prompt.
-    """
-    if isinstance(given, slice):
-        return indices_of_slice(given)
-    return [-1] if given == "last_prompt" else [given] if isinstance(given, int) else list(given)  # type: ignore[arg-type]  # ints
 
 
 def _along(part: Part, along: PositionMap) -> Part:

@@ -3,6 +3,7 @@
 import sys
 from abc import abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -15,14 +16,10 @@ from hooked_lm.engine.meta_values import is_positional
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.head_labels import Heads, head_indices, labelled_layer
 from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.hooks.token_labels import is_named
 from hooked_lm.interventions.base import Controller, HookObject
-from hooked_lm.interventions.part import (
-    WHOLE,
-    Part,
-    Positions,
-    check_positions,
-    parts_of,
-)
+from hooked_lm.interventions.part import WHOLE, Part, parts_of
+from hooked_lm.interventions.positions import Positions, check_positions
 from hooked_lm.interventions.window import Window
 
 
@@ -137,7 +134,12 @@ class LocalController(PartHook, Controller):
     def local_edit(self, point: HookPoint, like: Tensor | None) -> Edit | None:
         if like is None or not is_positional(like, point.dims):
             return None
-        [part] = self.parts(like, point)
+        part, *others = self.parts(like, point)
+        if others:  # the rows have different positions
+            return None
+        if is_named(self.positions):
+            self = copy(self)
+            self.positions = None if part.positions is None else list(part.positions)
         positions, site = part.positions, point.name or ""
         if part.is_empty:
             return Edit(site, torch.zeros([1] * like.ndim), ())

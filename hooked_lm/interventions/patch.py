@@ -14,9 +14,11 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.indices import Indices, plain_indices
+from hooked_lm.hooks.recorder import position_axis
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.part import Part, PositionMap, listed, position_axis
+from hooked_lm.interventions.part import Part, PositionMap
 from hooked_lm.interventions.part_editor import LocalController, fitted
+from hooked_lm.interventions.positions import listed
 from hooked_lm.keywords import check_arguments
 
 Source = Tensor | Mapping[str, Tensor] | None
@@ -280,7 +282,11 @@ class MeanAblate(SourcedController):
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.patch import MeanAblate
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> others = ["The capital of Italy is", "The capital of Spain is", "The capital of Japan is"]
+    >>> others = [
+    ...     "The capital of Italy is",
+    ...     "The capital of Spain is",
+    ...     "The capital of Japan is",
+    ... ]
     >>> ablate = MeanAblate.from_run(model, others, "z", 1, heads=[7])
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[ablate])
     """
@@ -295,7 +301,7 @@ class MeanAblate(SourcedController):
     def made(self, source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
         axes = [0] if "batch" in self.over else []
         if "pos" in self.over:
-            at = position_axis(source, hook)
+            at = position_axis(source.ndim, hook.dims)
             if at is None:
                 raise ValueError(f"over={self.over!r}, and '{hook.name}' has no axis of positions")
             axes.append(at)
@@ -402,7 +408,7 @@ def _with_axes(source: Tensor, value: Tensor, hook: HookPoint) -> Tensor:
 
 
 def _has_positions(source: Tensor, hook: HookPoint) -> bool:
-    axis = position_axis(source, hook)
+    axis = position_axis(source.ndim, hook.dims)
     return axis is not None and source.shape[axis] > 1
 
 

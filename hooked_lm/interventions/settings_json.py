@@ -78,6 +78,8 @@ def fits(value: object, hint: Any) -> bool:
         return callable(value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, Mapping) and all(fits(one, parts[1]) for one in value.values())
+    if origin is tuple and ... not in parts:
+        return isinstance(value, (list, tuple)) and len(value) == len(parts) and all(map(fits, value, parts))
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return isinstance(value, (list, tuple)) and all(fits(one, parts[0]) for one in value)
     if origin is not None:

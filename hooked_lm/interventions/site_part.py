@@ -9,8 +9,8 @@ from hooked_lm.hooks.head_labels import LABEL, Heads
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.controllers import AddValue, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.part import Positions
 from hooked_lm.interventions.patch import MeanAblate, Patch, Source
+from hooked_lm.interventions.positions import Positions
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,8 +95,12 @@ def at(
     >>> from hooked_lm import HookedTransformer, at
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> v = torch.ones(128)
-    >>> steered = model.run_with_hooks("The capital of France is", fwd_hooks=at("resid_post", 1, positions=-1).add(v))
-    >>> _, cache = model.run_with_cache("The capital of France is", fwd_hooks=at("L2H3").zero())
+    >>> steered = model.run_with_hooks(
+    ...     "The capital of France is", fwd_hooks=at("resid_post", 1, positions=-1).add(v)
+    ... )
+    >>> _, cache = model.run_with_cache(
+    ...     "The capital of France is", fwd_hooks=at("L2H3").zero()
+    ... )
     >>> bool(cache["z", 2][:, :, 3].any())
     False
     """

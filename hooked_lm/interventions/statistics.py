@@ -13,8 +13,8 @@ from torch import Tensor
 
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.recorder import position_axis
 from hooked_lm.interventions.collector import pick_site
-from hooked_lm.interventions.part import position_axis
 from hooked_lm.interventions.streaming import Streaming
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.results import stored
@@ -209,7 +209,7 @@ class Statistics(Streaming[Moments]):
 
     def _counted(self, value: Tensor, hook: HookPoint) -> Tensor:
         """The entries of a value that are not padding and were not counted at an earlier step of generation."""
-        read, axis, name = self.inputs.latest, position_axis(value, hook), hook.name or ""
+        read, axis, name = self.inputs.latest, position_axis(value.ndim, hook.dims), hook.name or ""
         if read is None or (read.n_new == read.ids.shape[1] and read.mask.all()):
             return value
         if hook.dims[:2] in ((), ("batch", "pos")):

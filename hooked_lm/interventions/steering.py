@@ -1,6 +1,5 @@
 """Steering vectors: directions that separate two sets of prompts, their quality, and the hooks that add them."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,13 +10,14 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.base import Hooks
 from hooked_lm.interventions.contrast import METRICS, SHARES, STREAM, PairPositions, Prompts, Sides
 from hooked_lm.interventions.controllers import AddDirection
-from hooked_lm.interventions.part import Positions
+from hooked_lm.interventions.positions import Positions
 from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.results import Label, stored
 from hooked_lm.results.measures import MetricScores
@@ -64,8 +64,11 @@ class SteeringVectors(Tabular):
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> steering_vectors(model, women, men, layers=[1, 2]).to_dataframe()[["layer", "accuracy"]]
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> steering_vectors(model, women, men, layers=[1, 2]).to_dataframe()[
+    ...     ["layer", "accuracy"]
+    ... ]
        layer  accuracy
     0      1       1.0
     1      2       1.0
@@ -174,7 +177,8 @@ class SteeringVectors(Tabular):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+        >>> women = ["Mary was ill, so", "Anna slept late because"]
+        >>> men = ["Tom was ill, so", "Paul slept late because"]
         >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
         >>> with model.hooks(vectors.hooks(dose=-0.6, layers=2)):
         ...     model.generate("Lucy went home because", 1, do_sample=False, verbose=False)
@@ -204,10 +208,9 @@ class SteeringVectors(Tabular):
     def _warn_if_large(self, doses: Mapping[int, float]) -> None:
         layer = max(doses, key=lambda layer: abs(doses[layer]))
         if abs(doses[layer]) > LARGE_DOSE:
-            warnings.warn(
+            warn_caller(
                 f"steering at layer {layer} adds {abs(doses[layer]):.1f} times the norm of the values there, at which text "
-                "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do",
-                stacklevel=3,
+                "usually repeats itself: hooks(dose=0.5) adds half the norm, and steered_texts(...) shows what several doses do"
             )
 
     def direction(self, layer: int, unit: bool = False) -> Float[Tensor, " d_model"]:
@@ -242,7 +245,8 @@ class SteeringVectors(Tabular):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
+        >>> women = ["Mary was ill, so", "Anna slept late because"]
+        >>> men = ["Tom was ill, so", "Paul slept late because"]
         >>> vectors = steering_vectors(model, women, men)
         >>> vectors.project(model, "Emma was sad, so").select(layer=2).mean[-1] > 0
         tensor(True)
@@ -348,9 +352,10 @@ def steering_vectors(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> steering_vectors(model, women, men, layers=[1, 2]).directions[1].shape == (model.cfg.d_model,)
-    True
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> steering_vectors(model, women, men, layers=[1, 2]).directions[1].shape
+    torch.Size([128])
     """
     sides, split, places, generator = contrast.prepared(model, positive, negative, positions, method, held_out, seed)
     sites = contrast.sites_of(model, site, layers, STREAM)

@@ -14,10 +14,12 @@ from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.token_labels import Named, is_named, reading
 from hooked_lm.interventions import contrast
 from hooked_lm.interventions.changes import changes_of
 from hooked_lm.interventions.contrast import STREAM, Prompts
 from hooked_lm.interventions.steering import Layers, SteeringVectors
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
 from hooked_lm.results.groups import Groups, checked_groups
@@ -33,7 +35,7 @@ def sweep_steering(
     answers: RightAndWrong | None = None,
     coefficients: Sequence[float | int],
     layers: Layers = "each",
-    positions: str = "all",
+    positions: Named = "all",
     unit: bool = False,
     groups: Groups = None,
     max_memory: int | str = "auto",
@@ -42,10 +44,10 @@ def sweep_steering(
     """The metric under steering, over layers and coefficients; each cell equals a forward pass under `vectors.hooks(...)`.
 
     Args:
-        prompts: texts or ids [batch, pos]. Texts may differ in length: those of one length run together, without padding.
+        prompts: texts, ids [batch, pos] or conversations, which may differ in length: those of one length run together.
             The metric must then index positions from the end, and work for any number of prompts.
         metric, answers: as for `patching.sweep`; answers are those of all prompts.
-        positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each.
+        positions: "all" (or "prompt", the same here), or "last_prompt": the last token of each; of conversations also a role.
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
@@ -57,10 +59,22 @@ def sweep_steering(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions import steering_vectors
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> women, men = ["Mary was ill, so", "Anna slept late because"], ["Tom was ill, so", "Paul slept late because"]
-    >>> vectors, answers = steering_vectors(model, women, men, layers=[1, 2]), (" she", " he")
-    >>> result = sweep_steering(model, vectors, "Lucy was ill, so", answers=answers, coefficients=[-2, 0, 2], progress=False)
-    >>> bool(result.select(layer=1, coefficient=-2).mean < result.select(layer=1, coefficient=2).mean)
+    >>> women = ["Mary was ill, so", "Anna slept late because"]
+    >>> men = ["Tom was ill, so", "Paul slept late because"]
+    >>> vectors = steering_vectors(model, women, men, layers=[1, 2])
+    >>> answers = (" she", " he")
+    >>> result = sweep_steering(
+    ...     model,
+    ...     vectors,
+    ...     "Lucy was ill, so",
+    ...     answers=answers,
+    ...     coefficients=[-2, 0, 2],
+    ...     progress=False,
+    ... )
+    >>> bool(
+    ...     result.select(layer=1, coefficient=-2).mean
+    ...     < result.select(layer=1, coefficient=2).mean
+    ... )
     True
     """
     contrast.check_model(model)
@@ -69,9 +83,10 @@ def sweep_steering(
         raise TypeError(
             f"vectors must be SteeringVectors, as steering_vectors(...) returns them; got a {type(vectors).__name__}"
         )
-    if positions not in ("all", "prompt", "last_prompt"):
+    if positions not in ("all", "prompt", "last_prompt") and not is_named(positions):
         raise ValueError(
-            f"a sweep generates nothing: positions must be 'all', 'prompt' or 'last_prompt', got {positions!r}"
+            "a sweep generates nothing: positions must be 'all', 'prompt', 'last_prompt', or a role in conversations such as "
+            f"'assistant', got {positions!r}"
         )
     labels = _labels(coefficients)
     sites = contrast.sites_of(model, vectors.site, vectors.chosen_layers(layers), STREAM)
@@ -85,7 +100,8 @@ def sweep_steering(
         tokens: Rows = torch.cat([ids[row] for row in rows]) if whole is None else whole
         places = [*product(range(len(sites)), range(len(coefficients)))]
         hooks = [vectors.adding({[*sites][i]: coefficients[j]}, positions, unit) for i, j in places]
-        cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
+        with reading(given[rows].labels if isinstance(given, Chat) else None):
+            cells: dict[tuple[int, ...], Any] = dict(zip(places, changes_of(model, tokens, hooks), strict=True))
         study = Study({"layer": list(sites), "coefficient": labels}, cells, title="steering")
         return study.carry_out(model, tokens, metric, None, max_memory, progress)
 
@@ -109,6 +125,8 @@ def _ids(model: HookedRootModule, prompts: contrast.Listed) -> list[Int[Tensor, 
     """The ids of each prompt separately; ValueError for pairs of texts, since sweeps do not support token types."""
     if isinstance(prompts, VisionInputs):
         return list(prompts.tokens.split(1))
+    if isinstance(prompts, Chat):
+        return [prompts[row].tokens for row in range(len(prompts))]
     found = [contrast.tokenized(model, prompts[row : row + 1])[0:2] for row in range(len(prompts))]
     if any((types := options.get("token_type_ids")) is not None and bool(types.any()) for _, options in found):
         raise ValueError(

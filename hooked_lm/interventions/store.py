@@ -116,7 +116,9 @@ class Store(NotebookRepr):
     >>> import tempfile, torch
     >>> store = Store(tempfile.mkdtemp())
     >>> run = store.start(data="two prompts")
-    >>> _ = run.add("blocks.0.hook_resid_post", {"value": torch.ones(2, 3)}, prompts=["one", "two"])
+    >>> _ = run.add(
+    ...     "blocks.0.hook_resid_post", {"value": torch.ones(2, 3)}, prompts=["one", "two"]
+    ... )
     >>> [(run.about["data"], run.sites) for run in store]
     [('two prompts', ['blocks.0.hook_resid_post'])]
     >>> store.delete(run.id)

@@ -123,7 +123,10 @@ class TopExamples(Streaming[TopPositions]):
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> top = TopExamples("post", 1, k=2, context=3)
-    >>> for text in ["The capital of France is Paris", "When Mary and John went to the store"]:
+    >>> for text in [
+    ...     "The capital of France is Paris",
+    ...     "When Mary and John went to the store",
+    ... ]:
     ...     _ = model.run_with_hooks(text, fwd_hooks=[top])
     >>> top.examples()[5].to_dataframe(model.to_string)[["rank", "text", "position"]].shape
     (2, 3)

@@ -162,7 +162,9 @@ def same_value(site: str, names: Collection[str], scaled: bool = False) -> str:
 
     `scaled`: whether the block multiplies the outputs of its sublayers before adding them to the stream.
 
-    >>> same_value("blocks.2.mlp.hook_out", ["blocks.2.mlp.hook_out", "blocks.2.hook_mlp_out"])
+    >>> same_value(
+    ...     "blocks.2.mlp.hook_out", ["blocks.2.mlp.hook_out", "blocks.2.hook_mlp_out"]
+    ... )
     'blocks.2.hook_mlp_out'
     """
     block = re.match(r".*?\.\d+\.", site)

@@ -47,7 +47,9 @@ class AttentionRowMethods(HookedRootModule):
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> rows = model.attention_rows("When Mary and John left", layers=[1, 2], query_positions=[-1, 2])
+        >>> rows = model.attention_rows(
+        ...     "When Mary and John left", layers=[1, 2], query_positions=[-1, 2]
+        ... )
         >>> rows[2].shape
         torch.Size([1, 8, 2, 6])
         """

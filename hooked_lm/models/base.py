@@ -13,6 +13,7 @@ from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
+from hooked_lm.hooks.own_run import RunsInputs
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.attention_rows import AttentionRowMethods
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
@@ -43,12 +44,13 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-class BaseModel(QuantizeMethods, AttentionRowMethods):
+class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]
     config_class: ClassVar[type[FlatConfig]]
     sites_of_images: ClassVar[tuple[str, ...]] = ()  # what names of sites begin with if their batch are images
+    reads_both_ways = False  # whether tokens of a prompt depend on later ones, and generated ones do not
     cache_class: ClassVar[type[NamedCache]] = ActivationCache
     cfg: Any
     embed: Any
@@ -174,6 +176,12 @@ class BaseModel(QuantizeMethods, AttentionRowMethods):
     def make_cache(self, cache_dict: dict[str, Tensor], has_batch_dim: bool) -> Cache:
         """The cache that `run_with_cache` returns."""
         return self.cache_class(cache_dict, self, has_batch_dim)
+
+    def prefix(self, *prompt: object, **options: object) -> Any:
+        """Raises ValueError; a decoder reads the beginning of prompts once, see `DecoderMethods.prefix`."""
+        raise ValueError(
+            f"a prefix is computed by a decoder, whose tokens do not depend on later ones; this is a {type(self).__name__}"
+        )
 
     def estimate_cache(self, *inputs: object, names_filter: NamesFilter = None, **options: object) -> CacheEstimate:
         """The memory that the cache of `run_with_cache` with these arguments takes, without running the model.

@@ -73,8 +73,21 @@ def check_cacheable(blocks: Iterable[nn.Module]) -> None:
     if (layer := first_bidirectional(blocks)) is not None:
         raise ValueError(
             f"a key/value cache needs causal attention, but that of layer {layer} is bidirectional, so keys and values of "
-            "earlier tokens change with each new one. Run the whole text without past_kv_cache"
+            "earlier tokens change with each new one. Run the whole text at once, without past_kv_cache, a prefix or chunks"
         )
+
+
+def check_in_parts(model: HookedRootModule, n_first: int, n_pos: int) -> None:
+    """Raises ValueError if the first tokens have other keys in a prompt of `n_pos` tokens than alone."""
+    if n_first < n_pos and model.reads_both_ways:
+        raise ValueError("this model reads a prompt in both directions: give all of it at once")
+    for rotary in (getattr(getattr(module, "cfg", None), "rotary", None) for module in model.modules()):
+        scaling = getattr(rotary, "scaling", None)
+        if scaling is not None and scaling.length(n_first) != scaling.length(n_pos):
+            raise ValueError(
+                f"the rotary angles of this model depend on the length of the prompt ({type(scaling).__name__}): the first "
+                f"{n_first} tokens have other keys alone than in a prompt of {n_pos}. Read it at once"
+            )
 
 
 def n_streams(model: nn.Module) -> int:

@@ -14,16 +14,22 @@ from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_on_host, is_readable
 from hooked_lm.hooks import Cache, NamesFilter
+from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.hooks.hook_spec import HookSpec, hook_list, parse_hook
 from hooked_lm.hooks.padding import Masks
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.slice import Slice
+from hooked_lm.keywords import check_keywords
 from hooked_lm.models.base import BaseModel, is_outside_blocks
-from hooked_lm.models.checks import check_loss, check_stream, is_ids, n_streams
+from hooked_lm.models.checks import check_cacheable, check_loss, check_stream, is_ids, n_streams
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
+from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, check_chunk, run_in_chunks
 from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, check_hooks_of_prefix, opened, versions
 from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.methods import DecoderText
 from hooked_lm.models.verification.identities import decoder_identities
 from hooked_lm.models.verification.verify import Verification, drawn_tokens, verify
@@ -33,6 +39,7 @@ from hooked_lm.models.weights.state import sync_config
 from hooked_lm.models.weights.views import WeightViews
 
 EXACT = {"attention_mask", "past_kv_cache", "start_at_layer"}  # arguments with which a mask is not inferred from ids
+OF_CHUNKS = ("fwd_hooks", "device", "remove_batch_dim", "prepend_bos", "padding_side", "attention_mask")
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 
 
@@ -55,6 +62,46 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     generate = generation.generate
     generate_stream = generation.generate_stream
 
+    def prefix(  # type: ignore[override]
+        self,
+        prompt: Prompt,
+        names_filter: NamesFilter = None,
+        *,
+        chunk: int | None = None,
+        prepend_bos: bool | None = None,
+        padding_side: str | None = None,
+        attention_mask: Mask | None = None,
+    ) -> Prefix:
+        """Reads the beginning of prompts once; `prefix + text` is a prompt of which only the new positions are computed.
+
+        `model(prefix + text)`, `run_with_cache`, `run_with_hooks` and `generate` equal, at the new positions, the run on all
+        tokens, under the hooks that are active here and there. No gradients flow into the prefix. The arguments after
+        `names_filter` are those of `generate`; `prefix.cache` has the activations of these sites.
+
+        Raises ValueError for attention in both directions, and for an active hook that counts positions from the end.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> prefix = model.prefix("The capital of France is Paris. The capital of")
+        >>> model(prefix + [" Italy is", " Spain is"]).shape[:2]
+        torch.Size([2, 2])
+        >>> model.generate(
+        ...     prefix + " Italy is", max_new_tokens=1, do_sample=False, verbose=False
+        ... )
+        'The capital of France is Paris. The capital of Italy is Rome'
+        """
+        check_cacheable(self.blocks)
+        check_hooks_of_prefix(self)
+        how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
+        sequence, keys_values, known = opened(self, as_prompt(prompt), 0, how)
+        check_chunk(self, chunk, sequence, keys_values)
+        record = None if names_filter is None else SequenceRecord(self, names_filter, length=keys_values.length)
+        reader = PromptReader(self, sequence, keys_values, record, chunk, known)
+        logits = run_generation(reader.next_logits, self.hooks(record.hooks) if record else None)
+        keys_values.freeze()
+        hooks = tuple(hook.user_hook for hook in changing_hooks(self))
+        return Prefix(self, prompt, sequence, keys_values, logits, record and record.cache(), hooks, versions(self))
+
     # ---- runs that keep values ---------------------------------------------------------------------------------------
 
     def run_with_cache(  # type: ignore[override]
@@ -64,13 +111,21 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         *model_args: Any,
         names_filter: NamesFilter = None,
         stop_at_layer: int | None = None,
+        chunk: int | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Returns the output of a forward pass and an ActivationCache of the points that `names_filter` selects.
 
         With `return_type=None` and a filter, the run stops after the last layer that the filter or an active hook needs.
-        See `HookedRootModule.run_with_cache` for the other arguments.
+        With `chunk` the prompt is read in pieces of so many tokens, without gradients, which takes the memory of one beside that
+        of keys, values and what is returned. See `HookedRootModule.run_with_cache` for the other arguments.
         """
+        if chunk is not None:
+            given = {**kwargs, **({} if stop_at_layer is None else {"stop_at_layer": 0})}
+            check_keywords("run_with_cache with chunk", given, OF_CHUNKS)
+            output, cache = run_in_chunks(self, input, chunk, names_filter, return_type, **kwargs)
+            cache.labels = input.labels if isinstance(input, Chat) else None
+            return output, cache
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
             hooks = [*hook_list(kwargs.get("fwd_hooks", ())), *hook_list(kwargs.get("bwd_hooks", ()))]
@@ -82,6 +137,9 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         if stop_at_layer is not None:
             kwargs["stop_at_layer"] = stop_at_layer
         output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
+        if isinstance(cache, Cache) and isinstance(input, Chat):
+            positions = Slice.unwrap(kwargs.get("pos_slice"))
+            cache.labels = [[row[i] for i in positions.indices(len(row)).tolist()] for row in input.labels]
         if isinstance(cache, Cache) and not (model_args or cache.attention_masks or kwargs.keys() & EXACT):
             cache.keep_masks(self._padding_on_the_right(input, kwargs.get("prepend_bos")), kwargs.get("pos_slice"))
         return (None if early else output), cache
@@ -120,9 +178,13 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
         >>> import torch
         >>> from hooked_lm.models.decoder import Decoder
-        >>> model = Decoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu"))
+        >>> model = Decoder(
+        ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+        ... )
         >>> steer = torch.zeros(16, device=model.device)
-        >>> run = model.compiled(taps=["resid_post0"], edits={"blocks.0.hook_resid_pre": steer}, backend="traced")
+        >>> run = model.compiled(
+        ...     taps=["resid_post0"], edits={"blocks.0.hook_resid_pre": steer}, backend="traced"
+        ... )
         >>> with torch.no_grad():
         ...     logits = run(torch.tensor([[5, 3, 1]]))
         >>> logits.shape, run.taps["resid_post", 0].shape

@@ -38,7 +38,9 @@ class Encoder(EncoderText, EncoderWeightViews, EncoderOutputs, BaseModel):
 
     >>> import torch
     >>> from hooked_lm.models.encoder import Encoder
-    >>> model = Encoder(dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> model = Encoder(
+    ...     dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu")
+    ... )
     >>> model(torch.tensor([[5, 3, 1]])).shape
     torch.Size([1, 3, 10])
     """

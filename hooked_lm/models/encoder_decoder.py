@@ -41,7 +41,15 @@ class EncoderDecoder(SourceAndTargetText, CrossWeightViews, BaseModel):
 
     >>> import torch
     >>> from hooked_lm.models.encoder_decoder import EncoderDecoder
-    >>> cfg = dict(n_layers=2, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+    >>> cfg = dict(
+    ...     n_layers=2,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     n_ctx=32,
+    ...     d_vocab=10,
+    ...     act_fn="relu",
+    ...     decoder_start_token_id=0,
+    ... )
     >>> model = EncoderDecoder(cfg)
     >>> model(torch.tensor([[5, 3, 1]]), torch.tensor([[0, 7]])).shape
     torch.Size([1, 2, 10])

@@ -26,7 +26,9 @@ def lm_cross_entropy_loss(
     predict, and for a mask of another shape than the ids.
 
     >>> import torch
-    >>> lm_cross_entropy_loss(torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)).exp().round()
+    >>> lm_cross_entropy_loss(
+    ...     torch.zeros(1, 3, 4), torch.zeros(1, 3, dtype=torch.long)
+    ... ).exp().round()
     tensor(4.)
     """
     log_probs = logits.float().log_softmax(-1)[:, :-1]  # of all positions: softmax copies a slice first

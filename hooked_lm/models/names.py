@@ -38,7 +38,12 @@ def get_act_name(name: str, layer: int | str | None = None, layer_type: str | No
     `layer_type` is "a"/"attn", "m"/"mlp", "b"/"block" or a norm's name. A short name may hold everything: "k6",
     "scale4ln1". A full name comes back unchanged.
 
-    >>> get_act_name("pre", 2), get_act_name("k6"), get_act_name("scale4ln1"), get_act_name("normalized")
+    >>> (
+    ...     get_act_name("pre", 2),
+    ...     get_act_name("k6"),
+    ...     get_act_name("scale4ln1"),
+    ...     get_act_name("normalized"),
+    ... )
     ('blocks.2.mlp.hook_pre', 'blocks.6.attn.hook_k', 'blocks.4.ln1.hook_scale', 'ln_final.hook_normalized')
     """
     name = SYNONYMS.get(name, name)

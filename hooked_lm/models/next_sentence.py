@@ -21,7 +21,9 @@ class BertNextSentencePrediction:
     >>> import torch
     >>> from hooked_lm import HookedEncoder
     >>> from hooked_lm.models.next_sentence import BertNextSentencePrediction
-    >>> model = HookedEncoder(dict(n_layers=1, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu"))
+    >>> model = HookedEncoder(
+    ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=32, d_vocab=10, act_fn="gelu")
+    ... )
     >>> nsp = BertNextSentencePrediction(model)
     >>> nsp(torch.tensor([[5, 3, 1]]), token_type_ids=torch.tensor([[0, 0, 1]])).shape
     torch.Size([1, 2])

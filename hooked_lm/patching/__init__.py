@@ -4,6 +4,7 @@ from hooked_lm.engine.edit import Edit, Rewrite
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.engine.study import Study, SweepInterrupted
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.patching.ablation import ablate
 from hooked_lm.patching.classic import (
     Sweep,
@@ -86,3 +87,5 @@ __all__ = [
     "run_each",
     "sweep",
 ]
+
+answer_keywords(__name__)

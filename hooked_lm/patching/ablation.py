@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Change
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
@@ -28,6 +29,7 @@ from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.engine.study import Metrics, Study
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.interventions.patch import other_rows
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
@@ -50,6 +52,7 @@ TOKENS_A_RUN = 4096
 
 @renamed(checkpoint="resume_file", method="replace_with")
 @keeps_torch_state
+@reads_chats
 def ablate(
     model: HookedRootModule,
     prompts: Prompts,
@@ -105,7 +108,9 @@ def ablate(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> lost = patching.ablate(model, "The capital of France is", "layers", metric=paris).effects()
+    >>> lost = patching.ablate(
+    ...     model, "The capital of France is", "layers", metric=paris
+    ... ).effects()
     >>> list(lost.axes), bool((lost.mean < -1).any())
     (['layer'], True)
     """
@@ -177,7 +182,7 @@ def _zeros(model: HookedRootModule) -> Callable[[str], Tensor]:
 
 def _rows(model: HookedRootModule, prompts: Dataset) -> list[PromptRows]:
     """Each source prompt as a batch of one, without padding."""
-    given = [prompts] if isinstance(prompts, (str, VisionInputs)) else prompts
+    given = [prompts] if isinstance(prompts, (str, VisionInputs, Chat)) else prompts
     batches = [rows_of(model, some, "source_prompts") for some in given]
     rows = [_unpadded(some_rows(model, batch, [i])) for batch in batches for i in range(len(batch))]
     if not rows:

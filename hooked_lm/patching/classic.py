@@ -73,11 +73,21 @@ def generic_activation_patch(
 
     >>> from hooked_lm import HookedTransformer, patching
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> clean, corrupted = model.to_tokens(["When Mary and John left, John", "When Mary and John left, Mary"])[:, None]
+    >>> clean, corrupted = model.to_tokens(
+    ...     ["When Mary and John left, John", "When Mary and John left, Mary"]
+    ... )[:, None]
     >>> _, cache = model.run_with_cache(clean)
-    >>> setter = patching.layer_head_vector_patch_setter  # your own functions run as whole forward passes
+    >>> setter = (
+    ...     patching.layer_head_vector_patch_setter
+    ... )  # your own functions run as whole forward passes
     >>> effect = patching.generic_activation_patch(
-    ...     model, corrupted, cache, lambda logits: logits[0, -1].max(), setter, "z", ("layer", "head")
+    ...     model,
+    ...     corrupted,
+    ...     cache,
+    ...     lambda logits: logits[0, -1].max(),
+    ...     setter,
+    ...     "z",
+    ...     ("layer", "head"),
     ... )
     >>> effect.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
@@ -268,7 +278,11 @@ def get_act_patch_block_every(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = model.to_tokens(["Mary", "John"])[:, None]
     >>> _, cache = model.run_with_cache(clean)
-    >>> len(patching.get_act_patch_block_every(model, corrupted, cache, lambda logits: logits[0, -1, 0]))
+    >>> len(
+    ...     patching.get_act_patch_block_every(
+    ...         model, corrupted, cache, lambda logits: logits[0, -1, 0]
+    ...     )
+    ... )
     3
     """
     setters = [(name, layer_pos_patch_setter) for name in ("resid_pre", "attn_out", "mlp_out")]

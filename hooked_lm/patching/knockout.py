@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
@@ -28,6 +29,7 @@ Edges = Mapping[str, tuple[Indices, Indices]]
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def attention_knockout(
     model: HookedRootModule,
     prompts: Prompts,
@@ -73,8 +75,13 @@ def attention_knockout(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> edges = {"subject": (4, -1), "the rest": ([1, 2, 3], -1)}  # of <|endoftext|>, The, capital, of, France, is
-    >>> result = patching.attention_knockout(model, "The capital of France is", edges, metric=paris, layers=None).effects()
+    >>> edges = {
+    ...     "subject": (4, -1),
+    ...     "the rest": ([1, 2, 3], -1),
+    ... }  # of <|endoftext|>, The, capital, of, France, is
+    >>> result = patching.attention_knockout(
+    ...     model, "The capital of France is", edges, metric=paris, layers=None
+    ... ).effects()
     >>> result.axes["edge"], bool(result.mean[0] < -1)
     (('subject', 'the rest'), True)
     """

@@ -8,6 +8,7 @@ from itertools import product
 
 from torch import Tensor
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
@@ -33,6 +34,7 @@ JOINED = "patching paths between heads"  # what was changed
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def path_patch(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -72,8 +74,12 @@ def path_patch(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.path_patch(model, corrupted, clean, receivers=["L3H0<q>"], metric=answers)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.path_patch(
+    ...     model, corrupted, clean, receivers=["L3H0<q>"], metric=answers
+    ... )
     >>> result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     True
     """
@@ -93,6 +99,7 @@ def path_patch(
 
 
 @keeps_torch_state
+@reads_chats
 def head_to_head(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -117,8 +124,12 @@ def head_to_head(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "Mary and John left, John", "Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.head_to_head(model, corrupted, clean, metric=answers, inputs=["q"], progress=False)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.head_to_head(
+    ...     model, corrupted, clean, metric=answers, inputs=["q"], progress=False
+    ... )
     >>> list(result.axes)
     ['input', 'from_layer', 'from_head', 'layer', 'head']
     """

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts
@@ -17,6 +18,7 @@ from hooked_lm.results.groups import Groups
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def run_each(
     model: HookedRootModule,
     prompts: Prompts | Pairs,
@@ -61,7 +63,10 @@ def run_each(
     >>> from hooked_lm.interventions import Scale, ZeroAblate
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.log_probability(model.to_single_token(" Paris"))
-    >>> cells = [ZeroAblate("z", 2, heads=[3]), [Scale("mlp_out", 1, factor=0.5), ZeroAblate("attn_out", 3, positions=-1)]]
+    >>> cells = [
+    ...     ZeroAblate("z", 2, heads=[3]),
+    ...     [Scale("mlp_out", 1, factor=0.5), ZeroAblate("attn_out", 3, positions=-1)],
+    ... ]
     >>> result = patching.run_each(model, "The capital of France is", cells, metric=paris)
     >>> result.axes["cell"]
     ('ZeroAblate z L2H3', 'Scale mlp_out L1 + ZeroAblate attn_out L3 pos -1')

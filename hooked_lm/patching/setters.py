@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from hooked_lm.engine.edit import Change, Edit, Rest, Rewrite
+from hooked_lm.keywords import answer_keywords
 
 Index = Sequence[int]
 PatchSetter = Callable[[Tensor, Index, Tensor], Tensor]
@@ -68,6 +69,8 @@ class IndexLayout:
     position: int | None = None
     rest: tuple[int, ...] = ()
 
+
+answer_keywords(__name__, [name for name in list(globals()) if name.startswith("layer_")])  # before they are keys
 
 PATCH_SETTERS: dict[PatchSetter, IndexLayout] = {
     layer_pos_patch_setter: IndexLayout(("layer", "pos"), 1),

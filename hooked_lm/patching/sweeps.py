@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import SweepPlan, by_component
@@ -17,6 +18,7 @@ from hooked_lm.results.groups import Groups
 
 @renamed(checkpoint="resume_file", source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def sweep(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -79,8 +81,12 @@ def sweep(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> result = patching.sweep(model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each")
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> result = patching.sweep(
+    ...     model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each"
+    ... )
     >>> list(result.axes), result.mean.shape == (model.cfg.n_layers, model.cfg.n_heads)
     (['layer', 'head'], True)
     """

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.engine.cells_before_blocks import is_of_images, rows_and_positions
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.edit import Edit, repeated
 from hooked_lm.engine.experiment import Experiment, Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
@@ -37,6 +38,7 @@ SITES = ("resid_post", "attn_out", "mixer_out", "mlp_out")
 
 @renamed(checkpoint="resume_file")
 @keeps_torch_state
+@reads_chats
 def causal_trace(
     model: HookedRootModule,
     prompts: Prompts,
@@ -97,11 +99,19 @@ def causal_trace(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> paris = metrics.probability(model.to_single_token(" Paris"))
     >>> result = patching.causal_trace(
-    ...     model, "The capital of France is", " France", metric=paris, sites="resid_post", n_samples=4, positions=[4, -1]
+    ...     model,
+    ...     "The capital of France is",
+    ...     " France",
+    ...     metric=paris,
+    ...     sites="resid_post",
+    ...     n_samples=4,
+    ...     positions=[4, -1],
     ... )
     >>> result.axes["position"], bool(result.corrupted.mean() < result.clean.mean())
     (('4  France', '5  is'), True)
-    >>> result.restored().mean[-1].round(decimals=4).abs()  # after the last layer only the last position counts
+    >>> result.restored().mean[-1].round(
+    ...     decimals=4
+    ... ).abs()  # after the last layer only the last position counts
     tensor([0., 1.])
     """
     refuse_two_stacks(model, "causal_trace")

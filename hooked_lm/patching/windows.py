@@ -9,7 +9,10 @@ def windows_of(layers: Sequence[int] | None, window: int, n_layers: int) -> list
     An even window has one more layer before its centre than after it. Windows are truncated at the ends of the model. Raises
     ValueError for a window below 1.
 
-    >>> [list(window) for window in windows_of([0, 5], 3, 12)], list(windows_of([5], 4, 12)[0])
+    >>> (
+    ...     [list(window) for window in windows_of([0, 5], 3, 12)],
+    ...     list(windows_of([5], 4, 12)[0]),
+    ... )
     ([[0, 1], [4, 5, 6]], [3, 4, 5, 6])
     """
     if window < 1:

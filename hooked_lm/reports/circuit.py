@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from hooked_lm.analysis.circuits import page
 from hooked_lm.analysis.circuits.circuit import EFFECTS, SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
 from hooked_lm.analysis.circuits.run import check_replacement
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.pairs import Pairs, pair_of
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.result import SweepResult, metric_name
@@ -132,7 +131,7 @@ def check_answers(model: HookedTransformer, task: Task) -> dict[str, float]:
             ". Are the clean and the corrupted prompts swapped?" if len(wrong) == 2 and ahead["corrupted"] > 0 else ""
         )
         says = f"the right answer {' and '.join(wrong)}{_first_choice(model, task, logits['clean'][:, -1])}{swapped}"
-        warnings.warn(says, TaskWarning, stacklevel=stacklevel_outside(sys._getframe()))
+        warn_caller(says, TaskWarning)
     return ahead
 
 
@@ -315,7 +314,7 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
     """The effect of taking each node out of the circuit, the largest first; empty for an empty circuit."""
     if not circuit.n_edges:
         return pd.DataFrame(columns=["node", "effect"])
-    top = circuits.minimality(model, circuit, of="nodes", **common).top(SHOWN_NODES)
+    top = circuits.minimality(model, circuit, of="nodes", **common).top(len(circuit.nodes))
     interval = {"low": -top["high"], "high": -top["low"]} if "low" in top else {}
     return pd.DataFrame({"node": top["node"], "effect": -top["value"], **interval})
 
@@ -441,7 +440,7 @@ def _parts_section(study: CircuitStudy) -> viz.Section:
         f"How {study.chosen.about['metric']} changes, in nats, when all edges of one node are taken out of the circuit. "
         f"All of this took {study.seconds:.1f} s."
     )
-    return viz.Section("What each node adds", text, study.nodes)
+    return viz.Section("What each node adds", text, study.nodes.head(SHOWN_NODES))
 
 
 if not TYPE_CHECKING:  # type checkers know the present names alone

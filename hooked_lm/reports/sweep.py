@@ -4,13 +4,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hooked_lm import viz
 from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.extras import lazy_import
 from hooked_lm.reports.circuit import Task
-from hooked_lm.results import Label
+from hooked_lm.results import Label, Scores
+from hooked_lm.results.scores import METRIC
 from hooked_lm.viz.labels import POSITION
 from hooked_lm.viz.numbers import MINUS, rounded
 
@@ -46,21 +47,35 @@ class Shares:
         gap = float(self.result.clean.mean() - self.result.corrupted.mean())
         return gap if abs(gap) > SMALLEST_GAP else float("nan")
 
-    def cells(self) -> "pd.DataFrame":
-        """All cells in order: their labels, `effect`, the share, the interval of the effect if there is one, and `value`."""
-        effects = self.result.effects().to_dataframe().rename(columns={"mean": "effect"})
-        if self.result.n_prompts == 1:
-            effects = effects.drop(columns=["low", "high"])
-        return self._with_share(effects.assign(value=self.result.to_dataframe()["mean"]))
-
     def top(self, n: int = SHOWN) -> "pd.DataFrame":
-        """The cells with the largest effects, as `cells`."""
-        return self._with_share(self.result.top(n))
+        """The cells with the largest effects."""
+        return self.added(self.result.top(n))
 
-    def _with_share(self, table: "pd.DataFrame") -> "pd.DataFrame":
+    def added(self, table: "pd.DataFrame") -> "pd.DataFrame":
+        """A table of effects, with the shares beside them."""
         start = 0.0 if self.result.base == "corrupted" else 1.0
-        table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / self.gap)
+        gap: Any = self.gap
+        if METRIC in table:
+            gap = table[METRIC].map({of: Shares(self.result.select(metric=of)).gap for of in self.result.axes[METRIC]})
+        table.insert(list(table).index("effect") + 1, self.name, start + table["effect"] / gap)
         return table
+
+
+def tables(scores: Scores, normalized: bool) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """The largest cells and all cells, with intervals that hold for all cells at once if there are several prompts. Those of a
+    sweep have shares, if there are some and they are wanted."""
+    ranked = scores.effects() if isinstance(scores, SweepResult) else scores
+    cells = (
+        ranked.to_dataframe().drop(columns=["low", "high"], errors="ignore").rename(columns={"mean": ranked._column})
+    )
+    if scores.n_prompts > 1:
+        low, high = ranked.interval(simultaneous=True)
+        cells = cells.assign(low=low.flatten().numpy(), high=high.flatten().numpy())
+    cells = cells.assign(value=scores.mean.flatten().numpy())
+    if isinstance(scores, SweepResult) and normalized and scores.clean is not None:
+        shares = Shares(scores)
+        return shares.top(), shares.added(cells)
+    return scores.top(SHOWN), cells
 
 
 def parts_of_position(label: Label) -> tuple[Label, str]:

@@ -1,7 +1,10 @@
 """Numbers with named axes: the results of experiments and analyses."""
 
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.results.bootstrap import SkewWarning
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 
 __all__ = ["Label", "Scores", "SkewWarning"]
+
+answer_keywords(__name__)

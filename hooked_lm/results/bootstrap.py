@@ -7,7 +7,6 @@ resamples. Wilson's interval (1927, doi:10.1080/01621459.1927.10502953) of share
 prompts the L-skewness (Hosking 1990, doi:10.1111/j.2517-6161.1990.tb01775.x)."""
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 
 NUMBERS = 1 << 22  # held at once, about
 SKEWED = 0.5  # the skewness from which on the bootstrap-t counts, and
@@ -36,6 +35,7 @@ SMALLEST_ERROR = (
 SMALLEST_OF_ALL = 1 / 3  # the same for the largest |t|, of which the tail counts more
 MOST_DRAWS = 1 << 26  # of cells in resamples, to find the largest |t|
 FEWEST_RESAMPLES = 200
+LEAST_SKEWED = ("logit", "log prob", "loss")  # in the names of metrics for which no other is less skewed
 TABLE = 200  # numbers of prompts for which Student's quantile is computed
 
 
@@ -57,6 +57,7 @@ def bootstrap(
     n_resamples: int = 1000,
     seed: int = 0,
     chosen: Int[Tensor, " chosen"] | None = None,
+    measure: str = "",
 ) -> tuple[Float[Tensor, " chosen"], Float[Tensor, " chosen"]]:
     """The confidence interval of each cell's mean over prompts, or of the `chosen` cells alone: the same as among all.
 
@@ -69,8 +70,8 @@ def bootstrap(
     Warns (SkewWarning) of a skewness above 0.28 times the root of the number of prompts (1.1 for 16, 2.2 for 64), as the error of
     the level falls with that root. The skewness of fewer than 16 is too small where they lack the tail, and at most 2.3 of eight:
     from eight on, it warns of an L-skewness (Hosking 1990) above 0.265, which normal numbers exceed as rarely, and of values on
-    one side of 0 with a standard deviation above 0.6 of their mean. Raises ValueError for a level outside of (0, 1) or less than
-    one resample.
+    one side of 0 with a standard deviation above 0.6 of their mean. The warning advises by the `measure`, the name of what the
+    values are. Raises ValueError for a level outside of (0, 1) or less than one resample.
 
     >>> low, high = bootstrap(torch.arange(100.0)[None])
     >>> bool(low < 49.5 < high)
@@ -81,7 +82,7 @@ def bootstrap(
     of_all, values = values, values if chosen is None else values[chosen]
     ends = torch.full((2, len(values)), torch.nan)
     if n_prompts > 1:
-        is_skewed = warn_if_skewed(of_all) > SKEWED and n_prompts >= FEWEST_PROMPTS
+        is_skewed = warn_if_skewed(of_all, measure) > SKEWED and n_prompts >= FEWEST_PROMPTS
         tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
         student = students_t(level, n_prompts - 1)
         for cells in _chunks(values, n_resamples):
@@ -142,7 +143,10 @@ def skewness(values: Float[Tensor, "cell prompt"], by_rank: bool = False) -> flo
     Cells that vary less than a hundredth of the one that varies most do not count, nor do those that vary by rounding. 0 for
     none.
 
-    >>> skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])), round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2)
+    >>> (
+    ...     skewness(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])),
+    ...     round(skewness(torch.tensor([[0.0, 0.0, 0.0, 1.0]])), 2),
+    ... )
     (0.0, 1.15)
     """
     of_cells, deviations, sizes = [torch.zeros(0)], [torch.zeros(0)], [torch.zeros(0)]
@@ -170,7 +174,7 @@ def _l_skewness(centred: Float[Tensor, "cell prompt"]) -> Float[Tensor, " cell"]
     return 3 * (ordered @ twice) / (ordered @ once) - 3
 
 
-def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
+def warn_if_skewed(values: Float[Tensor, "cell prompt"], measure: str = "") -> float:
     """Warns if intervals of the means contain the true ones less often than their level says; returns the skewness."""
     found, n_prompts = skewness(values), values.shape[1]
     if n_prompts >= MANY_PROMPTS:
@@ -178,13 +182,14 @@ def warn_if_skewed(values: Float[Tensor, "cell prompt"]) -> float:
     else:
         is_too_skewed = n_prompts >= ENOUGH_PROMPTS and skewness(values, by_rank=True) > TOO_L_SKEWED
     if is_too_skewed:
-        _warn(f"are skewed over the {n_prompts} prompts or groups (skewness {found:.2g}): a few have most of the sum")
+        what = f"are skewed over the {n_prompts} prompts or groups (skewness {found:.2g}): a few have most of the sum"
+        _warn(what, measure)
     else:
-        warn_if_one_sided(values)
+        warn_if_one_sided(values, measure)
     return found
 
 
-def warn_if_one_sided(values: Float[Tensor, "cell prompt"]) -> None:
+def warn_if_one_sided(values: Float[Tensor, "cell prompt"], measure: str = "") -> None:
     """Warns of eight to 15 prompts whose values, in half of the cells, are on one side of 0 with a standard deviation above 0.6
     of their mean: as probabilities and divergences they are mostly skewed, and so few lack the tail that would show it."""
     n_prompts = values.shape[1]
@@ -200,16 +205,22 @@ def warn_if_one_sided(values: Float[Tensor, "cell prompt"]) -> None:
     if len(found) and float(found.median()) > TOO_WIDE:
         _warn(
             f"over the {n_prompts} prompts or groups are on one side of 0, with a standard deviation of "
-            f"{float(found.median()):.2g} of their mean: such values are mostly skewed, and so few lack the tail"
+            f"{float(found.median()):.2g} of their mean: such values are mostly skewed, and so few lack the tail",
+            measure,
         )
 
 
-def _warn(what: str) -> None:
-    warnings.warn(
-        f"the values {what}, and intervals contain the true means less often than their level says; use more prompts, or a "
-        "metric that is less skewed, such as a logit difference or log-probability instead of a probability",
+def _warn(what: str, measure: str) -> None:
+    if any(name in measure for name in LEAST_SKEWED):
+        advice = f", and see which have most of the {measure}: to_dataframe(per_prompt=True)"
+    else:
+        advice = (
+            ", or a metric that is less skewed, such as a logit difference or log-probability instead of a "
+            f"{measure or 'probability'}"
+        )
+    warn_caller(
+        f"the values {what}, and intervals contain the true means less often than their level says; use more prompts{advice}",
         SkewWarning,
-        stacklevel=stacklevel_outside(sys._getframe()),
     )
 
 

@@ -1,7 +1,5 @@
 """Whether a difference, of which results are shares, may be 0."""
 
-import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,7 +7,7 @@ from contextvars import ContextVar
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 
 _said: ContextVar[list[str] | None] = ContextVar("said", default=None)
 
@@ -39,9 +37,8 @@ def warn_if_small(difference: Float[Tensor, "*metric prompt"], between: str, adv
         if abs(mean) <= two:
             if said is not None:
                 said.append(between)
-            warnings.warn(
-                f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}",
-                stacklevel=stacklevel_outside(sys._getframe()),
+            warn_caller(
+                f"{between} hardly differ, by {mean:.4g} ± {two:.2g}: shares of this difference say little; {advice}"
             )
             if said:
                 return

@@ -15,7 +15,8 @@ from hooked_lm.hooks.head_labels import LABEL, parse_head_label
 Label = str | int
 """The label of one entry of an axis, such as `"L1H7"` or the layer `3`."""
 Wanted = Label | SupportsIndex | Iterable[Label | SupportsIndex]  # one entry of an axis, or several
-COLUMNS = ("prompt", "value", "effect", "mean", "low", "high")  # of the tables, which are not allowed as names of axes
+# of the tables, which are not allowed as names of axes
+COLUMNS = ("prompt", "value", "effect", "restored", "kept", "mean", "low", "high")
 APART = ("metric", "statistic")  # axes whose labels have units of their own
 POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": the position and its token
 

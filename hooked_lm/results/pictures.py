@@ -237,7 +237,11 @@ def shown(name: str, labels: Sequence[Label]) -> list[str]:
     """The labels of an axis as a figure shows them: positions as their tokens, and in parentheses where the prompts' tokens
     differ; heads as H0 beside names such as "mlp".
 
-    >>> shown("position", ["0 When", "1  Mary", 2, "3  Mary"]), shown("layer", [0, 1]), shown("head", [0, "mlp"])
+    >>> (
+    ...     shown("position", ["0 When", "1  Mary", 2, "3  Mary"]),
+    ...     shown("layer", [0, 1]),
+    ...     shown("head", [0, "mlp"]),
+    ... )
     (['When', ' Mary (1)', '(2)', ' Mary (3)'], ['0', '1'], ['H0', 'mlp'])
     """
     tokens = iter(viz.position_labels([label for label in labels if isinstance(label, str)]))

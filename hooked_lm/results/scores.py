@@ -19,7 +19,7 @@ from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest
 from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
 from hooked_lm.results.labels import APART, Label, Wanted, check_labels, chosen_places, entries_at, labels_at
-from hooked_lm.results.tabular import as_text
+from hooked_lm.results.tabular import as_text, with_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,6 @@ class Scores(NotebookRepr):
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
     _BY_METRIC: ClassVar[tuple[str, ...]] = ()  # the fields with an entry for each metric
     _METRIC_IN_ABOUT: ClassVar[str] = "of"  # where `about` has the metric that was selected
-    RANKED_BY: ClassVar[str] = "value"  # or "effect"
 
     def __post_init__(self) -> None:
         for name in self._tensors():
@@ -203,7 +202,7 @@ class Scores(NotebookRepr):
         bounds = self._bounds
         if bounds.are_finite:
             return bounds.interval(values[cells], self.groups, resampling.level, at_once)
-        low, high = bootstrap(by_group(values, self.groups), *resampling, chosen=cells)
+        low, high = bootstrap(by_group(values, self.groups), *resampling, chosen=cells, measure=self._measured())
         return low.clamp(min=bounds.least), high.clamp(max=bounds.most)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
@@ -254,8 +253,8 @@ class Scores(NotebookRepr):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each cell: its labels, the mean over prompts and the interval of this cell alone (`low`, `high`; those of all
-        cells at once are in `top` and in `interval(simultaneous=True)`).
+        """A row for each cell: its labels, the mean over prompts and, of several, the interval of this cell alone (`low`, `high`;
+        those of all cells at once are in `top` and in `interval(simultaneous=True)`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
         are rows with NaN; `.dropna()` removes them.
@@ -263,7 +262,7 @@ class Scores(NotebookRepr):
         if per_prompt:
             return self._by_prompt()
         low, high = self.interval(level)
-        columns = {"mean": self.mean, "low": low, "high": high}
+        columns = {"mean": self.mean, **with_values(low=low, high=high)}
         return self._cells().assign(**{name: column.flatten().numpy() for name, column in columns.items()})
 
     def _by_prompt(self) -> "pd.DataFrame":
@@ -284,17 +283,16 @@ class Scores(NotebookRepr):
         """The `n` cells (of each metric) with the largest absolute values.
 
         Columns: the labels, the mean by which cells are ranked, its interval (`low`, `high`) if there are several prompts. This
-        mean is `value`; in a sweep `effect`, the difference from the unpatched run, and `value` follows if it is another number.
+        mean is `value`; in a sweep `effect`, the difference from the unpatched run, or `restored` for a share. The mean of the
+        values follows if it is another number: `value`, or `kept` for shares where the clean run is changed.
 
         The largest of many cells are large in part by chance, so the intervals are simultaneous: those of all cells of the result
         contain their means at once in 95% of cases (see `interval`). A cell that was chosen beforehand has the narrower interval
         of `to_dataframe`.
         """
         if METRIC in self.axes:
-            parts = [(metric, self.select(metric=metric).top(n, level)) for metric in self.axes[METRIC]]
-            for metric, part in parts:
-                part.insert(0, METRIC, metric)
-            return pd.concat([part for _, part in parts], ignore_index=True)
+            parts = {metric: self.select(metric=metric).top(n, level) for metric in self.axes[METRIC]}
+            return pd.concat(parts, names=[METRIC]).reset_index(METRIC).reset_index(drop=True)
         best, columns = self._largest(n, level)
         table = self._cells().iloc[best.tolist()].reset_index(drop=True)
         return table.assign(**{name: column.numpy() for name, column in columns.items()})
@@ -305,15 +303,17 @@ class Scores(NotebookRepr):
         effects = ranked.mean.flatten()
         best = effects.abs().nan_to_num(nan=-1.0, posinf=torch.inf).argsort(descending=True, stable=True)
         best = best[: min(n, int((~effects.isnan()).sum()))]
-        numbers = {self.RANKED_BY: effects[best]}
+        numbers = {ranked._column: effects[best]}
         if self.n_prompts > 1:
             low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
-        return best, numbers | {name: values.flatten()[best] for name, values in self._beside_ranked()}
+        numbers.setdefault(self._column, self.mean.flatten()[best])
+        return best, numbers
 
-    def _beside_ranked(self) -> list[tuple[str, Float[Tensor, "*grid"]]]:
-        """Further columns of `top`, with their names."""
-        return []
+    @property
+    def _column(self) -> str:
+        """The name of the means in `top`."""
+        return "value"
 
     @property
     def _has_intervals(self) -> bool:
@@ -369,9 +369,9 @@ class Scores(NotebookRepr):
         return f"{of[0].upper()}{of[1:]}{by}" if of else ""
 
     def _measured(self) -> str:
-        """What the values are: `about["of"]`, or the label of the only metric; "" if nothing says it."""
+        """What the values are: what `about` says, or the label of the only metric; "" if nothing says it."""
         metrics = self.axes.get(METRIC, ())
-        return str(self.about.get("of", metrics[0] if len(metrics) == 1 else "")).replace("_", " ")
+        return str(self.about.get(self._METRIC_IN_ABOUT, metrics[0] if len(metrics) == 1 else "")).replace("_", " ")
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

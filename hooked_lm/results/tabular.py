@@ -1,8 +1,11 @@
 """What results with a table show in a notebook."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from html import escape
 from typing import Any
+
+from torch import Tensor
 
 from hooked_lm.notebook_repr import NotebookRepr, html_table
 from hooked_lm.results.bootstrap import in_words
@@ -42,3 +45,8 @@ class Tabular(NotebookRepr, ABC):
 def as_text(cell: object) -> str:
     """A cell of a table as text, with four digits of a number."""
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def with_values(**columns: Tensor) -> Mapping[str, Tensor]:
+    """The columns of a table that have a value, such as intervals if there are several prompts."""
+    return {name: column for name, column in columns.items() if not column.isnan().all()}

@@ -1,12 +1,12 @@
 """The shards of a folder, as they are read."""
 
 import os
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.shards.plan import Plan
 from hooked_lm.shards.records import checksum, records
@@ -67,10 +67,9 @@ class Shards(NotebookRepr):
         """
         self._check(lambda path, facts: checksum(path) == facts["sha256"])
         if not self.is_complete:
-            warnings.warn(
+            warn_caller(
                 f"{self.path} is not complete: the {len(self.shards)} shards that it has are as they were written, and "
-                f"{len(self.missing)} are missing; the call that made it computes them",
-                stacklevel=2,
+                f"{len(self.missing)} are missing; the call that made it computes them"
             )
         self._verify_joined()
 

@@ -76,9 +76,19 @@ def study_pairs(
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.studies import study_pairs
-    >>> model, texts = HookedTransformer.from_pretrained("demo"), ("Mary and John left, John", "Mary and John left, Mary")
-    >>> pairs = [dict(zip(["clean", "corrupted"], texts), answer=" Mary", wrong_answer=" John")]
-    >>> table = study_pairs(model, pairs, "sweep", tempfile.mkdtemp(), options={"positions": None}, progress=False)
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> texts = ("Mary and John left, John", "Mary and John left, Mary")
+    >>> pairs = [
+    ...     dict(zip(["clean", "corrupted"], texts), answer=" Mary", wrong_answer=" John")
+    ... ]
+    >>> table = study_pairs(
+    ...     model,
+    ...     pairs,
+    ...     "sweep",
+    ...     tempfile.mkdtemp(),
+    ...     options={"positions": None},
+    ...     progress=False,
+    ... )
     >>> table.to_dataframe().columns.tolist()
     ['pair', 'layer', 'value', 'corrupted', 'clean']
     """

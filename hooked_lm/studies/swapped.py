@@ -1,12 +1,10 @@
 """One warning about all pairs of a study whose answer is better on the corrupted prompt than on the clean one."""
 
-import sys
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.results.scores import METRIC
 from hooked_lm.studies.experiments import MakesMetric
@@ -32,11 +30,7 @@ def warn_if_swapped(table: PairTable, makers: Mapping[str, MakesMetric], pairs: 
     else:
         which = f"{len(swapped)} of {n} pairs (number{'s' * (len(swapped) > 1)} {numbers}, counted from 0)"
         fix = "see whether these have 'clean' and 'corrupted' exchanged, or the model does not know their answers"
-    warnings.warn(
-        f"in {which} the answer is better on the corrupted prompt than on the clean one: {fix}",
-        SwapWarning,
-        stacklevel=stacklevel_outside(sys._getframe()),
-    )
+    warn_caller(f"in {which} the answer is better on the corrupted prompt than on the clean one: {fix}", SwapWarning)
 
 
 def _swapped(table: PairTable, shard: int, rising: set[str], has_metrics: bool) -> set[int]:

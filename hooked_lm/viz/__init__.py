@@ -7,18 +7,22 @@
 | values over layers or steps | `lines` |
 | attention of all heads, to explore; of a few heads, to print | `attention`; `attention_patterns` |
 | numbers of tokens in one text, or in several | `tokens`, `snippets` |
+| the turns of a conversation, with their roles | `conversation` |
 | values over an image, maps of channels | `image_heat_map`, `feature_maps` |
 | a graph with levels | `layered_graph` |
 
-`attention`, `tokens` and `snippets` return a `View`, the others a figure of plotly; notebooks show both. `write_html(picture,
-path)` writes one of them to a small page, `report` a page of `Section`s, whose parts are text, tables (pandas), figures (alone or
-as a `CaptionedFigure`), `KeyFigures`, `TokenRow`s and `View`s. Pages need no network, and are light or dark as readers prefer.
+`attention`, `tokens`, `snippets` and `conversation` return a `View`, the others a figure of plotly; notebooks show both.
+`write_html(picture, path)` writes one of them to a small page, `report` a page of `Section`s, whose parts are text, tables
+(pandas), figures (alone or as a `CaptionedFigure`), `KeyFigures`, `TokenRow`s and `View`s. Pages need no network, and are light
+or dark as readers prefer.
 """
 
 from typing import TYPE_CHECKING
 
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.renamed import former_names
 from hooked_lm.viz.attention_view import attention
+from hooked_lm.viz.conversations import conversation
 from hooked_lm.viz.graphs import GraphView, layered_graph
 from hooked_lm.viz.heatmaps import MOST_PANELS, feature_maps, heatmap
 from hooked_lm.viz.images import image_heat_map
@@ -42,6 +46,7 @@ __all__ = [
     "attention_patterns",
     "bars",
     "contributions",
+    "conversation",
     "feature_maps",
     "heatmap",
     "image_heat_map",
@@ -55,6 +60,8 @@ __all__ = [
     "visible",
     "write_html",
 ]
+
+answer_keywords(__name__)
 
 if not TYPE_CHECKING:  # type checkers know the present names alone
     __getattr__ = former_names(__name__, Facts="KeyFigures", Plate="CaptionedFigure", TokenStrip="TokenRow")

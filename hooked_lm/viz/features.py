@@ -1,6 +1,7 @@
 """The page of a feature: top texts, a histogram of activations, and tables of tokens."""
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 
 from hooked_lm.viz.labels import token_label
@@ -84,7 +85,13 @@ def feature_view(
         feature, links: the index of the feature, and the files of the pages of several, in their order: the page leads to the
             previous and the next one, to the index and to the neighbours that have one.
 
-    >>> page = feature_view("feature 3", {"active at": "5 %"}, [], ([0.0, 1.0], [4.0]), {"promoted": [(" <b>", 1.0)]})
+    >>> page = feature_view(
+    ...     "feature 3",
+    ...     {"active at": "5 %"},
+    ...     [],
+    ...     ([0.0, 1.0], [4.0]),
+    ...     {"promoted": [(" <b>", 1.0)]},
+    ... )
     >>> "·&lt;b&gt;" in page.to_html()
     True
     """
@@ -120,11 +127,13 @@ def features_index(
     """A page with a row for each feature, which a click on the head of a column sorts; all text is escaped.
 
     Args:
-        columns: the numbers of each feature, by name.
+        columns: the numbers of each feature, by name; cells are empty where a number is NaN.
         tokens: some tokens of each feature.
         links: the files of the pages of features. Those with a page come first; at most 5,000 rows are shown.
 
-    >>> page = features_index("Features", [0, 1], {"density": [0.5, 0.25]}, [[" a"], []], {1: "feature-1.html"})
+    >>> page = features_index(
+    ...     "Features", [0, 1], {"density": [0.5, 0.25]}, [[" a"], []], {1: "feature-1.html"}
+    ... )
     >>> page.text, page.body.index("feature-1.html") < page.body.index("feature 0")
     ('2 features, 1 page', True)
     """
@@ -135,7 +144,8 @@ def features_index(
     body = []
     for row in rows:
         cells = [f'<td data-value="{features[row]}">{_linked(features[row], links)}</td>']
-        cells += [f'<td data-value="{values[row]}">{texts[name][row]}</td>' for name, values in columns.items()]
+        numbers = {name: "" if math.isnan(values[row]) else texts[name][row] for name, values in columns.items()}
+        cells += [f'<td data-value="{columns[name][row]}">{text}</td>' for name, text in numbers.items()]
         shown = " ".join(f"<code>{token_label(token, 24)}</code>" for token in tokens[row])
         body.append(f"<tr>{''.join(cells)}<td>{shown}</td></tr>")
     left = f" The first {MOST_ROWS:,} of {len(features):,} are shown." if len(features) > MOST_ROWS else ""

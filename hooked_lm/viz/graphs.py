@@ -84,7 +84,13 @@ def layered_graph(
 
     >>> import torch
     >>> edges = [("in", "h0", "in to h0"), ("h0", "out", "h0 to out")]
-    >>> layered_graph({"in": 0, "h0": 1, "out": 2}, edges, torch.tensor([1.0, -2.0]), title="A graph", ports=["q", ""])
+    >>> layered_graph(
+    ...     {"in": 0, "h0": 1, "out": 2},
+    ...     edges,
+    ...     torch.tensor([1.0, -2.0]),
+    ...     title="A graph",
+    ...     ports=["q", ""],
+    ... )
     View('A graph', 3 nodes, 2 edges; .show() opens it in a browser, .write_html(path) saves it)
     """
     n_drawn = len(edges) if n_drawn is None else n_drawn

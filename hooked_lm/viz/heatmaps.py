@@ -96,7 +96,9 @@ def heatmap(
     another shape, and more than 32 panels.
 
     >>> import torch
-    >>> figure = heatmap(torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect")
+    >>> figure = heatmap(
+    ...     torch.tensor([[0.0, 0.5], [-1.0, 0.0]]), x_labels=[" a", " a"], title="Effect"
+    ... )
     >>> figure.data[0].zmin, figure.data[0].zmax, figure.layout.xaxis.ticktext
     (-1.0, 1.0, ('·a', '·a'))
     >>> figure = heatmap(torch.randn(2, 3, 4), panels=["layer 0", "layer 1"])

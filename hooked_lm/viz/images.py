@@ -79,7 +79,9 @@ def image_heat_map(
     that are NaN or infinite, and for the wrong number of titles; TypeError for values and images of other types.
 
     >>> import torch
-    >>> figure = image_heat_map(torch.rand(2, 3, 4), image=torch.rand(3, 30, 40), panels=["layer 0", "layer 1"])
+    >>> figure = image_heat_map(
+    ...     torch.rand(2, 3, 4), image=torch.rand(3, 30, 40), panels=["layer 0", "layer 1"]
+    ... )
     >>> [type(trace).__name__ for trace in figure.data]
     ['Image', 'Image', 'Heatmap', 'Image', 'Heatmap']
     """

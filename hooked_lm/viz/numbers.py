@@ -10,7 +10,12 @@ MINUS = "\N{MINUS SIGN}"
 def rounded(value: SupportsFloat, digits: int = 2, sign: bool = False) -> str:
     """A number with this many decimals.
 
-    >>> rounded(-0.001), rounded(0.126, sign=True), rounded(float("nan")), rounded(-1.5, 1) == f"{MINUS}1.5"
+    >>> (
+    ...     rounded(-0.001),
+    ...     rounded(0.126, sign=True),
+    ...     rounded(float("nan")),
+    ...     rounded(-1.5, 1) == f"{MINUS}1.5",
+    ... )
     ('0.00', '+0.13', 'no value', True)
     """
     return _signed(f"{float(value):.{digits}f}", sign)
@@ -28,7 +33,11 @@ def short(value: SupportsFloat, sign: bool = False) -> str:
 def aligned(values: Iterable[SupportsFloat], sign: bool = False) -> list[str]:
     """Numbers with equally many decimals, three significant digits of the largest.
 
-    >>> aligned([12.345, 0.5]), aligned([0.15, -0.11314]) == ["0.150", f"{MINUS}0.113"], aligned([0.0, float("nan")])
+    >>> (
+    ...     aligned([12.345, 0.5]),
+    ...     aligned([0.15, -0.11314]) == ["0.150", f"{MINUS}0.113"],
+    ...     aligned([0.0, float("nan")]),
+    ... )
     (['12.3', '0.5'], True, ['0.00', 'no value'])
     """
     numbers = [float(value) for value in values]

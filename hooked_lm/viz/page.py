@@ -37,7 +37,9 @@ def report(title: str, sections: Iterable[Section], path: str | os.PathLike[str]
     >>> from hooked_lm.viz import Section, heatmap, report
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     section = Section("A matrix", "Ten by ten.", heatmap(torch.randn(10, 10)))
-    ...     "Ten by ten." in report("Noise", [section], f"{folder}/noise.html").read_text(encoding="utf-8")
+    ...     "Ten by ten." in report("Noise", [section], f"{folder}/noise.html").read_text(
+    ...         encoding="utf-8"
+    ...     )
     True
     """
     sections = list(sections)
@@ -58,7 +60,9 @@ def write_html(picture: Part, path: str | os.PathLike[str], title: str = "") -> 
     >>> import tempfile, torch
     >>> from hooked_lm.viz import heatmap, write_html
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_html(heatmap(torch.randn(10, 10), title="Noise"), f"{folder}/noise.html").name
+    ...     write_html(
+    ...         heatmap(torch.randn(10, 10), title="Noise"), f"{folder}/noise.html"
+    ...     ).name
     'noise.html'
     """
     if isinstance(picture, View):

@@ -65,7 +65,11 @@ def bars(
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
     >>> import torch
-    >>> figure = bars(torch.tensor([0.5, -0.25]), ["L1H7", "L2H1"], (torch.tensor([0.25, -0.5]), torch.tensor([1.0, 0.0])))
+    >>> figure = bars(
+    ...     torch.tensor([0.5, -0.25]),
+    ...     ["L1H7", "L2H1"],
+    ...     (torch.tensor([0.25, -0.5]), torch.tensor([1.0, 0.0])),
+    ... )
     >>> figure.data[0].error_y.array, figure.data[0].error_y.arrayminus
     (array([0.5 , 0.25], dtype=float32), array([0.25, 0.25], dtype=float32))
     """
@@ -116,7 +120,9 @@ def contributions(
     Raises ValueError for the wrong number of labels, or an interval of another shape.
 
     >>> import torch
-    >>> figure = contributions(torch.tensor([0.5, -0.25, 0.01]), ["L1H7", "L2H1", "mlp 0"], n=2)
+    >>> figure = contributions(
+    ...     torch.tensor([0.5, -0.25, 0.01]), ["L1H7", "L2H1", "mlp 0"], n=2
+    ... )
     >>> figure.layout.yaxis.ticktext, figure.layout.title.subtitle.text
     (('L1H7', 'L2H1'), '2 of 3 parts; the others add up to 0.01')
     """

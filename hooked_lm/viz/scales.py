@@ -99,7 +99,11 @@ def usual_limit(patterns: Float[Tensor, "*panel row column"]) -> float:
     to which most heads look where they look nowhere else, and which would leave all others white.
 
     >>> import torch
-    >>> usual_limit(torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.97, 0.01, 0.02]]).expand(2, 3, 3)) < 0.6
+    >>> usual_limit(
+    ...     torch.tensor([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.97, 0.01, 0.02]]).expand(
+    ...         2, 3, 3
+    ...     )
+    ... ) < 0.6
     True
     """
     found = patterns.abs().nan_to_num(0.0, 0.0, 0.0)

@@ -53,7 +53,9 @@ def token_grid(
     token and its number, or its lines in `details`. Raises ValueError for tokens, details or labels that do not fit.
 
     >>> import torch
-    >>> figure = token_grid(torch.tensor([[0.1, 0.9]]), [[" the", " Paris"]], y_labels=["layer 3"])
+    >>> figure = token_grid(
+    ...     torch.tensor([[0.1, 0.9]]), [[" the", " Paris"]], y_labels=["layer 3"]
+    ... )
     >>> [list(row) for row in figure.data[0].text]
     [['·the', '·Paris']]
     """
@@ -109,7 +111,9 @@ def tokens(
 
     Raises ValueError for numbers or names that do not fit, and for tokens that are one text.
 
-    >>> view = tokens(["The", " cat", " sat"], {"loss": [0.1, 2.5, 1.0], "norm": [9.0, 3.0, 4.0]})
+    >>> view = tokens(
+    ...     ["The", " cat", " sat"], {"loss": [0.1, 2.5, 1.0], "norm": [9.0, 3.0, 4.0]}
+    ... )
     >>> view
     View('Tokens', 3 tokens, 2 values; .show() opens it in a browser, .write_html(path) saves it)
     """
@@ -177,7 +181,9 @@ def snippet_table(snippets: Sequence[Snippet], limit: float | None = None) -> st
 def coloured_text(tokens: Sequence[str], values: Sequence[float], scale: ColourScale, framed: int | None = None) -> str:
     """The HTML of tokens with their numbers, for an element of class "text"; raises ValueError if they differ in number.
 
-    >>> coloured_text([" a", " b"], [0.0, float("nan")], scale_of(torch.ones(1))).count("no value")
+    >>> coloured_text([" a", " b"], [0.0, float("nan")], scale_of(torch.ones(1))).count(
+    ...     "no value"
+    ... )
     2
     """
     if len(tokens) != len(values):

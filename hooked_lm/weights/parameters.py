@@ -20,10 +20,13 @@ class Slot:
     tensor: Tensor
 
     def like(self, tensor: Tensor) -> Tensor:
-        """`tensor` as the kind of value that this slot holds: a parameter with the same `requires_grad`, or a buffer."""
+        """`tensor` as the kind of value that this slot holds: a parameter with the same `requires_grad`, or a buffer.
+
+        A packed tensor cannot be trained.
+        """
         if not isinstance(self.tensor, nn.Parameter):
             return tensor
-        return nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
+        return nn.Parameter(tensor, requires_grad=self.tensor.requires_grad and not hasattr(tensor, "packed"))
 
     def replace(self, tensor: Tensor) -> None:
         """Puts the result of `like` in place of the parameter or buffer, in every module that holds it."""

@@ -40,7 +40,9 @@ class Rearrangement:
 
     >>> import torch
     >>> from hooked_lm.weights.rearrangement import Rearrangement
-    >>> keys = Rearrangement("m (qkv n h) -> n m h", take=(("qkv", 1, 2),), given=(("qkv", 3), ("h", 2)))
+    >>> keys = Rearrangement(
+    ...     "m (qkv n h) -> n m h", take=(("qkv", 1, 2),), given=(("qkv", 3), ("h", 2))
+    ... )
     >>> keys.to_target(torch.zeros(8, 24), keys.sizes((8, 24))).shape
     torch.Size([4, 8, 2])
     """

@@ -59,7 +59,9 @@ class Row:
 
     >>> import torch
     >>> from hooked_lm.weights.rows import Row
-    >>> row = Row("c_attn.weight", "attn.W_K", "m (qkv n h) -> n m h", take={"qkv": 1}, qkv=3, h=2)
+    >>> row = Row(
+    ...     "c_attn.weight", "attn.W_K", "m (qkv n h) -> n m h", take={"qkv": 1}, qkv=3, h=2
+    ... )
     >>> fused = torch.arange(8 * 24.0).view(8, 24)
     >>> key = row.to_target(fused)
     >>> key.shape, torch.equal(key[3], fused[:, 8:16][:, 6:8])

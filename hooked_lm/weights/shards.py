@@ -113,7 +113,11 @@ def open_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> Check
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_file({"wte.weight": torch.ones(5, 3)}, f"{folder}/model.safetensors")
     ...     checkpoint = open_checkpoint(folder)
-    ...     list(checkpoint), checkpoint.shape("wte.weight"), checkpoint["wte.weight"].sum().item()
+    ...     (
+    ...         list(checkpoint),
+    ...         checkpoint.shape("wte.weight"),
+    ...         checkpoint["wte.weight"].sum().item(),
+    ...     )
     (['wte.weight'], (5, 3), 15.0)
     """
     path = Path(path)

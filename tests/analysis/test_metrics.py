@@ -1,5 +1,6 @@
 """Metrics equal the formulas written by hand, read what they need and nothing else, and say what is wrong."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,16 @@ TOKENS = {
     "two a prompt": (SEVERAL, SEVERAL.tolist()),
     "a nested list": (SEVERAL.tolist(), SEVERAL.tolist()),
 }
+OTHERS = torch.tensor([5, 8, 9, 5, 7, 5, 6, 7, 8, 9, 6])  # of each token a wrong one, which is no right one
+
+
+def others_of(name: str) -> tuple[Any, list[list[int]]]:
+    """Wrong answers of the same form as some tokens."""
+    given, ids = TOKENS[name]
+    other = OTHERS[given if isinstance(given, torch.Tensor) else torch.tensor(given)]
+    return other if isinstance(given, torch.Tensor) else other.tolist(), OTHERS[torch.tensor(ids)].tolist()
+
+
 PLACES = {
     "last": (-1, [[4]] * BATCH),
     "second": (1, [[1]] * BATCH),
@@ -102,7 +113,7 @@ def test_metrics_of_tokens(name: str, tokens: str, places: str):
 @pytest.mark.parametrize("wrong", TOKENS)
 @pytest.mark.parametrize("answers", TOKENS)
 def test_logit_difference(answers: str, wrong: str, places: str):
-    (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], TOKENS[wrong], PLACES[places]
+    (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], others_of(wrong), PLACES[places]
     mean = by_hand(lambda row, ids: row[ids].mean())
     expected = mean(logits(), right_ids, at) - mean(logits(), other_ids, at)
     assert_close(logit_difference(right, other, pos)(logits()), expected)
@@ -111,7 +122,7 @@ def test_logit_difference(answers: str, wrong: str, places: str):
 @pytest.mark.parametrize("wrong", TOKENS)
 @pytest.mark.parametrize("answers", TOKENS)
 def test_accuracy_against_wrong_answers(answers: str, wrong: str):
-    (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], TOKENS[wrong], PLACES["a list"]
+    (right, right_ids), (other, other_ids), (pos, at) = TOKENS[answers], others_of(wrong), PLACES["a list"]
     is_ahead = [
         torch.tensor([float(max(row[p][ids]) > max(row[p][others])) for p in places]).mean()
         for row, ids, others, places in zip(logits(), right_ids, other_ids, at, strict=True)
@@ -487,7 +498,7 @@ def test_answers_are_strings_or_ids() -> None:
     paris, rome = (model.to_single_token(name) for name in (" Paris", " Rome"))
     numbers = torch.randn(2, 5, model.cfg.d_vocab, generator=torch.Generator().manual_seed(2))
     for named, numbered in (
-        (logit_difference(" Paris", [" Rome", paris], model=model), logit_difference(paris, [rome, paris])),
+        (logit_difference(" Paris", [" Rome", rome], model=model), logit_difference(paris, [rome, rome])),
         (probability([[" Paris", " Rome"]], model=model), probability([[paris, rome]])),
         (rank(" Paris", model=model), rank(paris)),
     ):
@@ -514,3 +525,22 @@ def test_a_list_of_answers_has_one_for_each_prompt_everywhere() -> None:
     ):
         with pytest.raises(ValueError, match=r"2 prompts.* nest it, \[\[...\]\], for several answers of every prompt"):
             call()
+
+
+def test_answers_that_are_the_same_are_refused_by_name() -> None:
+    model = HookedTransformer.from_pretrained("demo")
+    says = "the right and the wrong answers{} are the same, give two different tokens; got answers={}, wrong_answers={}"
+    refused = {
+        "": (" Mary", " Mary"),
+        " of prompt 1": ([" Mary", " John"], [" John", " John"]),
+    }
+    for of_prompt, (right, wrong) in refused.items():
+        expected = says.format(of_prompt, right, wrong) if of_prompt else says.format("", "' Mary'", "' Mary'")
+        for make in (metrics.logit_difference, metrics.accuracy):
+            with pytest.raises(ValueError, match=re.escape(expected)):
+                make(right, wrong, model=model)
+    with pytest.raises(ValueError, match="are the same, give two different tokens"):
+        metrics.logit_difference([[3, 4]], [[4, 3]])
+    with pytest.raises(ValueError, match="are the same, give two different tokens"):
+        direct_logit_attribution(model, "Mary left", " John", " John")
+    metrics.logit_difference([[3, 4]], [[4, 5]])  # they overlap, and their difference is not always 0

@@ -10,7 +10,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.benchmarks.timing import Figure
 
@@ -50,6 +51,7 @@ OURS = "HookedTransformer.from_pretrained_no_processing(path)"
 FOLDED = "HookedTransformer.from_pretrained(path)"
 HALF = "HookedTransformer.from_pretrained_no_processing(path, dtype=torch.bfloat16)"
 COPIED = "HookedTransformer.from_pretrained_no_processing(path, mmap=False)"
+KEPT = "HookedTransformer.from_pretrained_no_processing(path, dtype=torch.bfloat16, mmap=False, quantize='keep')"
 
 
 def probe(path: Path, small: Path, code: str, measured: str) -> float:
@@ -57,6 +59,22 @@ def probe(path: Path, small: Path, code: str, measured: str) -> float:
     command = [sys.executable, "-c", PROBE, str(path), str(small), code, measured]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(run.stdout.splitlines()[-1])[measured]
+
+
+def write_fp8(path: Path, d_model: int, n_layers: int) -> int:
+    """Writes a Llama whose projections are in fp8, the rest in bf16; returns the bytes of its tensors."""
+    sizes = {"hidden_size": d_model, "intermediate_size": 3 * d_model, "num_hidden_layers": n_layers, "vocab_size": 64}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=4)).bfloat16().save_pretrained(
+        path
+    )
+    tensors = load_file(path / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("proj.weight")]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[name + "_scale_inv"] = torch.ones([-(-size // 128) for size in tensors[name].shape])
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def cpu_seconds(*arguments: str) -> float:
@@ -95,7 +113,16 @@ def loading_figures() -> list[Figure]:
             used = probe(folder, small, code, key)
             detail = f"{used / 1e6:.0f} / {bytes_of_model / 1e6:.0f} MB"
             figures.append(Figure(what, "the model's bytes", used / bytes_of_model, bound, detail))
-        return figures
+        return [*figures, kept_figure(Path(directory))]
+
+
+def kept_figure(directory: Path) -> Figure:
+    """The memory of a quantised checkpoint whose weights stay as they are, to the bytes of its tensors."""
+    write_fp8(directory / "small-fp8", 128, 1)
+    n_bytes = write_fp8(directory / "fp8", 1024, 8)
+    used = probe(directory / "fp8", directory / "small-fp8", KEPT, "after")
+    detail = f"{used / 1e6:.0f} / {n_bytes / 1e6:.0f} MB"
+    return Figure('load fp8 with quantize="keep": memory', "the tensors' bytes", used / n_bytes, 1.15, detail)
 
 
 def import_figures() -> list[Figure]:

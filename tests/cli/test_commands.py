@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,16 @@ from hooked_lm import (
 )
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
-from hooked_lm.cli.output import console
+from hooked_lm.cli.output import as_text, console
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.families import model_classes
 from hooked_lm.families.well_known import WELL_KNOWN
+from hooked_lm.harvest import ActivationStore
 from hooked_lm.hub.unsupported import NOT_BUILT, REASONS, missing
-from hooked_lm.interventions import steering_vectors
+from hooked_lm.interventions import SteeringVectors, steering_vectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.reports.circuit import DEFAULT_METRIC
+from hooked_lm.studies import PairTable
 from tests.close import assert_close
 from tests.models.vision.test_toy import TOWER
 
@@ -42,6 +45,7 @@ ROOT = Path(__file__).parents[2]
 STORE = "When Mary and John went to the store, {} gave a drink to"
 LONG = "Mary " * 200
 PAIR = ("--clean", STORE.format("John"), "--corrupted", STORE.format("Mary"), "--answers", " Mary, John")
+COLUMNS = ("clean", "corrupted", "answer", "wrong_answer")
 FAST = {
     "models",
     "sites",
@@ -93,11 +97,76 @@ def test_lines_of_examples_fit_a_terminal() -> None:
         assert all(len(line) <= 78 for line in example.splitlines())
 
 
+REPR = re.compile(r"\b[A-Z]\w*\(.*\)|<.* at 0x|object at")
+
+
+def strings(found: object) -> Iterator[str]:
+    """All strings in the JSON, but the texts of messages."""
+    if isinstance(found, dict):
+        yield from (each for part in found.values() for each in strings(part))
+    elif isinstance(found, list):
+        yield from (each for part in found for each in strings(part))
+    elif isinstance(found, str):
+        yield found
+
+
+def test_what_has_no_form_in_json_is_refused() -> None:
+    kept = {"a": [1, 2.5, None, True, Path("x")], "b": torch.tensor([[1.0, float("nan")], [2.0, 3.0]]), "c": {}}
+    assert json.loads(as_text(kept)) == {"a": [1, 2.5, None, True, "x"], "b": [[1.0, None], [2.0, 3.0]], "c": {}}
+    assert '"a": [1, 2.5, null, true, "x"]' in as_text(kept), "short lists are on a line"
+    for unknown in (object(), torch.float32, HookedTransformerConfig, {1, 2}):
+        with pytest.raises(AssertionError, match="JSON has no form for"):
+            as_text({"a": [unknown]})
+
+
+def test_a_result_that_has_no_form_in_json_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WELL_KNOWN, "gpt2", object())
+    shown = call("models", "gpt2", "--json")
+    assert shown.exit_code == 1
+    assert "JSON has no form for a object" in json.loads(shown.stdout)["error"]["message"]
+
+
+def test_messages_name_options() -> None:
+    plan = ("harvest", "demo", "1000", "out", "--site", "resid_post1", "--plan", "sizes")
+    shown = call(*plan)
+    assert (shown.exit_code, shown.stderr) == (
+        2,
+        "error: of 1000 documents nothing else is known: give --tokens-per-document\n",
+    )
+    assert json.loads(call(*plan, "--json").stdout)["error"]["message"].endswith("give --tokens-per-document")
+    assert call(*plan, "--workers", 0, "--tokens-per-document", 0).stderr.startswith(
+        "error: --tokens-per-document must"
+    )
+
+
+def test_two_equal_answers_are_refused_at_once() -> None:
+    for command in (["patch", "demo"], ["circuit", "demo"]):
+        shown = call(*command, *PAIR[:4], "--answers", " Mary, Mary")
+        assert shown.exit_code == 2
+        assert "are the same, give two different tokens; got --answers=[' Mary']" in shown.stderr
+    shown = call("lens", "demo", "Mary", "--answers", " Mary, Mary")
+    assert (
+        "the right and the wrong answers are the same, give two different tokens; got --answers=' Mary'" in shown.stderr
+    )
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_hub_that_cannot_be_reached_is_one_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hooked_lm.hub_files.unreachable", lambda: "huggingface.co:443: no route")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it tries again"))
+    shown = call("harvest", "demo", "nobody/nothing-10k", tmp_path / "out", "--site", "z1", "--max-documents", 10_000)
+    assert shown.exit_code == 2
+    assert shown.stderr == (
+        "error: the data set 'nobody/nothing-10k' is not in the cache of the hub, which cannot be reached: "
+        "huggingface.co:443: no route\n"
+    )
+
+
 def test_a_narrow_help_cuts_no_name_off() -> None:
     program, env = [sys.executable, "-m", "hooked_lm"], {"COLUMNS": "50", "PATH": "", "PYTHONPATH": str(ROOT)}
     shown = subprocess.run([*program, "patch", "--help"], env=env, capture_output=True, text=True, check=True).stdout
     for option in get_command(app).commands["patch"].params:
-        assert option.param_type_name == "argument" or f"--{option.name.replace('_', '-').removeprefix('as-')}" in shown
+        assert option.param_type_name == "argument" or option.opts[0] in shown
     for line in EXAMPLES["patch"].splitlines():
         assert line in shown
 
@@ -116,6 +185,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
     assert "warning" not in shown.output
     found = from_json(*[each for each in arguments if each != "--json"])
     assert found.get("ok", True)
+    assert not [text for text in strings(found) if REPR.search(text)]
     written = {path.name for path in tmp_path.iterdir()}
     ignored = (ROOT / ".gitignore").read_text().split()
     assert all(name.startswith("hooked_lm_") for name in written)
@@ -125,7 +195,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sites", "demo", "--match", "nothing*"], "demo has no site that matches 'nothing*'"),
+        (["sites", "demo", "--match", "nothing*"], "no hook point 'nothing*'"),
         (["sites", ""], "the name of the model is empty"),
         (["sites", "./nowhere"], "./nowhere"),
         (["cache", "demo", "Mary", "--sites", "hook_nothing"], "no hook point 'hook_nothing'"),
@@ -142,7 +212,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["lens", "demo", "Mary", "--positions", "2-1"], "the range '2-1' is empty"),
         (["patch", "demo", *PAIR, "--site", "z1"], "give its short name, 'z' and --layers"),
         (["circuit", "demo", *PAIR[:2]], "give --clean, --corrupted and --answers for a pair of prompts, or --pairs"),
-        (["circuit", "demo", *PAIR, "--n-edges", "0"], "n_edges must be from 1 to 1,519"),
+        (["circuit", "demo", *PAIR, "--n-edges", "0"], "--n-edges must be from 1 to 1,519"),
         (["circuit", "demo", *PAIR, "--n-edges", "99999"], "got 99,999"),
         (["sites", "dmeo"], "did you mean 'demo'?"),
         (["lens", "demo", "Mary", "--positions", "9"], "position 9 is out of range"),
@@ -168,8 +238,8 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["--nothing"], "No such option: --nothing (see "),
         (["lens", "demo", LONG], "the prompt has 202 tokens, more than the model's n_ctx of 128"),
         (["patch", "demo", "--clean", LONG, "--corrupted", LONG, *PAIR[4:]], "more than the model's n_ctx of 128"),
-        (["circuit", "demo", *PAIR, "--nulls", "2", "--by", "kl"], "nulls must be 0 or a number of circuits"),
-        (["circuit", "demo", *PAIR, "--held-out", "1.5"], "held_out is a share from 0 to below 1"),
+        (["circuit", "demo", *PAIR, "--nulls", "2", "--by", "kl"], "--nulls must be 0 or a number of circuits"),
+        (["circuit", "demo", *PAIR, "--held-out", "1.5"], "--held-out is a share from 0 to below 1"),
         (["circuit", "demo", *PAIR, "--check", "9"], "check is for the methods that estimate effects"),
         (["harvest", "demo", "corpus.jsonl", "", "--site", "z"], "a folder whose path is empty"),
     ],
@@ -190,7 +260,7 @@ def test_bad_input_is_one_message(tmp_path: Path, arguments: list[str], message:
     ("error", "code", "line"),
     [
         (KeyError("no [such] thing"), 2, "error: no [such] thing\n"),
-        (ImportError("this needs the package ray"), 2, "error: this needs the package ray\n"),
+        (ImportError("this needs the package ray"), 1, "failed: this needs the package ray\n"),
         (FloatingPointError("blocks.0 has NaN"), 1, "failed: blocks.0 has NaN\n"),
         (RuntimeError("a worker died"), 1, "failed: a worker died\n"),
         (AssertionError("3 rows"), 1, "failed: AssertionError: 3 rows (--debug shows where)\n"),
@@ -282,9 +352,14 @@ def test_sites(model: HookedTransformer) -> None:
     assert [each["site"] for each in found] == list(model.all_points())
     axes = {each["site"]: each["axes"] for each in found}
     assert axes["blocks.1.attn.hook_pattern"] == ["batch", "head", "query_pos", "key_pos"]
+    shapes = {each["site"]: each["shape"] for each in found}
+    _, cache = model.run_with_cache("Mary left", names_filter=lambda name: True)
+    for name, value in cache.items():
+        sizes = {"batch": 1, "pos": 3, "query_pos": 3, "key_pos": 3}
+        assert [sizes.get(size, size) for size in shapes[name]] == list(value.shape), name
     assert {each["site"] for each in found if each["on_demand"]} >= {"blocks.0.attn.hook_result"}
     shown = call("sites", "demo").output
-    assert re.search(r"blocks\.\{0-3\}\.attn\.hook_result +│ batch pos head d_model +│ on demand", shown)
+    assert re.search(r"blocks\.\{0-3\}\.attn\.hook_result +│ batch pos head=8 d_model=128 +│ on demand", shown)
     assert f"{len(found)} sites" in shown
 
 
@@ -306,6 +381,10 @@ def test_sites_are_named_alike_in_all_commands(tmp_path: Path) -> None:
     for option, name in (("--site", "resid_post"), ("--sites", "*.hook_resid_post"), ("--site", "hook_resid_post")):
         found = from_json("cache", "demo", "Mary", option, name, *out)["sites"]
         assert [each["site"] for each in found] == full
+    for name in ("resid_post", "hook_resid_post", "*.hook_resid_post"):
+        assert [each["site"] for each in from_json("sites", "demo", "--match", name)["sites"]] == full
+    [only] = from_json("sites", "demo", "--match", "z1")["sites"]
+    assert only["site"] == "blocks.1.attn.hook_z"
     for name in ("resid_post", "*hook_resid_post", "blocks.*.hook_resid_post"):
         assert call("lens", "demo", "Mary", "--sites", name, "--k", 1).exit_code == 0
 
@@ -351,6 +430,12 @@ def test_harvest_says_what_was_there(tmp_path: Path) -> None:
     time.sleep(0.2)
     shown = call(*given)
     assert "resumed: 1 of 2 shards were there already" in shown.output
+    found = from_json(*given)
+    assert found["shards"] == {"written": 0, "kept": 2, "missing": 0}
+    store = ActivationStore(found["path"])
+    facts = (found["complete"], found["sites"], found["tokens"], found["dtype"])
+    assert facts == (True, store.sites, len(store), "float32")
+    assert not [text for text in strings(found) if REPR.search(text)]
 
 
 def test_generate_streams_the_text_of_the_library(model: HookedTransformer) -> None:
@@ -426,6 +511,52 @@ def test_lens(tmp_path: Path) -> None:
     assert layers[0][1] == "·Paris"
 
 
+def test_two_answers_are_compared(model: HookedTransformer) -> None:
+    prompt, answers = STORE.format("John"), ("--answers", " Mary, John")
+    rows = from_json("lens", "demo", prompt, *answers)["answers"]
+    logits = model(prompt)[0, -1]
+    mary, john = map(model.to_single_token, (" Mary", " John"))
+    last = rows[-1]
+    assert (last["layer"], last["position"], last["token"]) == (3, 14, " to")
+    assert_close(last["logit_difference"], logits[mary] - logits[john], scale=20.0)
+    for name, token in (("probability", mary), ("wrong_probability", john)):
+        assert_close(last[name], logits.softmax(-1)[token], scale=20.0)
+    assert re.search(
+        rf"3 │ ·to \(14\) │ +\{last['logit_difference']:+.2f} ",
+        call("lens", "demo", prompt, *answers).output,
+    )
+    assert from_json("lens", "demo", prompt)["answers"] is None
+
+
+def test_steer_writes_what_generate_reads(tmp_path: Path) -> None:
+    texts = {
+        "--positive": ["Mary was ill, so", "Anna slept late because"],
+        "--negative": ["Tom was ill, so", "Paul slept late because"],
+    }
+    given = [word for option, some in texts.items() for text in some for word in (option, text)]
+    found = from_json("steer", "demo", *given, "--layers", "1,2", "--out", tmp_path / "v.safetensors")
+    vectors = SteeringVectors.load(found["file"])
+    assert (found["best_layer"], found["n_pairs"], vectors.layers) == (vectors.best_layer(), 2, [1, 2])
+    assert [row["accuracy"] for row in found["layers"]] == vectors.to_dataframe()["accuracy"].tolist()
+    expected = steering_vectors(HookedTransformer.from_pretrained("demo"), *texts.values(), layers=[1, 2])
+    assert_close(vectors.directions[1], expected.directions[1])
+    said = call(
+        "generate",
+        "demo",
+        "Lucy went home because",
+        "--greedy",
+        "--max-new-tokens",
+        1,
+        "--steer",
+        found["file"],
+        "--dose",
+        -0.8,
+        "--layer",
+        1,
+    )
+    assert said.output == "Lucy went home because he\n"
+
+
 def test_attention(tmp_path: Path, model: HookedTransformer) -> None:
     labels = ("--heads", "L0H1,L2H0")
     assert from_json("attention", "demo", "Mary and John", *labels, "--out", tmp_path / "a.html")["n_heads"] == 2
@@ -440,14 +571,22 @@ def test_patch_a_pair(tmp_path: Path, model: HookedTransformer) -> None:
     assert found["logit_difference"]["clean"] > 1
     assert found["logit_difference"]["corrupted"] < -1
     tokens = model.to_str_tokens(STORE.format("John"))
-    assert len(found["cells"]) == model.cfg.n_layers * len(tokens)
-    last, start = found["cells"][-1], found["logit_difference"]["corrupted"]
-    assert_close(last["value"], max(cell["value"] for cell in found["cells"] if cell["layer"] == 3))
-    assert (last["position"], last["token"]) == (len(tokens) - 1, " to")
-    assert "low" not in last, "one pair has no interval"
-    gap = found["logit_difference"]["clean"] - start
-    for cell in found["cells"]:
-        assert_close([cell["effect"], cell["restored"] * gap], [cell["value"] - start] * 2, scale=10.0)
+    assert (found["shown"], found["of"]) == (len(found["largest"]), model.cfg.n_layers * len(tokens))
+    assert found["axes"] == {"layer": [0, 1, 2, 3], "position": list(range(len(tokens)))}
+    corrupted = model.to_str_tokens(STORE.format("Mary"))
+    assert found["tokens"] == corrupted
+    values = {name: torch.tensor(numbers) for name, numbers in found["values"].items()}
+    assert values.keys() == {"effect", "restored", "value"}, "one pair has no interval"
+    assert {each.shape for each in values.values()} == {(4, len(tokens))}
+    clean, start = found["logit_difference"]["clean"], found["logit_difference"]["corrupted"]
+    assert_close(values["value"] - start, values["effect"], scale=10.0)
+    assert_close(values["restored"] * (clean - start), values["effect"], scale=10.0)
+    sizes = [abs(cell["effect"]) for cell in found["largest"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert_close(sizes[0], values["effect"].abs().max())
+    for cell in found["largest"]:
+        assert cell["token"] == corrupted[cell["position"]]
+        assert_close(cell["value"], values["value"][cell["layer"], cell["position"]])
     page = (tmp_path / "a.html").read_text(encoding="utf-8")
     for part in ("Plotly", "corrupted</b>", "·John", "The largest effect is that of layer", "One cell at a time"):
         assert part in page
@@ -459,15 +598,44 @@ def test_patch_shows_shares_or_nats(tmp_path: Path) -> None:
     assert "0 is the corrupted run and 1 the clean one" in (tmp_path / "a.html").read_text(encoding="utf-8")
     assert call("patch", "demo", *PAIR, *few, "--raw").exit_code == 0
     assert "in nats" in (tmp_path / "a.html").read_text(encoding="utf-8")
-    kept = from_json("patch", "demo", *PAIR, *few, "--option", "direction=noise")["cells"]
-    assert {cell["layer"] for cell in kept} == {1, 2}
-    assert 0 < min(cell["kept"] for cell in kept) < 0.1
+    raw = from_json("patch", "demo", *PAIR, *few, "--raw")
+    assert "restored" not in call("patch", "demo", *PAIR, *few, "--raw").output.split("largest effect")[0]
+    assert "restored" not in json.dumps([raw["largest"], raw["values"]])
+    found = from_json("patch", "demo", *PAIR, *few, "--option", "direction=noise")
+    assert found["axes"]["layer"] == [1, 2]
+    assert 0 < min(cell["kept"] for cell in found["largest"]) < 0.1
+    assert_close(max(cell["effect"] for cell in found["largest"]), max(map(max, found["values"]["effect"])))
 
 
 def test_patch_heads_by_their_labels() -> None:
     options = ("--site", "z", "--positions", "together", "--heads", "L0H0,L2H1")
-    cells = from_json("patch", "demo", *PAIR, *options)["cells"]
-    assert [cell["head"] for cell in cells] == ["L0H0", "L2H1"]
+    found = from_json("patch", "demo", *PAIR, *options)
+    assert found["axes"] == {"head": ["L0H0", "L2H1"]}
+    assert {cell["head"] for cell in found["largest"]} == {"L0H0", "L2H1"}
+
+
+@pytest.mark.slow
+def test_a_study_has_the_form_of_a_sweep_and_its_path(tmp_path: Path) -> None:
+    rows = [{name: getattr(pair, name) for name in COLUMNS} for pair in prompt_pairs(2)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    study = ("patch", "demo", "--pairs", "pairs.jsonl", "--output", "out", "--site", "z", "--heads", "each")
+    study += ("--positions", "together", "--metric", "logit_difference", "--metric", "logit")
+    found = from_json(*study)
+    facts = ("model", "experiment", "complete", "pairs", "rows")
+    assert [found[name] for name in facts] == ["demo", "sweep", True, 2, 128]
+    assert found["shards"] == {"written": 1, "kept": 0, "missing": 0}
+    table = PairTable(found["path"]).scores()
+    assert (found["shown"], found["of"], list(found["axes"])) == (20, 64, ["metric", "layer", "head"])
+    for name, expected in (("effect", table.effects()), ("restored", table.restored())):
+        assert_close(torch.tensor(found["values"][name]), expected.mean)
+    low, _ = table.effects().interval(simultaneous=True)
+    assert_close(torch.tensor(found["values"]["low"]), low)
+    first = found["largest"][0]
+    assert_close(first["low"], table.effects().top(1)["low"][0])
+    assert "20 of 64; --json has all" in call(*study).output
+    raw = from_json(*study, "--raw")
+    assert raw["values"].keys() == {"effect", "low", "high", "value"}
+    assert "restored" not in call(*study, "--raw").output
 
 
 @pytest.mark.filterwarnings("default")
@@ -494,6 +662,19 @@ def test_circuit(tmp_path: Path) -> None:
     found = from_json("circuit", "demo", *PAIR, "--method", "eap", "--n-edges", 20, *output)
     assert found["n_edges"] == 20
     assert found["ahead"]["clean"] > 1
+    assert (found["method"], found["metric"], found["replace_with"]) == ("eap", "logit difference", "corrupted")
+    assert {"spearman", "cells"} <= found["agreement"].keys()
+    shown = call("circuit", "demo", *PAIR, "--method", "eap", "--n-edges", 20, *output).output
+    for name in ("nodes", "edges"):
+        part = found[name]
+        assert "negative if" in part["meaning"]
+        assert part["meaning"] in shown
+        assert (part["shown"], len(part["values"]["effect"])) == (min(12, part["of"]), part["of"])
+        assert part["largest"][0]["effect"] < 0
+    assert found["edges"]["of"] == len(found["edges"]["axes"]["edge"]) == 20
+    by_kl = from_json("circuit", "demo", *PAIR, "--method", "eap", "--n-edges", 20, "--by", "kl", *output)
+    assert "positive if" in by_kl["nodes"]["meaning"]
+    assert by_kl["nodes"]["largest"][0]["effect"] > 0
     assert {path.name for path in tmp_path.iterdir()} == {"c.html", "c.safetensors"}
 
 
@@ -707,8 +888,8 @@ def test_the_package_is_the_command() -> None:
 def test_without_typer_the_command_says_what_to_install() -> None:
     script = "import sys; sys.modules['typer'] = None; from hooked_lm.__main__ import main; main()"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert shown.returncode == 2
-    assert shown.stderr == "error: this needs the package typer: pip install 'hooked-lm[cli]'\n"
+    assert shown.returncode == 1
+    assert shown.stderr == "failed: this needs the package typer: pip install 'hooked-lm[cli]'\n"
 
 
 def test_help_models_and_completion_do_not_wait_for_torch() -> None:
@@ -739,3 +920,25 @@ def test_names_of_models_are_completed(tmp_path: Path, monkeypatch: pytest.Monke
         line = {"COMP_WORDS": f"hooked-lm {words}", "COMP_CWORD": "2", "_HOOKED_LM_COMPLETE": "complete_bash"}
         shown = CliRunner().invoke(app, [], env=line, prog_name="hooked-lm")
         assert (shown.exit_code, shown.output.split()) == (0, expected)
+
+
+# ---- conversations ---------------------------------------------------------------------------------------------------
+
+TURNS = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_a_conversation_in_a_file_is_a_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    messages = [{"role": "user", "content": " The capital of France is"}]
+    file.write_text(json.dumps({"messages": messages, "chat_template": TURNS}))
+    done = json.loads(call("generate", "demo", f"@{file}", "--greedy", "--max-new-tokens", 3, "--json").stdout)
+    model = HookedTransformer.from_pretrained("demo")
+    chat = model.chat(messages, add_generation_prompt=True, chat_template=TURNS)
+    assert done["text"] == chat.reply(model, 3, do_sample=False, verbose=False).of({"turn": 1})
+    shown = json.loads(call("lens", "demo", f"@{file}", "--json").stdout)
+    assert shown["tokens"] == list(chat.str_tokens[0])
+    file.write_text(json.dumps({"message": messages}))
+    assert "a mapping with 'messages'" in call("lens", "demo", f"@{file}").stderr
+    assert "there is no such file" in call("lens", "demo", "@missing.json").stderr

@@ -138,7 +138,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         column = "content" if "codeparrot" in names[0] else "text"
         return [{column: text} for text in TEXTS]
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     return calls
 
 

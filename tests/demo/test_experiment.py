@@ -75,7 +75,10 @@ def test_positions_of_heads_are_numbers_in_the_json(
 ):
     monkeypatch.setattr(experiment, "run", lambda model, pairs: result)
     shown = call("demo", "--json", "--output", tmp_path / "report.html")
-    first = json.loads(shown.stdout)["heads"][0]
+    heads = json.loads(shown.stdout)["heads"]
+    first = heads["largest"][0]
+    assert (heads["shown"], heads["of"]) == (10, 32)
+    assert_close(torch.tensor(heads["values"]["restored"]), result.heads.mean)
     acting = result.acting(head_label(*result.top_heads(1)[0]))
     assert (first["position"], first["looks_at"]) == (acting.position, acting.looks_at)
     assert (first["token"], first["looks_at_token"]) == tuple(

@@ -305,6 +305,59 @@ def test_greedy_tokens_with_a_cache(case: Case):
     assert torch.equal(tokens[:, 8:], logits_of(case, tokens)[:, 7:-1].argmax(-1))
 
 
+# rotary angles that depend on the length, past the trained one
+OF_LENGTH = (
+    "falcon-all-kv-parallel-dynamic",
+    "llama-dynamic",
+    "phi3-longrope",
+    "phimoe-another-attention-factor-beyond-the-trained-length",
+)
+
+
+@torch.no_grad()
+@unchecked()
+def test_what_follows_a_prefix_is_as_in_the_whole_prompt(case: Case):
+    """Two continuations of one prefix, of different lengths, at every site; the prefix, its states too, is read in chunks."""
+    model, n = hooked(case), case.n_prompt // 2
+    rows = prompt(case, batch=2)
+    rows[1, :n] = rows[0, :n]
+    prefix = model.prefix(rows[:1, :n], chunk=None if str(case) in OF_LENGTH else 3)
+    tokens, mask = padded([rows[0, n:], rows[1, n : n + 3]], "left")
+    if str(case) in OF_LENGTH:
+        with pytest.raises(ValueError, match="rotary angles"):
+            model(prefix.then(tokens, mask))
+        return
+    whole, cache = model.run_with_cache(rows)
+    found, of_new = model.run_with_cache(prefix.then(tokens, mask))
+    depth = MODEL * recurrence(case) * sharpness(case, case.n_prompt)
+    assert_close(found[0], whole[0, n:], depth)
+    assert_close(found[1, -3:], whole[1, n : n + 3], depth)
+    for name, value in of_new.items():
+        if model.hook_dict[name].dims[:2] == ("batch", "pos"):
+            assert_close(value[0], cache[name][0, n:], depth, scale=1 + cache[name].abs().max(), msg=name)
+
+
+@torch.no_grad()
+@unchecked()
+def test_chunks_are_the_whole_run(case: Case):
+    """The logits, and every site of a bare cache."""
+    model, tokens = hooked(case), prompt(case)
+    if str(case) in OF_LENGTH:
+        with pytest.raises(ValueError, match="rotary angles"):
+            model.run_with_cache(tokens, chunk=5)
+        return
+    logits, cache = cached(case)
+    found, joined = model.run_with_cache(tokens, chunk=5)
+    depth = MODEL * recurrence(case) * sharpness(case, case.n_prompt)
+    assert_close(found, logits, depth)
+    assert set(joined) == set(cache)
+    for name, value in joined.items():
+        if model.hook_dict[name].dims[0] == "batch":
+            finite = cache[name].float().nan_to_num(0.0, 0.0, 0.0)
+            assert torch.equal(value.isfinite(), cache[name].isfinite()), name
+            assert_close(value.float().nan_to_num(0.0, 0.0, 0.0), finite, depth, scale=1 + finite.abs().max(), msg=name)
+
+
 # ---- folding ---------------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((name, kwargs))
         return TEXTS
 
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setitem(
+        sys.modules,
+        "datasets",
+        SimpleNamespace(load_dataset=load_dataset, config=SimpleNamespace(HF_HUB_OFFLINE=False)),
+    )
     return calls
 
 

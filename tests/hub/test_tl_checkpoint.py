@@ -425,7 +425,6 @@ def test_the_cache_serves_where_the_hub_does_not_answer(
     [
         ({"trust_remote_code": True}, "never run"),
         ({"load_in_8bit": True}, r"load_in_8bit=True is not supported: .* call model\.quantize\('int8'\)"),
-        ({"load_in_16bit": True}, "unknown options load_in_16bit"),
         ({"dtype": "int8"}, "int8"),
         ({"use_logn_attn": True}, "use_logn_attn=True is not supported"),
     ],
@@ -433,6 +432,8 @@ def test_the_cache_serves_where_the_hub_does_not_answer(
 def test_options_that_cannot_be_honoured(gelu: Path, options: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         load(gelu, **options)
+    with pytest.raises(TypeError, match="has no argument 'load_in_16bit'; did you mean 'load_in_4bit'"):
+        load(gelu, load_in_16bit=True)
 
 
 def test_several_devices(gelu: Path):

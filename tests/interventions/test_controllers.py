@@ -291,7 +291,7 @@ def test_from_run_takes_texts_and_refuses_unknown_arguments():
     assert torch.equal(
         hook.source, model.run_with_cache(list(texts), names_filter=("resid_post", 3))[1]["resid_post", 3]
     )
-    with pytest.raises(TypeError, match=r"from_run of Patch has no argument 'position'; did you mean 'positions'"):
+    with pytest.raises(TypeError, match=r"from_run has no argument 'position'; did you mean 'positions'"):
         Patch.from_run(model, texts, "resid_post", 3, position=-1)
-    with pytest.raises(TypeError, match=r"InputTokens.of has no argument 'most_call'; did you mean 'most_calls'"):
+    with pytest.raises(TypeError, match=r"of has no argument 'most_call'; did you mean 'most_calls'"):
         InputTokens.of(model, most_call=1)

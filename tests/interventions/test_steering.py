@@ -551,7 +551,8 @@ def test_texts_at_doses_are_those_of_generate() -> None:
     assert found.repeating == []
     assert all(" he " in text for text in found.texts[0])
     assert all(" she " in text for text in found.texts[2]), "it steers"
-    assert list(found.to_dataframe().columns) == ["dose", "prompt", "text", "repeated"]
+    assert list(found.to_dataframe().columns) == ["dose", "prompt", "text", "share of repeated bigrams"]
+    assert found.plot().layout.yaxis.title.text == "share of repeated bigrams"
 
 
 def test_text_that_repeats_itself_is_noticed() -> None:

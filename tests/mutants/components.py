@@ -150,6 +150,8 @@ COMPONENTS = mutants({
          "torch.zeros(cfg.offset, cfg.d_model), requires_grad=False", "torch.zeros(cfg.offset, cfg.d_model)"),
     ],
     "components/kv_cache.py": [
+        ("rows that share a prefix copy it", "models/test_prefix.py::keys_and_values_are_shared_by_all_rows",
+         "value.expand(batch, *value.shape[1:])", "value.expand(batch, *value.shape[1:]).clone()"),
         ("a run that fails leaves its keys in the cache",
          "models/test_kv_cache.py::a_run_that_fails_restores_entries_of_both_kinds",
          "                entry.restore(saved)\n", "                pass\n"),

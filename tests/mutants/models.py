@@ -88,6 +88,21 @@ MODELS = mutants({
         ("the penalty of frequent tokens is a reward", "models/generation/test_generate.py::a_penalty_makes_every_token_new",
          "logits = logits - freq_penalty * _counts", "logits = logits + freq_penalty * _counts"),
     ],
+    "models/prefix.py": [
+        ("a hook that would have changed a prefix runs", "models/test_prefix.py::a_hook_that_would_have_changed_the_prefix",
+         "if any(not first <= position < last", "if any(not 0 <= position < last"),
+        ("weights may change after a prefix", "models/test_prefix.py::changed_weights_are_noticed",
+         "then[0]() is now[0]() and then[1:] == now[1:]", "True"),
+        ("hooks count from the end of the prefix", "models/test_prefix.py::functions_see_the_new_positions",
+         "set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))",
+         "set_current(GenerationStep(0, sequence.real[:, self.prefix.n_pos :], self.n_new, keys_values))"),
+        ("text after a prefix begins with BOS", "models/test_prefix.py::text_after_a_prefix_has_no_bos",
+         'prompt_sequence(self.model, new, False, "left"', 'prompt_sequence(self.model, new, None, "left"'),
+    ],
+    "models/generation/reading.py": [
+        ("hooks see the end of a chunk as that of the prompt", "models/test_prefix.py::positions_in_chunks",
+         "set_current(now.piece(end, end - start))", "set_current(type(now)(0, now.real[:, :end], end - start))"),
+    ],
     "models/generation/loop.py": [
         ("a row that has ended goes on", "models/generation/test_generate.py::rows_stop_at_eos_and_are_filled",
          "new = torch.where(finished, torch.full_like(new, fill), new)", "new = torch.where(finished, new, new)"),
@@ -111,6 +126,24 @@ MODELS = mutants({
         ("the images of a run are checked twice", "models/vision/test_resolved_once.py::images_are_resolved_once",
          "inputs = self._collected(input, None, attention_mask)", "inputs = self.inputs(input, None, attention_mask)"),
     ],
+    "models/text/chat.py": [
+        ("a thought is known one token late",
+         "interventions/test_named_positions.py::a_hook_acts_within_thoughts_as_they_are_written",
+         "thinks = thinks_at_end(after)", "thinks = thinks_at_end(before)"),
+        ("every row of a mask is the first", "models/text/test_chats.py::a_batch_equals_its_conversations_one_by_one",
+         "found[row, self.positions(given, row)] = True", "found[row, self.positions(given, 0)] = True"),
+    ],
+    "models/text/chat_of_messages.py": [
+        ("a token with characters of two parts is always the template's",
+         "models/text/test_chats.py::a_token_with_characters_of_two_parts_is_of_the_larger",
+         "key=lambda label: (counted[label], label.turn >= 0)", "key=lambda label: label.turn < 0"),
+    ],
+    "models/text/chat_spans.py": [
+        ("brackets in the texts of a call count", "models/text/test_chats.py::the_parts_of_messages",
+         "        if stop not in texts:\n", "        if stop > 0:\n"),
+        ("a message that the template left out is not told", "models/text/test_chats.py::a_template_that_leaves_a_message_out",
+         'missing += changed[-1:] if label.part != "thinking" else []', "missing += []"),
+    ],
     "models/text/bos.py": [
         ("an EOS takes the place of BOS in silence", "models/text/test_tokens.py::a_tokenizer_without_bos_begins_with_eos",
          "if tokenizer.bos_token_id is None:", "if False:"),
@@ -126,7 +159,7 @@ MODELS = mutants({
         ("the last position of a token is the first", "models/text/test_tokens.py::get_token_position",
          'return row.index(token) if mode == "first" else', 'return row.index(token) if mode != "first" else'),
         ("an answer without its space is accepted", "models/text/test_tokens.py::answers",
-         "and self.to_single_token(spaced) != token:", "and self.to_single_token(spaced) == token:"),
+         "return None if first == spaced else (first, spaced)", "return None if first != spaced else (first, spaced)"),
     ],
     "models/config/read.py": [
         ("local and global layers change their names",

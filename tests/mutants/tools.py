@@ -330,6 +330,21 @@ TOOLS = mutants({
         ("blocks at the edge of a matrix are no shorter", "hub/test_quantized.py::weights_have_the_values",
          "if block is None or grid != (", "if block is not None or grid != ("),
     ],
+    "hub/quantized/dequantized.py": [
+        ("a weight that is kept has its axes in another order", "hub/test_quantized_kept.py::edits_and_gradients",
+         "return (weight.T if kind.transposed else weight).contiguous()", "return weight.contiguous()"),
+    ],
+    "hub/hf_load.py": [
+        ("weights that stay are said to be dequantised", "hub/test_quantized_kept.py::what_is_kept_is_said",
+         "if n_kept[name] < prod(weights.shape(name))]", "if n_kept[name] <= prod(weights.shape(name))]"),
+    ],
+    "models/weights/kept.py": [
+        ("the first expert is dequantised in the place of each",
+         "hub/test_quantized_kept.py::experts_of_one_tensor_are_dequantised_one_by_one",
+         "tensor[first : end // row + 1]", "tensor[: end // row + 1 - first]"),
+        ("parts of a fused weight are moved one by one", "hub/test_quantized_kept.py::copies_and_moves",
+         "copied = self.copies[str(device)] = replace(", "copied = replace("),
+    ],
     "hub/quantized/packed.py": [
         ("zeros are read as they are stored", "hub/test_quantized.py::weights_have_the_values",
          ".to(scales.dtype) + self.less", ".to(scales.dtype)"),
@@ -376,8 +391,7 @@ TOOLS = mutants({
     ],
     "cli/output.py": [
         ("the number of a position is its label", "cli/test_commands.py::patch_a_pair",
-         'row = {"position": number, "token": token} | row | {"position": number}',
-         'row = {"position": number, "token": token} | row'),
+         '({"token": token} if token else {})} | row | {"position": number}', '({"token": token} if token else {})} | row'),
     ],
     "cli/mcp.py": [
         ("a missing argument is taken from the next one", "cli/test_mcp.py::a_call_is_a_command_line",

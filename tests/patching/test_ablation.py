@@ -1,5 +1,7 @@
 """Ablation: each cell is one forward pass with one component replaced as documented."""
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,10 +10,11 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
+from hooked_lm.analysis import metrics
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.patching import SweepInterrupted, ablate
 from hooked_lm.patching.ablation import SITES, _donors
-from tests.close import assert_apart, assert_close
+from tests.close import LAYER, assert_apart, assert_close
 from tests.core import thinned
 from tests.engine.small import (
     built,
@@ -260,3 +263,20 @@ def test_an_interrupt_keeps_the_scores_and_leaves_no_hook():
         ablate(model, ids(), "heads", metric=stopping_after(5), replace_with="mean", progress=False)
     assert 0 < int((~caught.value.result.values.isnan()).all(-1).sum()) < 12
     assert no_hook_is_left(model)
+
+
+def test_prompts_of_several_lengths_run_as_their_error_says():
+    """Ids padded on the right, with a metric at the last token of each, are as each prompt alone."""
+    model = toy(tokenizer=words())
+    prompts, answers = ["w3 w4 w5", "w6", "w7 w8"], ["w9", "w10", "w11"]
+    with pytest.raises(ValueError, match=r"prompts=model.to_tokens\(prompts, padding_side='right'\)") as error:
+        ablate(model, prompts, metric=metrics.logit(answers, model=model))
+    ends = re.search(r"positions=torch\.tensor\((\[[\d, ]+\])\)", str(error.value))
+    assert ends is not None
+    metric = metrics.logit(answers, positions=torch.tensor(json.loads(ends[1])), model=model)
+    together = ablate(model, model.to_tokens(prompts, padding_side="right"), metric=metric)
+    alone = [
+        ablate(model, prompt, metric=metrics.logit([answer], model=model)).values
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    assert_close(together.values, torch.cat(alone, -1), LAYER)

@@ -262,7 +262,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sites": "mixer_out"}, KeyError, "no hook point 'blocks.0.hook_mixer_out'; did you mean"),
     ({"layers": [3]}, IndexError, "layer 3 is out of range"),
     ({"positions": [-5]}, IndexError, "position -5 is out of range"),
-    ({"prompts": ["w3", "w3 w4"]}, ValueError, r"must have the same number of tokens; these have \[2, 3\]"),
+    ({"prompts": ["w3", "w3 w4"]}, ValueError, r"these have \[2, 3\]; call .* positions=torch.tensor\(\[1, 2\]\)"),
     ({"metric": lambda logits: logits[:, -1]}, ValueError, "one for each of the 2 prompts"),
     ({"metric": lambda logits: logits[:, -1, 0] * torch.nan}, ValueError, "is NaN"),
 ]

@@ -190,6 +190,28 @@ def test_normal_numbers_are_warned_of_as_rarely_as_by_skewness(n_prompts: int):
     assert by_rank < 0.2
 
 
+@pytest.mark.parametrize(
+    ("about", "advice"),
+    [
+        (
+            {"metric": "probability"},
+            "use more prompts, or a metric that is less skewed, such as a logit difference .* of a prob",
+        ),
+        ({"metric": "logit difference"}, "use more prompts, and see which have most of the logit difference: to_data"),
+        ({"metric": "log_probability"}, "use more prompts, and see which have most of the log probability: to_data"),
+        ({}, "use more prompts, or a metric that is less skewed"),
+    ],
+)
+def test_skewed_values_are_advised_of_what_is_not_done_yet(about: dict[str, str], advice: str):
+    tail = torch.tensor([[0.01, 0.02, 0.01, 0.03, 0.02, 0.01, 0.02, 0.9]])
+    sweep = SweepResult(tail, {"head": [0]}, torch.zeros(8), about=about)
+    with pytest.warns(SkewWarning, match=advice):
+        sweep.top()
+    wide = torch.tensor([[0.1, 0.3, 0.5, 0.8, 1.0, 1.2, 1.6, 1.9]])
+    with pytest.warns(SkewWarning, match=f"one side of 0.*{advice}"):
+        SweepResult(wide, {"head": [0]}, torch.zeros(8), about=about).interval()
+
+
 def test_skewed_values_are_named_from_eight_prompts_on():
     tail = torch.tensor([[0.01, 0.02, 0.01, 0.03, 0.02, 0.01, 0.02, 0.9]])
     with pytest.warns(SkewWarning, match=r"skewed over the 8 prompts .*\(skewness 2.3\).* such as a logit difference"):

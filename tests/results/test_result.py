@@ -262,26 +262,36 @@ def test_top_is_by_the_size_of_the_effect():
 
 
 @pytest.mark.parametrize(
-    ("changed", "further"),
+    ("changed", "base", "name", "further"),
     [
-        (lambda plain: plain, ["value"]),
-        (lambda plain: plain.effects(), []),
-        (lambda plain: plain.normalized(), []),
-        (lambda plain: plain.effects().normalized(), []),
-        (lambda plain: replace(plain, base="clean").normalized(), ["value"]),  # the clean run is 1
+        (lambda plain: plain, "corrupted", "effect", ["value"]),
+        (lambda plain: plain.effects(), "corrupted", "effect", []),
+        (lambda plain: plain.normalized(), "corrupted", "restored", []),
+        (lambda plain: plain.restored(), "corrupted", "restored", []),
+        (lambda plain: plain.effects().normalized(), "corrupted", "restored", []),
+        (lambda plain: plain.normalized(), "clean", "effect", ["kept"]),  # the clean run is 1
+        (lambda plain: plain.restored(), "clean", "effect", ["kept"]),
+        (lambda plain: plain.effects().normalized(), "clean", "effect", []),
     ],
 )
-def test_no_column_of_the_largest_cells_is_there_twice(changed: Callable, further: list[str]):
-    table = changed(result()).select(metric="difference").top(3)
-    assert list(table.columns) == ["layer", "position", "effect", "low", "high", *further]
+def test_the_largest_cells_say_what_their_numbers_are_once(changed: Callable, base: str, name: str, further: list[str]):
+    shown = changed(replace(result(), base=base)).select(metric="difference")
+    table = shown.top(3)
+    assert list(table.columns) == ["layer", "position", name, "low", "high", *further]
+    assert name == "effect" or shown.plot().data[0].colorbar.title.text == name
     if further:
-        assert (table.value - table.effect).abs().min() > 0.1
+        assert (table[further[0]] - table.effect).abs().min() > 0.1
+    assert all(f">{column}</th>" in shown._repr_html_() for column in (name, *further))
 
 
 def test_the_largest_cells_of_one_prompt_have_no_interval():
     values = torch.tensor([[1.0], [3.0]])
     assert Scores(values, {"layer": [0, 1]}).top().to_dict("list") == {"layer": [1, 0], "value": [3, 1]}
     sweep = SweepResult(values, {"layer": [0, 1]}, torch.ones(1))
+    assert list(sweep.to_dataframe().columns) == ["layer", "mean"]
+    assert list(replace(sweep, values=values.expand(2, 3), corrupted=torch.ones(3)).to_dataframe()) == [
+        *("layer", "mean", "low", "high")
+    ]
     assert sweep.top().to_dict("list") == {"layer": [1, 0], "effect": [2, 0], "value": [3, 1]}
     assert list(sweep.effects().top().columns) == ["layer", "effect"]
     assert "nan" not in sweep._repr_html_()

@@ -259,7 +259,8 @@ def interchange(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> early, late = Location.of(model, ("resid_pre", 0), 4), Location.of(model, ("resid_pre", 0), [5])
+    >>> early = Location.of(model, ("resid_pre", 0), 4)
+    >>> late = Location.of(model, ("resid_pre", 0), [5])
     >>> base, source = "When Mary and John left, John", "When Mary and Sarah had, John"
     >>> logits = interchange(model, base, [(early, source), (late, source)])
     >>> bool((logits - model("When Mary and Sarah had, John")).abs().max() < 1e-4)
@@ -296,7 +297,10 @@ def interchange_accuracy(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> names = [" Mary", " John"]
-    >>> base, source = ("When Mary and John went to the store,{} gave a drink to".format(name) for name in (" John", " Mary"))
+    >>> base, source = (
+    ...     "When Mary and John went to the store,{} gave a drink to".format(name)
+    ...     for name in (" John", " Mary")
+    ... )
     >>> giver = Location.of(model, ("resid_pre", 0), 10)
     >>> interchange_accuracy(model, base, [(giver, source)], names[1], candidates=names).mean
     tensor(1.)

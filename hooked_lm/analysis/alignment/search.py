@@ -22,6 +22,7 @@ from hooked_lm.analysis.alignment.interchange import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode, freeze_weights
 from hooked_lm.engine.answers import Answers
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, pair_of, prompts_of
 from hooked_lm.engine.prompts import Prompts, chosen, position_axis, rows_of, site_of_layer, some_rows, values_of
@@ -116,12 +117,24 @@ def train_alignment(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> pairs = prompt_pairs(24)
     >>> corrupted, clean = [pair.corrupted for pair in pairs], [pair.clean for pair in pairs]
-    >>> answers, candidates = [pair.answer for pair in pairs], [[pair.answer, pair.wrong_answer] for pair in pairs]
+    >>> answers = [pair.answer for pair in pairs]
+    >>> candidates = [[pair.answer, pair.wrong_answer] for pair in pairs]
     >>> alignment = train_alignment(
-    ...     model, corrupted, clean, answers, site=("resid_pre", 3), size=24, positions=-1,
-    ...     candidates=candidates, steps=30, progress=False,
+    ...     model,
+    ...     corrupted,
+    ...     clean,
+    ...     answers,
+    ...     site=("resid_pre", 3),
+    ...     size=24,
+    ...     positions=-1,
+    ...     candidates=candidates,
+    ...     steps=30,
+    ...     progress=False,
     ... )
-    >>> bool(alignment.accuracy.mean[0] > alignment.accuracy.select(exchanged="random subspace").mean)
+    >>> bool(
+    ...     alignment.accuracy.mean[0]
+    ...     > alignment.accuracy.select(exchanged="random subspace").mean
+    ... )
     True
     """
     check_grad_mode("training an alignment")
@@ -264,6 +277,7 @@ def _accuracy(found: Alignment, pairs: AlignedPairs, rows: RowNumbers, schedule:
     return MetricScores(values, {"exchanged": EXCHANGED}, [True], about=found.about)
 
 
+@reads_chats
 def sweep_alignments(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -289,10 +303,13 @@ def sweep_alignments(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> corrupted, clean = [pair.corrupted for pair in prompt_pairs(8)], [pair.clean for pair in prompt_pairs(8)]
+    >>> corrupted = [pair.corrupted for pair in prompt_pairs(8)]
+    >>> clean = [pair.clean for pair in prompt_pairs(8)]
     >>> answers = [pair.answer for pair in prompt_pairs(8)]
     >>> where = {"layers": [0, 2], "positions": [10, 14]}
-    >>> found = sweep_alignments(model, corrupted, clean, answers, size=8, steps=2, progress=False, **where)
+    >>> found = sweep_alignments(
+    ...     model, corrupted, clean, answers, size=8, steps=2, progress=False, **where
+    ... )
     >>> found.select(exchanged="everything").mean
     tensor([[1., 0.],
             [0., 0.]])

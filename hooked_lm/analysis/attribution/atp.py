@@ -167,7 +167,9 @@ def one_key_exchanged(scores: PerQuery, exchanged: PerQuery, pattern: PerQuery, 
     where the softmax is saturated.
 
     >>> rows = torch.tensor([[[[0.0, 0.0]]]])
-    >>> one_key_exchanged(rows, rows + 2.0, rows.softmax(-1), torch.tensor([[[[1.0, 0.0]]]]))[0, 0, 0, 0]
+    >>> one_key_exchanged(
+    ...     rows, rows + 2.0, rows.softmax(-1), torch.tensor([[[[1.0, 0.0]]]])
+    ... )[0, 0, 0, 0]
     tensor(0.3808)
     """
     change = torch.where(scores == exchanged, 0.0, exchanged.double() - scores.double())

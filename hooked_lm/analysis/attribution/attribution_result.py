@@ -42,7 +42,13 @@ class Attribution(SweepResult):
 
     >>> import torch
     >>> estimated = torch.tensor([[1.0], [2.0], [4.0]])
-    >>> found = Attribution(estimated, {"layer": [0, 1, 2]}, torch.zeros(1), method="gradient", exact=estimated.sqrt())
+    >>> found = Attribution(
+    ...     estimated,
+    ...     {"layer": [0, 1, 2]},
+    ...     torch.zeros(1),
+    ...     method="gradient",
+    ...     exact=estimated.sqrt(),
+    ... )
     >>> float(found.agreement["spearman"].item())
     1.0
     """

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
 from hooked_lm.engine.identity import PROMPTS, identities
@@ -29,6 +30,7 @@ JOINED = "patching edges"  # what was changed
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def patch_edges(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -69,9 +71,13 @@ def patch_edges(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> edges = [("L2H1", "logits"), ("m0", "L1H3<k>")]
-    >>> result = patch_edges(model, corrupted, clean, metric=answers, edges=edges, progress=False)
+    >>> result = patch_edges(
+    ...     model, corrupted, clean, metric=answers, edges=edges, progress=False
+    ... )
     >>> int(result.mean.isnan().logical_not().sum())
     2
     """

@@ -25,6 +25,7 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.budget import bytes_of
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import PROMPTS, identities
@@ -49,6 +50,7 @@ EdgeScores = Float[Tensor, "writer reader batch"]
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def attribute_edges(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -107,7 +109,9 @@ def attribute_edges(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> found = attribute_edges(model, corrupted, clean, metric=answers, check=5)
     >>> list(found.axes), int(found.agreement["cells"].item())
     (['writer', 'reader'], 5)

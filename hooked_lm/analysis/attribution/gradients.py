@@ -59,7 +59,12 @@ def gradients(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> site = "blocks.1.hook_mlp_out"
-    >>> found = gradients(model, model.to_tokens("When Mary and John left"), [site], lambda logits: logits[:, -1, 7])
+    >>> found = gradients(
+    ...     model,
+    ...     model.to_tokens("When Mary and John left"),
+    ...     [site],
+    ...     lambda logits: logits[:, -1, 7],
+    ... )
     >>> found.gradients[site].shape == found.values[site].shape
     True
     """

@@ -26,6 +26,7 @@ from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
 from hooked_lm.engine.budget import Budget, token_bytes
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Metric
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_trace import Logits, reads_of
@@ -87,6 +88,7 @@ METHODS: Mapping[str, Method] = {
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def attribute(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -140,8 +142,19 @@ def attribute(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> found = attribute(model, corrupted, clean, metric=answers, sites="z", positions=None, heads="each", progress=False)
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> found = attribute(
+    ...     model,
+    ...     corrupted,
+    ...     clean,
+    ...     metric=answers,
+    ...     sites="z",
+    ...     positions=None,
+    ...     heads="each",
+    ...     progress=False,
+    ... )
     >>> list(found.axes), bool(found.agreement["spearman"].item() > 0.6)
     (['layer', 'head'], True)
     """
@@ -156,6 +169,7 @@ def attribute(
 
 @renamed(source=("replace_with", {"clean": None}))
 @keeps_torch_state
+@reads_chats
 def attribute_nodes(
     model: HookedRootModule,
     corrupted: Prompts | Pairs,
@@ -182,10 +196,16 @@ def attribute_nodes(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> both = "When Mary and John left, Mary", "When Mary and John left, John"
     >>> nodes = attribute_nodes(model, *both, metric=answers, check=False)
-    >>> {site: list(found.axes) for site, found in nodes.items() if site in ("mlp_out", "z", "post")}
+    >>> {
+    ...     site: list(found.axes)
+    ...     for site, found in nodes.items()
+    ...     if site in ("mlp_out", "z", "post")
+    ... }
     {'mlp_out': ['layer', 'position'], 'z': ['layer', 'position', 'head'], 'post': ['layer', 'position', 'neuron']}
     """
     if isinstance(sites, str) or not sites:

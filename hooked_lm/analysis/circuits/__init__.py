@@ -12,6 +12,7 @@ from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronp
 from hooked_lm.analysis.circuits.null import null_circuits
 from hooked_lm.analysis.circuits.prune import prune
 from hooked_lm.analysis.circuits.run import Runner
+from hooked_lm.keywords import answer_keywords
 
 __all__ = [
     "SHARES",
@@ -30,3 +31,5 @@ __all__ = [
     "to_neuronpedia",
     "train_masks",
 ]
+
+answer_keywords(__name__)

@@ -57,7 +57,9 @@ def acdc(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> circuit = acdc(model, "The capital of Italy is", "The capital of France is", threshold=1.0)
+    >>> circuit = acdc(
+    ...     model, "The capital of Italy is", "The capital of France is", threshold=1.0
+    ... )
     >>> 0 < circuit.n_edges < 30
     True
     """

@@ -289,7 +289,9 @@ class Circuit(Tabular):
         >>> from hooked_lm import HookedTransformer
         >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     Circuit.of(graph, [("input", "m0"), ("m0", "logits")]).report(f"{folder}/page.html").name
+        ...     Circuit.of(graph, [("input", "m0"), ("m0", "logits")]).report(
+        ...         f"{folder}/page.html"
+        ...     ).name
         'page.html'
         """
         from hooked_lm import viz

@@ -35,7 +35,10 @@ class Comparison(Tabular):
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis.circuits import Circuit
     >>> graph = Graph.of(HookedTransformer.from_pretrained("demo"))
-    >>> one, other = (Circuit.of(graph, [("input", reader), ("input", "logits")]) for reader in ("m0", "m1"))
+    >>> one, other = (
+    ...     Circuit.of(graph, [("input", reader), ("input", "logits")])
+    ...     for reader in ("m0", "m1")
+    ... )
     >>> one.compare(other)
     Comparison(edges: 1 in both, 1 and 1 in one only, Jaccard 0.33; nodes: 2 in both, 0 and 0 in one only, Jaccard 1.00)
     """

@@ -20,6 +20,7 @@ from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
 from hooked_lm.analysis.circuits.run import Runner, check_replacement
 from hooked_lm.analysis.circuits.top import at_least, largest
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
@@ -50,6 +51,7 @@ METHODS = (*edges.METHODS, "exact", *SEARCHES)
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @keeps_torch_state
+@reads_chats
 def discover(
     model: Decoder,
     corrupted: Prompts | Pairs,
@@ -111,8 +113,12 @@ def discover(
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
-    >>> discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40).n_edges <= 40
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
+    >>> discover(
+    ...     model, corrupted, clean, metric=answers, method="eap", n_edges=40
+    ... ).n_edges <= 40
     True
     """
     check_replacement(replace_with)

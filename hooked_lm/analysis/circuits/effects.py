@@ -45,7 +45,9 @@ def exact_effects(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
     >>> answers = metrics.logit_difference(" Mary", " John", model=model)
-    >>> circuit = Circuit.of(Graph.of(model), [("input", "m0"), ("m0", "logits"), ("input", "logits")])
+    >>> circuit = Circuit.of(
+    ...     Graph.of(model), [("input", "m0"), ("m0", "logits"), ("input", "logits")]
+    ... )
     >>> found = exact_effects(model, circuit, corrupted, clean, metric=answers)
     >>> sorted(found.to_dataframe()["writer"])
     ['input', 'input', 'm0']

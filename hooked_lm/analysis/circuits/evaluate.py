@@ -1,6 +1,5 @@
 """Evaluation of circuits: faithfulness, completeness and minimality."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +16,8 @@ from hooked_lm.analysis.circuits.held_out import JUDGED, MeasuredPairs, seen_by
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.analysis.circuits.top import largest
+from hooked_lm.callers import warn_caller
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
@@ -27,7 +28,7 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, provenance
-from hooked_lm.results.tabular import Tabular
+from hooked_lm.results.tabular import Tabular, with_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +146,7 @@ class Evaluation(Tabular, Scores):
             return self._by_prompt()
         low, high = self._interval_of_ratio(level)
         table = pd.DataFrame({"circuit": list(self.axes[CIRCUIT]), "edges": self.n_edges, "share": self.shares.numpy()})
-        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, "low": low, "high": high}
+        columns = {"value": self.mean[0], "faithfulness": self.faithfulness, **with_values(low=low, high=high)}
         columns["completeness"] = self.completeness
         if (random := self.random_faithfulness) is not None:
             columns |= {RANDOM: random.mean(0), f"{RANDOM}_low": random.amin(0), f"{RANDOM}_high": random.amax(0)}
@@ -165,7 +166,7 @@ class Evaluation(Tabular, Scores):
         table = table.iloc[table["edges"].argsort(kind="stable")]
         columns = {name: torch.tensor(table[name].to_numpy(), dtype=torch.float32) for name in table.columns[1:]}
         names = {"faithfulness": "faithfulness", "completeness": WITHOUT}
-        intervals = {"faithfulness": (columns["low"], columns["high"])} if self.n_prompts > 1 else {}
+        intervals = {"faithfulness": (columns["low"], columns["high"])} if "low" in columns else {}
         if self.random is not None:
             names[RANDOM] = RANGE.format(len(self.random))
             intervals[names[RANDOM]] = columns[f"{RANDOM}_low"], columns[f"{RANDOM}_high"]
@@ -226,8 +227,9 @@ class Evaluation(Tabular, Scores):
         difference = (full - empty).mean()
         share = self._recovered()[of]
         residuals = (values - empty - share[:, None] * (full - empty)) / difference
-        warn_if_one_sided(by_group(self.values[of], self.groups))
-        low, high = bootstrap(by_group(residuals.float(), self.groups), level)
+        measure = str(self.about.get("metric", "")).replace("_", " ")
+        warn_if_one_sided(by_group(self.values[of], self.groups), measure)
+        low, high = bootstrap(by_group(residuals.float(), self.groups), level, measure=measure)
         return (share + low.clamp(max=0.0)).float(), (share + high.clamp(min=0.0)).float()  # around 0, up to rounding
 
     @property
@@ -268,6 +270,7 @@ def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
 
 @renamed(ablation=("replace_with", {"resample": "corrupted"}))
 @keeps_torch_state
+@reads_chats
 def evaluate(
     model: Decoder,
     circuits: Given,
@@ -311,9 +314,13 @@ def evaluate(
     >>> from hooked_lm.analysis.circuits import discover
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> clean, corrupted = "When Mary and John left, John", "When Mary and John left, Mary"
-    >>> answers = metrics.logit_difference(model.to_single_token(" Mary"), model.to_single_token(" John"))
+    >>> answers = metrics.logit_difference(
+    ...     model.to_single_token(" Mary"), model.to_single_token(" John")
+    ... )
     >>> circuit = discover(model, corrupted, clean, metric=answers, method="eap", n_edges=40)
-    >>> found = evaluate(model, circuit, corrupted, clean, metric=answers, sizes=[0, 40, 1.0])
+    >>> found = evaluate(
+    ...     model, circuit, corrupted, clean, metric=answers, sizes=[0, 40, 1.0]
+    ... )
     >>> [abs(round(share, 3)) for share in found.faithfulness[[0, 2]].tolist()]
     [0.0, 1.0]
     """
@@ -360,10 +367,9 @@ def _of_other_sizes(
         {(size, n) for size, column in zip(sizes, drawn.T.tolist(), strict=True) for n in column if n != size}
     ):
         found = "; ".join(f"{size}: {n} drawn" for size, n in other)
-        warnings.warn(
+        warn_caller(
             f"no random circuits of these numbers of edges were found, all on paths from input to logits ({found}): their "
-            "values are NaN, as circuits of other sizes are no baseline",
-            stacklevel=4,
+            "values are NaN, as circuits of other sizes are no baseline"
         )
     return is_other
 

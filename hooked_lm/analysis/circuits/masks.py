@@ -80,7 +80,13 @@ def train_masks(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> circuit = train_masks(model, "Mary and John left, Mary", "Mary and John left, John", n_edges=200, steps=2)
+    >>> circuit = train_masks(
+    ...     model,
+    ...     "Mary and John left, Mary",
+    ...     "Mary and John left, John",
+    ...     n_edges=200,
+    ...     steps=2,
+    ... )
     >>> 0 < circuit.n_edges <= 200
     True
     """

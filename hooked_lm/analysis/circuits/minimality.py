@@ -43,8 +43,12 @@ def minimality(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> circuit = Circuit.of(Graph.of(model), [("input", "m0"), ("m0", "logits"), ("input", "logits")])
-    >>> minimality(model, circuit, "Mary and John left, Mary", "Mary and John left, John").axes
+    >>> circuit = Circuit.of(
+    ...     Graph.of(model), [("input", "m0"), ("m0", "logits"), ("input", "logits")]
+    ... )
+    >>> minimality(
+    ...     model, circuit, "Mary and John left, Mary", "Mary and John left, John"
+    ... ).axes
     {'edge': ('input -> m0', 'input -> logits', 'm0 -> logits')}
     """
     if of not in ("edges", "nodes"):

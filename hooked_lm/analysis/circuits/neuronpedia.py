@@ -55,7 +55,9 @@ def to_neuronpedia(
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> circuit = Circuit.of(Graph.of(model), [("input", "L1H2<v>"), ("L1H2", "logits")])
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = to_neuronpedia(circuit, f"{folder}/graph.json", model, "When Mary and John left")
+    ...     path = to_neuronpedia(
+    ...         circuit, f"{folder}/graph.json", model, "When Mary and John left"
+    ...     )
     ...     from_neuronpedia(path, model)
     Circuit(2 of 1519 edges; 3 nodes)
     """

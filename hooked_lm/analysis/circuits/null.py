@@ -51,9 +51,23 @@ def null_circuits(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> clean, corrupted = (["Mary and John left, John", "Tom and Alice left, Alice"], ["Mary and John left, Mary"] * 2)
-    >>> answers = metrics.logit_difference([" Mary", " Tom"], [" John", " Alice"], model=model)
-    >>> list(null_circuits(model, corrupted, clean, metric=answers, n=2, method="eap", n_edges=40, check=False))
+    >>> clean = ["Mary and John left, John", "Tom and Alice left, Alice"]
+    >>> corrupted = ["Mary and John left, Mary"] * 2
+    >>> answers = metrics.logit_difference(
+    ...     [" Mary", " Tom"], [" John", " Alice"], model=model
+    ... )
+    >>> list(
+    ...     null_circuits(
+    ...         model,
+    ...         corrupted,
+    ...         clean,
+    ...         metric=answers,
+    ...         n=2,
+    ...         method="eap",
+    ...         n_edges=40,
+    ...         check=False,
+    ...     )
+    ... )
     ['null 0', 'null 1']
     """
     if n < 1:

@@ -52,7 +52,14 @@ def prune(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> circuit = prune(model, "Mary and John left, Mary", "Mary and John left, John", n_edges=60, share=0.5, steps=2)
+    >>> circuit = prune(
+    ...     model,
+    ...     "Mary and John left, Mary",
+    ...     "Mary and John left, John",
+    ...     n_edges=60,
+    ...     share=0.5,
+    ...     steps=2,
+    ... )
     >>> 0 < circuit.n_edges <= 60
     True
     """

@@ -92,7 +92,9 @@ class Runner:
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> runner = Runner(model, "When Mary and John left, Mary", "When Mary and John left, John")
+    >>> runner = Runner(
+    ...     model, "When Mary and John left, Mary", "When Mary and John left, John"
+    ... )
     >>> gates = torch.ones(2, 37, 101)
     >>> gates[1] = 0
     >>> whole, nothing = runner.values(gates)[:, 0].tolist()

@@ -12,7 +12,8 @@ from hooked_lm.components.embeddings.transformed_unembed import check_linear
 from hooked_lm.components.experts.moe import AbstractMoE
 from hooked_lm.components.norms.layer_norm import LayerNorm
 from hooked_lm.components.norms.norm import norm_of
-from hooked_lm.engine.answers import Answers, answers_of_prompts
+from hooked_lm.engine.answers import Answers, answers_of_prompts, right_and_wrong
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.hooks import Slice
 from hooked_lm.models.caches import decompose, residual
@@ -33,6 +34,7 @@ Parts = list[Part]
 
 
 @torch.no_grad()
+@reads_chats
 def direct_logit_attribution(
     model: Decoder,
     prompts: Prompts,
@@ -71,9 +73,13 @@ def direct_logit_attribution(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = direct_logit_attribution(model, "The capital of France is", " Paris", " Rome", by="head")
+    >>> found = direct_logit_attribution(
+    ...     model, "The capital of France is", " Paris", " Rome", by="head"
+    ... )
     >>> logits = model("The capital of France is")[0, -1]
-    >>> difference = logits[model.to_single_token(" Paris")] - logits[model.to_single_token(" Rome")]
+    >>> difference = (
+    ...     logits[model.to_single_token(" Paris")] - logits[model.to_single_token(" Rome")]
+    ... )
     >>> bool((found.values.sum() - difference).abs() < 1e-3)
     True
     """
@@ -101,6 +107,7 @@ def direct_logit_attribution(
 
 
 @torch.no_grad()
+@reads_chats
 def source_attribution(
     model: Decoder,
     prompts: Prompts,
@@ -119,7 +126,9 @@ def source_attribution(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = source_attribution(model, "The capital of France is", " Paris", " Rome", layers=[2, 3])
+    >>> found = source_attribution(
+    ...     model, "The capital of France is", " Paris", " Rome", layers=[2, 3]
+    ... )
     >>> {name: len(labels) for name, labels in found.axes.items()}
     {'layer': 2, 'head': 8, 'position': 6}
     """
@@ -269,6 +278,8 @@ def _checked(
         raise IndexError(f"position {pos} is out of range: the prompts have {tokens.shape[1]} tokens")
     ids = _one_each(model, answers, len(tokens), "answers")
     others = None if wrong_answers is None else _one_each(model, wrong_answers, len(tokens), "wrong_answers")
+    if others is not None:
+        right_and_wrong(ids, others, model)  # raises for two that are the same
     return tokens, ids, others, pos % tokens.shape[1]
 
 

@@ -204,9 +204,15 @@ def feature_report(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries import TopK
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> sae = TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out").build().eval()
+    >>> sae = (
+    ...     TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out")
+    ...     .build()
+    ...     .eval()
+    ... )
     >>> sae = sae.to(model.device)
-    >>> report = feature_report(model, sae, 17, ["The capital of France is Paris", "When Mary and John left"])
+    >>> report = feature_report(
+    ...     model, sae, 17, ["The capital of France is Paris", "When Mary and John left"]
+    ... )
     >>> sorted(report.tables)
     ['less likely without it', 'more likely without it', 'promoted', 'suppressed']
     """

@@ -19,7 +19,7 @@ from hooked_lm.interventions.dictionaries.hook import (
     encoded,
     run_with_features,
 )  # fmt: skip
-from hooked_lm.interventions.dictionaries.site import site_read
+from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
 from hooked_lm.models.vision.inputs import Rows, ids_of
@@ -34,6 +34,7 @@ def sites_of(
     names = [model.names(of) for of in (given[0], given[1] or given[0])]
     if several := next((found for found in names if len(found) != 1), None):
         raise ValueError(f"a dictionary has one site, and {len(several)} are meant: give one, such as {several[0]!r}")
+    warn_if_elsewhere(sae, names[0][0], names[1][0] if given[1] else None)
     return names[0][0], names[1][0]
 
 

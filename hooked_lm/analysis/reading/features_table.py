@@ -13,6 +13,7 @@ from hooked_lm.analysis.reading.feature_report import FeatureReport
 from hooked_lm.analysis.reading.feature_runs import FeatureRuns, logit_effects, sites_of
 from hooked_lm.analysis.reading.max_activating import FeatureValues, batches, run_to
 from hooked_lm.analysis.reading.neurons import token_strings
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, metric_of
 from hooked_lm.extras import lazy_import
@@ -151,8 +152,8 @@ def features_table(
         sae: a dictionary with `encode` and `decode`, an autoencoder or a transcoder.
         prompts: texts, or token ids [prompt, pos].
         ablate: the features with a "loss": as many of those that are active most often, or a list of indices; the others have
-            NaN. Density, largest activation and tokens cost one pass of the data, as far as the site; losses a whole pass, and
-            for each feature another one of the texts in which it is active.
+            NaN, and without any there is no such column. Density, largest activation and tokens cost one pass of the data, as far
+            as the site; losses a whole pass, and for each feature another one of the texts in which it is active.
         site, site_out: the site of a dictionary, and the output site of a transcoder; by default those in its config.
         n_tokens: how many different tokens are shown of each feature, at most: those of its largest activations.
         skip: the number of tokens left out at the start of each text, such as a BOS.
@@ -166,7 +167,11 @@ def features_table(
     >>> from hooked_lm.interventions import dictionaries
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> sae = dictionaries.load("demo").to(model.device)
-    >>> texts = ["The capital of France is Paris", "Tom left early because he was late", "Mary was ill"]
+    >>> texts = [
+    ...     "The capital of France is Paris",
+    ...     "Tom left early because he was late",
+    ...     "Mary was ill",
+    ... ]
     >>> table = features_table(model, sae, texts, ablate=2, skip=1)
     >>> table
     FeaturesTable(blocks.1.hook_resid_post: 512 features; density, largest, loss)
@@ -194,7 +199,7 @@ def features_table(
     for feature, sums in zip(chosen, runs.sums, strict=True):
         whole, without = sums.mean_losses
         loss[feature] = without - whole
-    columns = {"density": density.float(), "largest": largest, "loss": loss}
+    columns = {"density": density.float(), "largest": largest, **({"loss": loss} if chosen else {})}
     about = provenance(model, site=read, site_out=write, skip=skip, prompts=len(prompts), positions=n_positions)
     acts = best.values.nan_to_num(0.0) != 0
     ids = best.tokens[..., 0].where(acts, -1).tolist()
@@ -228,6 +233,7 @@ def _chosen(ablate: int | Sequence[int], density: Float[Tensor, " feature"]) -> 
 
 
 @keeps_torch_state
+@reads_chats
 def top_features(
     model: Decoder,
     sae: Coder,

@@ -94,7 +94,9 @@ def detect_head(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> scores = detect_head(model, "When Mary and John left", "previous_token_head", exclude_bos=True)
+    >>> scores = detect_head(
+    ...     model, "When Mary and John left", "previous_token_head", exclude_bos=True
+    ... )
     >>> scores.shape, bool(scores[0, 6] > 0.6)
     (torch.Size([4, 8]), True)
     """
@@ -136,7 +138,9 @@ def compute_head_attention_similarity_score(
     >>> uniform = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> before = get_previous_token_head_detection_pattern(torch.tensor([3, 4]))
     >>> options = {"exclude_bos": False, "exclude_current_token": True}
-    >>> compute_head_attention_similarity_score(uniform, before, error_measure="mul", **options)
+    >>> compute_head_attention_similarity_score(
+    ...     uniform, before, error_measure="mul", **options
+    ... )
     1.0
     """
     if error_measure not in ERROR_MEASURES:

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from hooked_lm.components.blocks.wiring import has_part
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
@@ -21,6 +22,7 @@ from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookPoint
 from hooked_lm.hooks.columns import row_blocks
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows as Input
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.results import Label
@@ -93,6 +95,7 @@ class ChanceScores(Scores):
         return Scores(self.values - self.chance, self.axes, about=self.about)
 
 
+@reads_chats
 def head_scores(
     model: Decoder,
     prompts: Prompts | None = None,
@@ -233,6 +236,7 @@ def _uniform(model: Decoder, layer: int, rows: HeadRows, looks: _Looks) -> Float
 # ---- attention statistics ------------------------------------------------------------------------------------------
 
 
+@reads_chats
 def attention_statistics(model: Decoder, prompts: Prompts) -> Scores:
     """Statistics of each head's attention: means over the queries of a prompt, except the first, which sees only itself.
 
@@ -283,7 +287,9 @@ def repeated_random_tokens(
     Special tokens, and tokens of images, are not drawn. Raises ValueError if the vocabulary or n_ctx is too small.
 
     >>> from hooked_lm import HookedTransformer
-    >>> tokens = repeated_random_tokens(HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5)
+    >>> tokens = repeated_random_tokens(
+    ...     HookedTransformer.from_pretrained("demo"), n_prompts=2, length=5
+    ... )
     >>> tokens.shape, bool((tokens[:, 1:6] == tokens[:, 6:]).all())
     (torch.Size([2, 11]), True)
     """
@@ -333,6 +339,8 @@ def rows_of(model: Decoder, prompts: Prompts) -> HeadRows:
         tokens = prompts if prompts.ndim == 2 else prompts[None]
         mask = model.tokens.attention_mask(tokens)
         rows = HeadRows(row[real.bool()] for row, real in zip(tokens, mask, strict=True))
+    elif isinstance(prompts, Chat):
+        rows = HeadRows(prompts[i].tokens[0] for i in range(len(prompts)))
     else:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:

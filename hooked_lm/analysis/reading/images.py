@@ -35,7 +35,11 @@ class ImageScores(Scores):
         image: [channel, height, width], that of the only prompt; None for several prompts.
 
     >>> patches = ["0,0", "0,1", "1,0", "1,1"]
-    >>> scores = ImageScores(torch.rand(2, 4, 1), {"layer": [0, 1], "patch": patches}, image=torch.rand(3, 8, 8))
+    >>> scores = ImageScores(
+    ...     torch.rand(2, 4, 1),
+    ...     {"layer": [0, 1], "patch": patches},
+    ...     image=torch.rand(3, 8, 8),
+    ... )
     >>> [panel.text for panel in scores.plot().layout.annotations]
     ['image', 'layer 0', 'layer 1']
     """
@@ -61,8 +65,12 @@ def nearest_words(
     >>> from hooked_lm import HookedVisionLanguage, VisionInputs
     >>> from hooked_lm.demo.shapes import Picture, pixels
     >>> model = HookedVisionLanguage.from_pretrained("demo-shapes")
-    >>> tokens = model.to_tokens("<image> " * 36 + "what colour is the shape in the upper right ?")
-    >>> prompt = VisionInputs(tokens, {"pixel_values": pixels(Picture((("circle", "red"),) * 4))[None]})
+    >>> tokens = model.to_tokens(
+    ...     "<image> " * 36 + "what colour is the shape in the upper right ?"
+    ... )
+    >>> prompt = VisionInputs(
+    ...     tokens, {"pixel_values": pixels(Picture((("circle", "red"),) * 4))[None]}
+    ... )
     >>> table = nearest_words(model, prompt, layers=[0], k=2)
     >>> list(table.columns), len(table)
     (['prompt', 'layer', 'position', 'rank', 'token', 'id', 'cosine'], 72)

@@ -15,6 +15,7 @@ from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.norms.norm import norm_of, norm_unhooked, upcast
 from hooked_lm.components.streams import STREAMS, MergedRMSNorm
 from hooked_lm.engine.answers import Answers, answers_of_prompts
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, position_labels, rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
@@ -149,6 +150,7 @@ class Lens(Tabular):
 
 
 @torch.no_grad()
+@reads_chats
 def logit_lens(
     model: Decoder,
     prompts: Prompts | ActivationCache,
@@ -181,7 +183,9 @@ def logit_lens(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = logit_lens(model, "The capital of France is", positions=[-1], answers=" Paris")
+    >>> found = logit_lens(
+    ...     model, "The capital of France is", positions=[-1], answers=" Paris"
+    ... )
     >>> found
     Lens(layer 4, position 1, 1 prompt, top 5, answers  Paris)
     >>> found.to_dataframe().query("layer == 3 and rank == 0")["token"].item()

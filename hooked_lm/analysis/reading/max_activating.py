@@ -17,7 +17,7 @@ from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.head_labels import head_at_site
 from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
-from hooked_lm.interventions.dictionaries.site import site_read
+from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
@@ -171,7 +171,9 @@ def max_activating_examples(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> texts = ["The capital of France is Paris", "When Mary and John went to the store"]
-    >>> found = max_activating_examples(model, texts, site=("post", 1), neuron=5, k=3, context=2)
+    >>> found = max_activating_examples(
+    ...     model, texts, site=("post", 1), neuron=5, k=3, context=2
+    ... )
     >>> found.to_dataframe().columns.tolist()
     ['value', 'text', 'position', 'token', 'snippet']
     """
@@ -229,6 +231,7 @@ class FeatureValues:
         names = model.names(read)
         if len(names) != 1:
             raise ValueError(f"{read!r} means {len(names)} sites: give one, such as {names[0]!r}")
+        warn_if_elsewhere(sae, names[0])
         self.site, self.sae, self.features, self.largest = names[0], cast(Coder, sae), features, largest
         self.names = [f"{self.site} feature {feature}" for feature in features or ()]
 

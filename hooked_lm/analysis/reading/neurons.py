@@ -112,7 +112,9 @@ def head_top_tokens(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> head_top_tokens(model, layer=3, heads="L3H4", k=2, sources=[" Mary"])["source"].tolist()
+    >>> head_top_tokens(model, layer=3, heads="L3H4", k=2, sources=[" Mary"])[
+    ...     "source"
+    ... ].tolist()
     [' Mary', ' Mary']
     """
     layer, attn = attention_of(model, layer)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.engine.cells_before_blocks import rows_and_positions
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import AxisSelection, Prompts, chosen, rows_of, values_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
@@ -114,6 +115,7 @@ class Patchscope(Tabular):
 
 
 @torch.no_grad()
+@reads_chats
 def patchscope(
     model: Decoder,
     source_prompt: Prompts,
@@ -151,7 +153,9 @@ def patchscope(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> found = patchscope(model, "The capital of France is", "The capital of Spain is", max_new_tokens=1)
+    >>> found = patchscope(
+    ...     model, "The capital of France is", "The capital of Spain is", max_new_tokens=1
+    ... )
     >>> found.to_dataframe()["first"].tolist()[-1]
     ' Paris'
     """

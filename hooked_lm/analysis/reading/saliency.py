@@ -16,6 +16,8 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
+from hooked_lm.callers import warn_caller
+from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
@@ -138,6 +140,7 @@ class Saliency:
         return f"Saliency({self._title()}: {n} generated token{'s' * (n != 1)}, {self.start} of the prompt{error})"
 
 
+@reads_chats
 def saliency(
     model: Decoder,
     prompt: str | Int[Tensor, "..."] | VisionInputs,
@@ -177,7 +180,9 @@ def saliency(
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> prompt = "When Mary and John went to the store, John gave a drink to"
-    >>> found = saliency(model, prompt, continuation=" Mary", of="logit difference", contrast=" John")
+    >>> found = saliency(
+    ...     model, prompt, continuation=" Mary", of="logit difference", contrast=" John"
+    ... )
     >>> found
     Saliency(gradient x input of the logit difference: 1 generated token, 15 of the prompt)
     """
@@ -234,11 +239,24 @@ def _continued(
     else:
         assert continuation is not None, "one of both is given"
         if isinstance(continuation, str):
+            _warn_if_without_space(model, given, continuation)
             continuation = model.to_tokens(continuation, prepend_bos=False)
         whole = torch.cat([ids, torch.atleast_2d(continuation).to(ids)], 1)
     if whole.shape[1] == ids.shape[1]:
         raise ValueError("no token follows the prompt: max_new_tokens or continuation is empty")
     return _among_images(model, given, whole), ids.shape[1]
+
+
+@torch.no_grad()
+def _warn_if_without_space(model: Decoder, prompt: PromptRows, continuation: str) -> None:
+    """Warns of a continuation that lacks the space of a word, where the token with it is likelier after the prompt."""
+    if tokens := model.tokens.without_space(continuation):
+        first, spaced = model(prompt)[0, -1, [*tokens]]
+        if spaced > first:
+            warn_caller(
+                f"the continuation {continuation!r} has no leading space, and is less likely after the prompt than with one: did "
+                f"you mean {f' {continuation}'!r}?"
+            )
 
 
 def _among_images(model: Decoder, prompt: PromptRows, ids: Int[Tensor, "1 pos"]) -> PromptRows:
@@ -250,7 +268,7 @@ def _among_images(model: Decoder, prompt: PromptRows, ids: Int[Tensor, "1 pos"])
     n = ids.shape[1] - prompt.tokens.shape[1]
     is_image = None if prompt.is_image is None else F.pad(prompt.is_image, (0, n))
     is_suffix = None if prompt.is_suffix is None else F.pad(prompt.is_suffix, (0, n), value=True)
-    if is_suffix is None and any(rule.reads_suffix for rule in model.tree.rules):
+    if is_suffix is None and model.reads_both_ways:
         is_suffix = after
     return replace(prompt, tokens=ids, attention_mask=None, is_image=is_image, is_suffix=is_suffix)
 
@@ -267,7 +285,7 @@ def _contrast(model: Decoder, contrast: str | int | Sequence[str | int], n: int)
     several = [contrast] * n if isinstance(contrast, str | int) else list(contrast)
     if len(several) != n:
         raise ValueError(f"{len(several)} contrasts for {n} generated tokens: give one for each, or one for all")
-    return [model.to_single_token(token) if isinstance(token, str) else int(token) for token in several]
+    return [int(model.tokens.answer_ids(token, "contrast")) for token in several]
 
 
 def _row_of(

@@ -44,7 +44,9 @@ class SVDInterpreter:
 
     >>> from hooked_lm import HookedTransformer
     >>> interpreter = SVDInterpreter(HookedTransformer.from_pretrained("demo"))
-    >>> interpreter.get_singular_vectors("OV", layer_index=3, head_index=4, num_vectors=5).shape
+    >>> interpreter.get_singular_vectors(
+    ...     "OV", layer_index=3, head_index=4, num_vectors=5
+    ... ).shape
     torch.Size([1506, 1, 5])
     """
 

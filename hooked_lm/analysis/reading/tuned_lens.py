@@ -185,7 +185,10 @@ def train_tuned_lens(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> texts = [f"The capital of {country} is" for country in ("France", "Spain", "Italy", "Greece")]
+    >>> texts = [
+    ...     f"The capital of {country} is"
+    ...     for country in ("France", "Spain", "Italy", "Greece")
+    ... ]
     >>> lens = train_tuned_lens(model, texts, steps=10)
     >>> before, after = lens.held_out.mean.mean(1).tolist()
     >>> after < before

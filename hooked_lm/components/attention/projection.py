@@ -32,11 +32,13 @@ def add_projections(attn: nn.Module, cfg: Any, d_source: int, values: bool = Tru
 def make_contiguous(attn: nn.Module, keep: Callable[[Tensor], Tensor] | None = None) -> None:
     """Copies projections that are not one matrix in memory, such as slices of a fused weight, which every run would have to copy.
 
-    `keep` says where a copy is, None: in memory.
+    Packed ones have no values in memory, and stay. `keep` says where a copy is, None: in memory.
     """
     for name, weight in attn.named_parameters(recurse=False):
         axes = axes_of(attn, name)
-        is_projection = axes is not None and len(axes.names) == 3 and axes.inputs == (1,)
+        is_projection = (
+            axes is not None and len(axes.names) == 3 and axes.inputs == (1,) and not hasattr(weight, "packed")
+        )
         if is_projection and weight.stride(0) != weight.shape[2] * weight.stride(2):
             matrix = weight.data.transpose(1, 2).contiguous()
             weight.data = (matrix if keep is None else keep(matrix)).transpose(1, 2)

@@ -131,7 +131,15 @@ class AttentionTLAttributes(nn.Module):
         """The bias of the scores of these numbers of queries and keys, for `position_bias`; on the weights' device by default.
 
         >>> from hooked_lm import HookedEncoderDecoder
-        >>> cfg = dict(n_layers=2, d_model=8, n_heads=2, n_ctx=32, d_vocab=10, act_fn="relu", decoder_start_token_id=0)
+        >>> cfg = dict(
+        ...     n_layers=2,
+        ...     d_model=8,
+        ...     n_heads=2,
+        ...     n_ctx=32,
+        ...     d_vocab=10,
+        ...     act_fn="relu",
+        ...     decoder_start_token_id=0,
+        ... )
         >>> attn = HookedEncoderDecoder(cfg).encoder[0].attn
         >>> attn.compute_relative_attention_bias(3, 4).shape
         torch.Size([1, 2, 3, 4])

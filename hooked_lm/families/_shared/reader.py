@@ -21,7 +21,10 @@ class HFConfig:
 
     `tensors` are the checkpoint's tensor names, without the base model's prefix; they show which heads an encoder has.
 
-    >>> hf = HFConfig({"width": 4, "twist": 2, "dropout": 0.1}, {"width": 8, "twist": 1, "dropout": 0.0})
+    >>> hf = HFConfig(
+    ...     {"width": 4, "twist": 2, "dropout": 0.1},
+    ...     {"width": 8, "twist": 1, "dropout": 0.0},
+    ... )
     >>> hf.width, hf.unread()
     (4, {'twist': 2})
     """

@@ -2,6 +2,7 @@
 
 import fnmatch
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,6 +10,8 @@ from torch import Tensor
 from hooked_lm.hub.config_checks import naming
 from hooked_lm.hub.quantized.format import Format, Header
 from hooked_lm.hub.renamed import Renamed
+from hooked_lm.models.weights.kept import Kept, Raw
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 from hooked_lm.weights.loading import dtype_of, shape_of
 from hooked_lm.weights.shards import Headers
 
@@ -19,14 +22,22 @@ class Dequantized(Headers):
     A look-up reads these and computes the weight. Nothing is kept: only one weight at a time is in memory twice. `dtype`
     is that of the weights whose format leaves it open; `unused` are globs of tensors that the weights do not depend on.
 
+    With `keep`, a look-up gives a `QuantizedWeight` in `dtype` that holds these tensors. `looked_up` are the weights read.
+
     Of a weight of which a part is missing the other parts remain, for which no model has a parameter. Of several formats that
     fit, the first counts.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], formats: Iterable[Format], dtype: torch.dtype, unused: Collection[str] = ()
+        self,
+        tensors: Mapping[str, Tensor],
+        formats: Iterable[Format],
+        dtype: torch.dtype,
+        unused: Collection[str] = (),
+        keep: bool = False,
     ) -> None:
-        self._tensors, self._dtype = tensors, dtype
+        self._tensors, self._dtype, self._keep = tensors, dtype, keep
+        self.looked_up = set[str]()
         self._headers = dict[str, Header]()
         self._formats = dict[str, tuple[Format, Renamed]]()
         held = set[str]()
@@ -44,8 +55,9 @@ class Dequantized(Headers):
         if name not in self._formats:
             return self._tensors[name]
         kind, raw = self._formats[name]
+        self.looked_up.add(name)
         with naming(f"the quantised weight {name!r}"):
-            return kind.value(raw, self._dtype)
+            return _kept(name, kind, raw, self._dtype) if self._keep else kind.value(raw, self._dtype)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor; of a quantised weight that of its values."""
@@ -72,3 +84,19 @@ class Dequantized(Headers):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _kept(name: str, kind: Format, raw: Renamed, dtype: torch.dtype) -> QuantizedWeight:
+    """A weight that holds its tensors; nothing is computed."""
+    shape, _ = kind.header(raw, dtype)
+    stored = shape[::-1] if kind.transposed else shape
+    strided = torch.empty(stored, dtype=dtype, device="meta")
+    kept = Kept(type(kind).__name__, partial(_values, name, kind, dtype), dict(raw), stored, dtype)
+    return QuantizedWeight(kept, strided.T if kind.transposed else strided, name)
+
+
+def _values(name: str, kind: Format, dtype: torch.dtype, raw: Raw) -> Tensor:
+    """The values of a weight that holds these tensors, contiguous, with the axes that they have in memory."""
+    with naming(f"the quantised weight {name!r}"):
+        weight = kind.value(Renamed(raw, {ending: ending for ending in raw}), dtype).to(dtype)
+    return (weight.T if kind.transposed else weight).contiguous()

@@ -18,12 +18,13 @@ class Format(ABC):
     """One way to store a weight as several tensors, whose names begin alike.
 
     `parts` are the endings of the names of the tensors that each such weight has, and `more` those of tensors that it may have;
-    `weight` is the ending of its own name.
+    `weight` is the ending of its own name; the matrix [out, in] is `transposed` if it is [in, out] in memory.
     """
 
     parts: tuple[str, ...]
     more: tuple[str, ...] = ()
     weight: str = ".weight"
+    transposed: bool = False
 
     @abstractmethod
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:
@@ -43,7 +44,7 @@ def unpack(words: Int[Tensor, "*rows words"], bits: int) -> UInt8[Tensor, "*rows
     >>> unpack(torch.tensor([0x87654321 - 2**32], dtype=torch.int32), 4).tolist()
     [1, 2, 3, 4, 5, 6, 7, 8]
     """
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & (1 << bits) - 1).to(torch.uint8).flatten(-2)
 
 
@@ -55,8 +56,17 @@ def look_up(
     >>> look_up(torch.tensor([0x21, 0xF0], dtype=torch.uint8)).tolist()
     [0.5, 1.0, 0.0, -6.0]
     """
+    table = table.to(pairs.device)
     both = torch.cartesian_prod(table, table)  # of each byte, the higher bits first
     return F.embedding(pairs.contiguous().view(torch.uint8).int(), both.flip(-1) if low_first else both).flatten(-2)
+
+
+def as_numbers(stored: Shaped[Tensor, "*shape"], dtype: torch.dtype) -> Float[Tensor, "*shape"]:
+    """Numbers of 8 bits, integers or not, in another dtype. A table is ten times as fast as torch's conversion on a CPU."""
+    if not stored.is_floating_point():
+        return stored.to(dtype)
+    table = torch.arange(256, dtype=torch.uint8, device=stored.device).view(stored.dtype).to(dtype)
+    return table.index_select(0, stored.contiguous().view(torch.uint8).flatten().int()).view(stored.shape)
 
 
 def as_scales(scales: Shaped[Tensor, "*grid"]) -> Float[Tensor, "*grid"]:
@@ -76,7 +86,10 @@ def spread(
     `block` is the size of a block; the last ones of a row or column may be cut off. A grid that does not fit it divides the
     matrix evenly, as one scale for each row does. Raises ValueError for a grid that does neither.
 
-    >>> spread(torch.tensor([[1, 2]]), (1, 5), (2, 3)).tolist(), spread(torch.tensor([[1], [2]]), (2, 2)).tolist()
+    >>> (
+    ...     spread(torch.tensor([[1, 2]]), (1, 5), (2, 3)).tolist(),
+    ...     spread(torch.tensor([[1], [2]]), (2, 2)).tolist(),
+    ... )
     ([[1, 1, 1, 2, 2]], [[1, 1], [2, 2]])
     """
     rows, columns = shape[-2:]

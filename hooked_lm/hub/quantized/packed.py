@@ -16,7 +16,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # which of the eight numbers of a word bel
 class AWQ(Format):
     """AWQ (Lin et al. 2023, arXiv:2306.00978) in the layout "gemm": `qweight` [in, out / 8], with outputs in the order of AWQ."""
 
-    parts = (".qweight", ".scales", ".qzeros")
+    parts, transposed = (".qweight", ".scales", ".qzeros"), True
 
     def header(self, raw: Headers, wanted: torch.dtype) -> Header:
         n_in, n_words = raw.shape(".qweight")

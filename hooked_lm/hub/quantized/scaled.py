@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.hub.quantized.format import Format, Header, as_scales, look_up, spread
+from hooked_lm.hub.quantized.format import Format, Header, as_numbers, as_scales, look_up, spread
 from hooked_lm.weights.shards import Headers
 
 FP4_PAIRS = (torch.int8, torch.uint8)
@@ -29,7 +29,7 @@ class ScaledFloat8(Format):
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         scales, stored = (raw[name] for name in self.parts)
         _check_bits(stored)
-        numbers = look_up(stored) if stored.dtype in FP4_PAIRS else stored.float()
+        numbers = look_up(stored) if stored.dtype in FP4_PAIRS else as_numbers(stored, torch.float32)
         return numbers.mul_(spread(as_scales(scales), tuple(numbers.shape), self.block)).to(wanted)
 
 
@@ -58,7 +58,7 @@ class ScaledRows(Format):
     def value(self, raw: Headers, wanted: torch.dtype) -> Float[Tensor, "..."]:
         stored, scales = raw[".weight"], raw[".weight_scale"]
         _check_bits(stored)
-        numbers, shape = stored.to(scales.dtype), tuple(stored.shape)
+        numbers, shape = as_numbers(stored, scales.dtype), tuple(stored.shape)
         if not self.symmetric:
             numbers -= spread(raw[".weight_zero_point"].to(scales.dtype), shape, self.block)
         return numbers.mul_(spread(scales, shape, self.block))
@@ -81,7 +81,7 @@ class Mxfp4(Format):
         blocks, scales = raw["_blocks"], raw["_scales"]
         if blocks.shape[:-1] != scales.shape:
             raise ValueError(f"scales of shape {list(scales.shape)} do not fit blocks of shape {list(blocks.shape)}")
-        weight = torch.empty(self.header(raw, wanted)[0], dtype=wanted)
+        weight = torch.empty(self.header(raw, wanted)[0], dtype=wanted, device=blocks.device)
         for expert, block, scale in zip(weight, blocks, scales, strict=True):  # all at once would take twice the memory
             expert.copy_((look_up(block) * as_scales(scale)[..., None]).flatten(1).T)
         return weight

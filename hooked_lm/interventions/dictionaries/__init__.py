@@ -13,6 +13,7 @@ from hooked_lm.interventions.dictionaries.sae import SAE
 from hooked_lm.interventions.dictionaries.scopes import load_gemma_scope, load_llama_scope
 from hooked_lm.interventions.dictionaries.stream import ActivationBatches, Activations
 from hooked_lm.interventions.dictionaries.train import TrainedDictionary, TrainingConfig, train_dictionary, train_on
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.renamed import former_names
 
 __all__ = [
@@ -42,6 +43,8 @@ __all__ = [
     "train_dictionary",
     "train_on",
 ]  # fmt: skip
+
+answer_keywords(__name__)
 
 if not TYPE_CHECKING:  # type checkers know the present names alone
     __getattr__ = former_names(

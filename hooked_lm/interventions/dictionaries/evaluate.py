@@ -1,6 +1,5 @@
 """Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,10 +7,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
-from hooked_lm.interventions.dictionaries.site import site_read
+from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.scores import Scores, provenance
@@ -50,15 +50,22 @@ def evaluate_dictionary(
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.interventions.dictionaries import TopK
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> sae = TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out").build().eval()
+    >>> sae = (
+    ...     TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out")
+    ...     .build()
+    ...     .eval()
+    ... )
     >>> sae = sae.to(model.device)
-    >>> evaluate_dictionary(model, ["The capital of France is Paris."], sae).select(figure="L0").mean
+    >>> evaluate_dictionary(model, ["The capital of France is Paris."], sae).select(
+    ...     figure="L0"
+    ... ).mean
     tensor(8.)
     """
     cfg = getattr(sae, "cfg", None)
     site = site_read(sae, site)
     site_out = site_out if site_out is not None else getattr(cfg, "hook_point_out", None)
     stream = Activations(model, prompts, site, site_out, batch_size=batch_size, skip=skip)
+    warn_if_elsewhere(sae, *stream.sites)
     n_prompts = len(stream.prompts)
     rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]
     with torch.no_grad():
@@ -75,10 +82,9 @@ def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
     found = [f"explains {explained:.2f} of the variance of the held-out texts"] if explained < 0.5 else []
     found += [f"has {dead:.0%} features that are never active there"] if dead > 0.5 else []
     if found:
-        warnings.warn(
+        warn_caller(
             f"the dictionary {' and '.join(found)}, so its features may mean nothing: train longer (steps, now {steps:,}), on "
-            f"more texts, or with fewer features (width, now {width:,})",
-            stacklevel=3,
+            f"more texts, or with fewer features (width, now {width:,})"
         )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
 from threading import RLock
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import ref
@@ -16,11 +15,11 @@ from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.interventions.base import Controller, Detector, HookObject
 from hooked_lm.interventions.dictionaries.normalized import Normalized
 from hooked_lm.interventions.dictionaries.sae import SAE, filled, frozen
-from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site
-from hooked_lm.interventions.part import Positions, check_positions, parts_of
+from hooked_lm.interventions.dictionaries.site import check_dictionary, own_site, warn_if_elsewhere
+from hooked_lm.interventions.part import parts_of
 from hooked_lm.interventions.part_editor import check_finite
 from hooked_lm.interventions.per_thread import PerThread
-from hooked_lm.keywords import check_keywords
+from hooked_lm.interventions.positions import Positions, check_positions
 
 Edit = Callable[[Tensor], Tensor | None]
 ERRORS = ("keep", "detach", "drop")
@@ -102,9 +101,10 @@ class DictionaryHook(HookObject):
         """Deletes the features of the last forward pass in this thread."""
         self._seen.value.clear()
 
-    def _encoded(self, value: object, hook: HookPoint) -> "_Read":
-        """The features of the vectors at a site."""
+    def _encoded(self, value: object, hook: HookPoint, written: str | None = None) -> "_Read":
+        """The features of the vectors at a site; `written` is that of a transcoder's output."""
         name = str(hook.name)
+        warn_if_elsewhere(self.sae, name, written)
         x = flat(self.sae, value, f"'{name}'")
         x = x.to(_dtype(self.sae, x))
         features = encoded(self.sae, x)
@@ -298,7 +298,9 @@ class Transcode(Dictionary):
     >>> from hooked_lm.interventions.dictionaries import Transcoder
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> transcoder = Transcoder.Config(d_in=128, d_sae=512).build().to(model.device)
-    >>> splice = Transcode(["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop")
+    >>> splice = Transcode(
+    ...     ["blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"], sae=transcoder, error="drop"
+    ... )
     >>> logits = model.run_with_hooks("The capital of France is", fwd_hooks=[splice])
     """
 
@@ -324,7 +326,7 @@ class Transcode(Dictionary):
         if not reads or reads[0].site == hook.name:  # an interrupted forward pass may have left an entry
             if hook.name == self.hook_point[1]:  # type: ignore[index]
                 raise ValueError(f"'{hook.name}' is computed before what it should be made of: give [read, written]")
-            reads[:] = [self._encoded(value, hook)]
+            reads[:] = [self._encoded(value, hook, self.hook_point[1])]  # type: ignore[index]
             return None
         return self._spliced(reads.pop(), value, hook)
 
@@ -345,14 +347,14 @@ def run_with_features(
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> watch = Features("blocks.*.hook_mlp_out", sae=SAE.Config(d_in=128, d_sae=512).build().to(model.device))
+    >>> watch = Features(
+    ...     "blocks.*.hook_mlp_out",
+    ...     sae=SAE.Config(d_in=128, d_sae=512).build().to(model.device),
+    ... )
     >>> logits, features = run_with_features(model, "The capital of France is", [watch])
     >>> list(features)[0], features["blocks.0.hook_mlp_out"].shape[-1]
     ('blocks.0.hook_mlp_out', 512)
     """
-    accepted = signature(model.forward).parameters.values()
-    if not any(argument.kind is Parameter.VAR_KEYWORD for argument in accepted):
-        check_keywords("run_with_features", options, [argument.name for argument in accepted])
     dictionaries = [dictionaries] if isinstance(dictionaries, DictionaryHook) else list(dictionaries)
     for one in dictionaries:
         one.forget()

@@ -86,6 +86,10 @@ class Normalized(NotebookRepr, nn.Module):
         """The reconstruction."""
         return self.decode(self.encode(x))
 
+    def at(self, site: str | None) -> "Normalized":
+        """As `SAE.at`."""
+        return Normalized(self.sae.at(site), self.how)
+
     def save(self, path: str | Path) -> None:
         """Writes the dictionary to one safetensors file, bit for bit and atomically."""
         write_dictionary(self.sae, path, self.how)

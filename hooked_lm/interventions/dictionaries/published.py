@@ -105,7 +105,10 @@ def releases() -> list[str]:
 def canonical(folder: str, files: Iterable[str]) -> str:
     """The folder that "LAYER/WIDTH/canonical" means among the files of a repository: the one with the average L0 closest to 100.
 
-    >>> canonical("layer_0/width_16k/canonical", [f"layer_0/width_16k/average_l0_{n}/params.npz" for n in (46, 105, 137)])
+    >>> canonical(
+    ...     "layer_0/width_16k/canonical",
+    ...     [f"layer_0/width_16k/average_l0_{n}/params.npz" for n in (46, 105, 137)],
+    ... )
     'layer_0/width_16k/average_l0_105'
     """
     above, _, last = folder.rpartition("/")

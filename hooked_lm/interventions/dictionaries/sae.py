@@ -5,7 +5,8 @@ the activation and the training objective.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from copy import copy
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -181,6 +182,20 @@ class SAE(NotebookRepr, nn.Module):
         return self
 
     # ---- description -------------------------------------------------------------------------------------------------
+
+    def at(self: Kind, site: str | None, site_out: str | None = None) -> Kind:
+        """This dictionary, with the same weights, for another site; of a transcoder, `site_out` is that of the output. None: for
+        any site.
+
+        A dictionary that is used elsewhere than at its site warns.
+
+        >>> sae = SAE.Config(d_in=8, d_sae=32, hook_point="blocks.1.hook_mlp_out").build()
+        >>> sae.at("blocks.2.hook_mlp_out").cfg.hook_point
+        'blocks.2.hook_mlp_out'
+        """
+        moved = copy(self)
+        moved.cfg = replace(self.cfg, hook_point=site, hook_point_out=site_out)
+        return moved
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and sizes, from which `build` makes a dictionary of the same structure."""

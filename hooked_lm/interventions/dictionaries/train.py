@@ -195,7 +195,9 @@ def train_dictionary(
     >>> from hooked_lm.demo.corpus import training_text
     >>> model = HookedTransformer.from_pretrained("demo")
     >>> texts = [training_text(Random(seed)) for seed in range(40)]
-    >>> trained = train_dictionary(model, texts, site=("mlp_out", 1), width=256, k=8, steps=20, vectors_per_step=64)
+    >>> trained = train_dictionary(
+    ...     model, texts, site=("mlp_out", 1), width=256, k=8, steps=20, vectors_per_step=64
+    ... )
     >>> trained.sae.cfg.hook_point, trained.figures.axes["figure"][:2]
     ('blocks.1.hook_mlp_out', ('explained variance', 'L0'))
     """
@@ -255,7 +257,9 @@ def train_on(
     >>> from hooked_lm.interventions.dictionaries import ActivationBatches, TopK
     >>> rows = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
     >>> settings = TrainingConfig(steps=10, vectors_per_step=100)
-    >>> trained = train_on(ActivationBatches(rows), TopK.Config(d_in=16, d_sae=64, k=4), settings)
+    >>> trained = train_on(
+    ...     ActivationBatches(rows), TopK.Config(d_in=16, d_sae=64, k=4), settings
+    ... )
     >>> trained.losses.axes["step"][-1]
     9
     """

@@ -232,8 +232,8 @@ class ActivationCache(NamedCache):
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
-        >>> cache.stack_activation("pattern").shape[:3] == (model.cfg.n_layers, 1, model.cfg.n_heads)
-        True
+        >>> cache.stack_activation("pattern").shape[:3]  # [layer, batch, head]
+        torch.Size([4, 1, 8])
         """
         bound = layer_bound(self.model, layer)
         return torch.stack(together([self[activation_name, i, sublayer_type] for i in range(bound)], self.model.device))
@@ -249,7 +249,8 @@ class ActivationCache(NamedCache):
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
-        >>> patterns = cache.stack_heads("pattern", ["L1H7", "L2H0"])  # [head, batch, query_pos, key_pos]
+        >>> # [head, batch, query_pos, key_pos]
+        >>> patterns = cache.stack_heads("pattern", ["L1H7", "L2H0"])
         >>> bool((patterns[1] == cache["pattern", 2][:, 0]).all())
         True
         """
@@ -277,8 +278,8 @@ class ActivationCache(NamedCache):
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
         >>> cache.compute_head_results()
-        >>> cache["result", 0].shape == (1, logits.shape[1], model.cfg.n_heads, model.cfg.d_model)
-        True
+        >>> cache["result", 0].shape[2:]  # of [batch, pos, head, d_model]
+        torch.Size([8, 128])
         """
         for i, block in enumerate(self.model.blocks):
             if has_part(block, "attn"):
@@ -300,8 +301,8 @@ class ActivationCache(NamedCache):
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
         >>> stack, labels = cache.stack_head_results(return_labels=True, pos_slice=-1)
-        >>> labels == model.all_head_labels() and stack.shape == (len(labels), 1, model.cfg.d_model)
-        True
+        >>> labels == model.all_head_labels(), stack.shape
+        (True, torch.Size([32, 1, 128]))
         """
         found = decompose.stack_head_results(self.model, self, layer, incl_remainder, pos_slice, apply_ln)
         return _with_labels(found, return_labels)
@@ -319,8 +320,8 @@ class ActivationCache(NamedCache):
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
-        >>> cache.get_neuron_results(0, neuron_slice=(0, 5), pos_slice=-1).shape == (1, 5, model.cfg.d_model)
-        True
+        >>> cache.get_neuron_results(0, neuron_slice=(0, 5), pos_slice=-1).shape
+        torch.Size([1, 5, 128])
         """
         return decompose.get_neuron_results(self.model, self, layer, neuron_slice, pos_slice, project_output_onto)
 
@@ -342,7 +343,9 @@ class ActivationCache(NamedCache):
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
         >>> logits, cache = model.run_with_cache("The capital of France is")
-        >>> cache.stack_neuron_results(1, pos_slice=-1, neuron_slice=[3, 8], return_labels=True)[1]
+        >>> cache.stack_neuron_results(1, pos_slice=-1, neuron_slice=[3, 8], return_labels=True)[
+        ...     1
+        ... ]
         ['L0N3', 'L0N8']
         """
         found = decompose.stack_neuron_results(

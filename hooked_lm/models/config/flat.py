@@ -43,7 +43,9 @@ class HookedTransformerConfig(FlatConfig):
     that no model can be built from; after an assignment the error may come only when a model is built.
 
     >>> from dataclasses import replace
-    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> cfg = HookedTransformerConfig(
+    ...     n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu"
+    ... )
     >>> cfg.d_mlp, replace(cfg, d_model=32).d_mlp, replace(cfg, d_model=32, d_mlp=256).d_mlp
     (256, 128, 256)
     """
@@ -224,6 +226,7 @@ class HookedTransformerConfig(FlatConfig):
     left_out: dict[str, int] | None = fact("modules of a composite checkpoint that were not loaded, and how many tensors each "
                                            "has; None: the checkpoint is not of a composite", None)
     dequantized_from: str | None = fact("how the weights were quantised in the checkpoint; None: they were not", None)
+    kept_quantized: bool = fact("whether quantised weights are in memory as the checkpoint has them", False)
     processed: tuple[str, ...] = fact("the rewrites of weights that were done, in order", ())
     # fmt: on
     tree: DecoderConfig | None = field(default=None, repr=False)

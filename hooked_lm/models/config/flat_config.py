@@ -320,7 +320,7 @@ def remembers(cls: type[Config]) -> type[Config]:
     set in the origin, or differs from the value in the origin's tree.
     """
     init = cls.__init__
-    fields_of_init = signature(init).parameters
+    fields_of_init = list(signature(init).parameters)[1:]
     positional = [field.name for field in fields(cls) if field.init and not field.kw_only]
 
     @wraps(init)

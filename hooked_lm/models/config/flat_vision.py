@@ -52,8 +52,12 @@ class HookedVisionLanguageConfig(HookedTransformerConfig):
     With `vision`, the flat names of a tower (those of `HookedVisionConfig`), and `image_token` they describe a model like LLaVA
     (Liu et al. 2023, arXiv:2310.03744) to build: an MLP between the tower's normalised output and the decoder.
 
-    >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-    >>> sizes = dict(n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu")
+    >>> tower = dict(
+    ...     n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"
+    ... )
+    >>> sizes = dict(
+    ...     n_layers=2, d_model=64, n_heads=4, n_ctx=128, d_vocab=1000, act_fn="gelu"
+    ... )
     >>> cfg = HookedVisionLanguageConfig(**sizes, vision=tower, image_token=999)
     >>> cfg.tree.projector.d_vision, cfg.tree.projector.d_model
     (16, 64)

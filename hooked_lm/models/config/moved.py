@@ -62,7 +62,10 @@ MOVED = {
 def present_name(module: str, path: str) -> tuple[str, str]:
     """The module and the qualified name of a class now, which a file says is `path` in `module`; both inside the package.
 
-    >>> present_name("components.fourier", "FourierMixer.Config"), present_name("components.mlp", "MLP")
+    >>> (
+    ...     present_name("components.fourier", "FourierMixer.Config"),
+    ...     present_name("components.mlp", "MLP"),
+    ... )
     (('families.encoders.fnet.fourier', 'FourierMixer.Config'), ('components.mlp', 'MLP'))
     """
     kind, *inner = path.split(".")

@@ -83,8 +83,13 @@ def found(tree: object, path: str) -> list[Any]:
     """The parts of a tree at a path.
 
     >>> from hooked_lm.models.config.flat import HookedTransformerConfig
-    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu")
-    >>> found(cfg.tree, "blocks.*.attn.n_heads"), found(cfg.tree, "blocks.*.attn.rotary.theta")
+    >>> cfg = HookedTransformerConfig(
+    ...     n_layers=2, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu"
+    ... )
+    >>> (
+    ...     found(cfg.tree, "blocks.*.attn.n_heads"),
+    ...     found(cfg.tree, "blocks.*.attn.rotary.theta"),
+    ... )
     ([2, 2], [])
     """
     parts: list[Any] = [tree]

@@ -149,7 +149,9 @@ class StoredConfig:
 
         >>> import tempfile
         >>> from hooked_lm import HookedTransformerConfig
-        >>> cfg = HookedTransformerConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu")
+        >>> cfg = HookedTransformerConfig(
+        ...     n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5, act_fn="relu"
+        ... )
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     cfg.save(f"{folder}/cfg.json")
         ...     HookedTransformerConfig.load(f"{folder}/cfg.json") == cfg

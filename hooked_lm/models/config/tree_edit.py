@@ -49,8 +49,15 @@ def edited(tree: object, old: object, new: object, before: Mapping[str, object],
     `old`, or if a part that is kept has a size that changes.
 
     >>> from hooked_lm.components.norms.norm import RMSNorm
-    >>> small, large = {"d_model": 8, "n_heads": 2, "eps": 1e-05}, {"d_model": 8, "n_heads": 2, "eps": 0.1}
-    >>> edited(RMSNorm.Config(8, offset=1.0), RMSNorm.Config(8), RMSNorm.Config(8, eps=0.1), small, large)
+    >>> small = {"d_model": 8, "n_heads": 2, "eps": 1e-05}
+    >>> large = {"d_model": 8, "n_heads": 2, "eps": 0.1}
+    >>> edited(
+    ...     RMSNorm.Config(8, offset=1.0),
+    ...     RMSNorm.Config(8),
+    ...     RMSNorm.Config(8, eps=0.1),
+    ...     small,
+    ...     large,
+    ... )
     RMSNorm.Config(d_model=8, eps=0.1, weight=True, offset=1.0, ...)
     """
     return _edited(_normalised(tree), old, new, "", Change(before, after))

@@ -15,9 +15,13 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule, HookPoint, is_listening
 from hooked_lm.hooks.generation_step import GenerationStep, set_current
+from hooked_lm.hooks.token_labels import Labels
+from hooked_lm.models.checks import check_length, check_rows, check_stream, real_of
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
+from hooked_lm.models.text.chat import Chat, GrowingLabels
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 
+Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs | Chat
 Choose = Callable[
     ..., Tensor
 ]  # (logits, tokens=..., real=...) -> next token; `real` marks the tokens that are not padding
@@ -28,7 +32,10 @@ class TokenSequence:
 
     `is_image` marks the tokens of the prompt that stand for `images`; None if the model reads none. Later tokens are words.
     `is_suffix` marks the tokens of the prompt that are not read in both directions, as later ones are not; None: no token.
+    `growing` has the labels of the tokens, if the prompt is a conversation.
     """
+
+    growing: GrowingLabels | None = None
 
     def __init__(
         self,
@@ -51,18 +58,30 @@ class TokenSequence:
         """The mask of the ids: False for padding."""
         return self.real[:, len(self) - self.tokens.shape[1] :]
 
-    def last(self, n: int) -> Tensor | VisionInputs:
-        """The last `n` tokens as the input of a model, with the images if they include the prompt."""
-        tokens = self.tokens[:, -n:]
+    def columns(self, start: int, end: int) -> Tensor | VisionInputs:
+        """The tokens of these positions as the input of a model, with the images if they include the prompt."""
+        n_embeds = len(self) - self.tokens.shape[1]
+        which = slice(start - n_embeds, end - n_embeds)
+        tokens = self.tokens[:, which]
         if self.is_image is None:
             return tokens
         is_suffix = torch.zeros_like(self.is_image) if self.is_suffix is None else self.is_suffix
         n_new = self.tokens.shape[1] - self.is_image.shape[1]
         marks = {
-            "is_image": F.pad(self.is_image, (0, n_new))[:, -n:],
-            "is_suffix": F.pad(is_suffix, (0, n_new), value=True)[:, -n:],
+            "is_image": F.pad(self.is_image, (0, n_new))[:, which],
+            "is_suffix": F.pad(is_suffix, (0, n_new), value=True)[:, which],
         }
-        return VisionInputs(tokens, self.images if n == len(self) else {}, **marks)
+        return VisionInputs(tokens, self.images if start == 0 else {}, **marks)
+
+    @property
+    def padded_on_the_left(self) -> Int[Tensor, "batch pos"]:
+        """The ids with all padding in front, also that between a prefix and the tokens after it."""
+        return self.tokens.gather(1, self.real_tokens.int().argsort(dim=1, stable=True))
+
+    @property
+    def labels(self) -> Sequence[Labels] | None:
+        """What the real tokens of each row are, if the prompt is a conversation."""
+        return None if self.growing is None else self.growing.of(self.real_tokens, self.tokens)
 
     def append(self, new: Int[Tensor, "batch new"]) -> None:
         self.tokens = torch.cat([self.tokens, new], 1)
@@ -74,19 +93,78 @@ class TokenSequence:
         return embeds if self.embeds is None else torch.cat([self.embeds, embeds], 1)
 
 
-class Reader(ABC):
-    """Runs a model on the unprocessed tokens of a growing sequence; without a cache, on the whole sequence."""
+def prompt_sequence(
+    model: HookedRootModule,
+    input: Input,
+    prepend_bos: bool | None = None,
+    padding_side: str | None = None,
+    attention_mask: Tensor | None = None,
+) -> TokenSequence:
+    """Any input as a sequence with minimal padding, on the left."""
+    if isinstance(input, Chat):
+        sequence = prompt_sequence(model, input.tokens, attention_mask=input.attention_mask)
+        sequence.growing = GrowingLabels(input, model.tokenizer)
+        return sequence
+    tokens: Tensor
+    images: ImageTensors | TowerInputs = {}
+    is_image: Tensor | None = None
+    is_suffix: Tensor | None = None
+    if isinstance(input, VisionInputs):
+        attention_mask = input.attention_mask if attention_mask is None else attention_mask
+        images, is_image, is_suffix, input = input.images, input.is_image, input.is_suffix, input.tokens
+    if isinstance(input, Tensor) and input.is_floating_point():
+        check_stream(input, model.cfg.d_model)
+        check_length(input, 0, model.cfg.longest_input)
+        embeds = input.to(model.device)
+        tokens, shape = torch.empty(len(embeds), 0, dtype=torch.long, device=model.device), embeds.shape[:2]
+    else:
+        given = attention_mask
+        tokens, attention_mask = model._tokens_and_mask(input, prepend_bos, padding_side, given)
+        if given is None and isinstance(input, Tensor):
+            attention_mask = model.tokens.attention_mask(tokens, prepend_bos, padding_side)
+        tokens, embeds, shape = model.checked_tokens(tokens), None, tokens.shape
+        is_image = model.images_among(tokens) if is_image is None else is_image.to(tokens.device)
+    if 0 in shape:
+        raise ValueError(f"the prompt is empty: its shape is {tuple(shape)}; give at least one token")
+    if attention_mask is None:
+        all_real = torch.ones(shape, dtype=torch.bool, device=model.device)
+        return TokenSequence(tokens, all_real, embeds, images, is_image, is_suffix)
+    if attention_mask.shape != shape:
+        raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}, but the prompt {tuple(shape)}")
+    real = real_of(attention_mask).to(model.device)
+    check_rows(real)
+    order = real.int().argsort(dim=1, stable=True)[:, -int(real.sum(1).max()) :]
+    if embeds is not None:
+        return TokenSequence(tokens, real.gather(1, order), embeds.take_along_dim(order[..., None], 1))
+    is_image, is_suffix = (x if x is None else x.to(order.device).gather(1, order) for x in (is_image, is_suffix))
+    return TokenSequence(tokens.gather(1, order), real.gather(1, order), None, images, is_image, is_suffix)
 
-    def __init__(self, model: HookedRootModule, sequence: TokenSequence, cache: KeyValueCache | None) -> None:
-        self.model, self.sequence, self.cache = model, sequence, cache
+
+class Reader(ABC):
+    """Runs a model on the unprocessed tokens of a growing sequence; without a cache, on the whole sequence.
+
+    `known` are the logits after the tokens in the cache, for a sequence that is read already.
+    """
+
+    def __init__(
+        self,
+        model: HookedRootModule,
+        sequence: TokenSequence,
+        cache: KeyValueCache | None,
+        known: Float[Tensor, "batch d_vocab"] | None = None,
+    ) -> None:
+        self.model, self.sequence, self.cache, self.known = model, sequence, cache, known
         self.steps = itertools.count()
 
     def next_logits(self) -> Float[Tensor, "batch d_vocab"]:
         """The logits of the next token."""
-        n_new = len(self.sequence) - (0 if self.cache is None else self.cache.length)
+        sequence = self.sequence
+        n_new = len(sequence) - (0 if self.cache is None else self.cache.length)
         points = [point for point in self.model.unembed.modules() if isinstance(point, HookPoint)]
         keep = None if is_listening(*points) else 1
-        set_current(GenerationStep(next(self.steps), self.sequence.real, n_new, self.sequence))
+        set_current(GenerationStep(next(self.steps), sequence.real, n_new, sequence, sequence.labels))
+        if n_new == 0 and self.known is not None:
+            return self.known
         return self.read(n_new, {"past_kv_cache": self.cache, "logits_to_keep": keep})[:, -1]
 
     @abstractmethod
@@ -173,13 +251,13 @@ def converter(
     if return_type == "input" and isinstance(input, Tensor):
         return_type = "embeds" if input.is_floating_point() else "tokens"
     if return_type == "tokens":
-        return lambda sequence: sequence.tokens
+        return lambda sequence: sequence.padded_on_the_left
     if return_type == "embeds":
         return lambda sequence: sequence.all_embeds(model)
     tokenizer = model.tokens.need_tokenizer()
 
     def text(sequence: TokenSequence) -> str | list[str]:
-        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.tokens]
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in sequence.padded_on_the_left]
         return texts[0] if len(texts) == 1 and (isinstance(input, str) or not is_text) else texts
 
     return text

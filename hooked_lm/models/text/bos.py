@@ -1,10 +1,8 @@
 """The token that begins a text, according to its tokenizer."""
 
 import copy
-import sys
-import warnings
 
-from hooked_lm.callers import stacklevel_outside
+from hooked_lm.callers import warn_caller
 from hooked_lm.models.text.tokenizer import Tokenizer
 
 
@@ -27,7 +25,9 @@ def prepends_bos(tokenizer: Tokenizer) -> bool:
     >>> words = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="<s>"))
     >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     False
-    >>> words.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    >>> words.post_processor = processors.TemplateProcessing(
+    ...     "<s> $A", special_tokens=[("<s>", 0)]
+    ... )
     >>> prepends_bos(PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>"))
     True
     """
@@ -38,11 +38,10 @@ def warn_if_eos_is_bos(tokenizer: Tokenizer) -> bool:
     """Warns if a tokenizer has no BOS, so that its EOS begins every text; returns True."""
     if tokenizer.bos_token_id is None:
         eos = tokenizer.decode([tokenizer.eos_token_id], skip_special_tokens=False)
-        warnings.warn(
+        warn_caller(
             f"the tokenizer has no BOS token, so texts begin with its EOS token {eos!r}, as in TransformerLens, and unlike in "
             "transformers, which begins with none. prepend_bos=False leaves it out, default_prepend_bos=False does so in every "
-            "text of a model; prepend_bos=True says that it is meant",
-            stacklevel=stacklevel_outside(sys._getframe()),
+            "text of a model; prepend_bos=True says that it is meant"
         )
     return True
 

@@ -41,7 +41,9 @@ class EncoderText(TextMethods):
 
     def _row(self, text: str | Pair, truncate: bool) -> Row:
         """The ids and token types of one text or pair, truncated if requested."""
-        ids, types, parts = encoded(self.tokens.need_tokenizer(), [text] if isinstance(text, str) else list(text))
+        texts = [text] if isinstance(text, str) else list(text)
+        ids, types, parts = encoded(self.tokens.need_tokenizer(), texts)
+        self.tokens.check_known([" ".join(texts)], [ids])
         excess = len(ids) - self.cfg.n_ctx if truncate else 0
         while excess > 0:
             lengths = {part: parts.count(part) for part in (0, 1)}

@@ -38,7 +38,7 @@ class SourceAndTargetText(TextMethods):
 
         Includes the tokenizer's special tokens; truncation keeps a final end token.
         """
-        rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
+        rows = self.tokens.ids(checked_texts(input), specials=True)
         if truncate:
             rows = [self._cut(row) for row in rows]
         tokens, mask = padded(rows, self.pad_id(), "right")
@@ -60,7 +60,7 @@ class SourceAndTargetText(TextMethods):
         if getattr(tokenizer, "backend_tokenizer", None) is None:  # it may have a separate vocabulary for targets
             rows = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)["input_ids"]
         else:
-            rows = ids_of(tokenizer, texts, specials=False)
+            rows = self.tokens.ids(texts)
         forced = [] if self.cfg.forced_bos_token_id is None else [self.cfg.forced_bos_token_id]
         last = [self.tokenizer.eos_token_id] if end and self._ends_texts() else []
         rows = [[self.start_id(), *forced, *row, *last] for row in rows]
@@ -75,7 +75,7 @@ class SourceAndTargetText(TextMethods):
         """Returns the tokens of text (with special tokens) or of ids, each as a string."""
         if isinstance(input, Tensor):
             return self.tokens.to_str_tokens(input)
-        rows = ids_of(self.tokens.need_tokenizer(), checked_texts(input), specials=True)
+        rows = self.tokens.ids(checked_texts(input), specials=True)
         strings = [self.tokens.to_str_tokens(torch.tensor(row)) for row in rows]
         return strings[0] if isinstance(input, str) else strings  # type: ignore[return-value]
 

@@ -13,6 +13,8 @@ from hooked_lm.models.checks import is_ids
 from hooked_lm.models.config import defaults
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.text.bos import prepends_bos
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import make_chat
 from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
 from hooked_lm.models.text.tokens import Tokens
 
@@ -156,6 +158,29 @@ class DecoderText(TextMethods):
         """Returns the "first" or "last" position of a token in text or ids; ValueError if it does not occur."""
         return self.tokens.get_token_position(single_token, input, mode, prepend_bos, padding_side)
 
+    def chat(self, messages: Sequence[Any], add_generation_prompt: bool = False, **template_options: object) -> Chat:
+        """Returns a conversation as token ids, with the turn, the role and the part of a message of each token.
+
+        `messages` are dicts with "role" and "content", as chat templates read them, also with "reasoning_content" and
+        "tool_calls"; several such lists are a batch, padded on the left. The checkpoint's own template writes the text, with
+        `template_options` such as `tools` or `enable_thinking`, or `chat_template` to give another one. What it adds has
+        the role "template". A `Chat` is a prompt: `model(chat)`, `run_with_cache(chat)`, `generate(chat)`.
+
+        Raises ValueError without a template, for what the template refuses, an empty message, an image, and where it cannot be
+        told for certain which text is whose; TypeError for what is no message.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> turns = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
+        >>> chat = model.chat(
+        ...     [{"role": "user", "content": "Mary went home"}], chat_template=turns
+        ... )
+        >>> chat.of("user"), chat.tokens.shape == (1, len(chat.labels[0]))
+        (' Mary went home', True)
+        """
+        options = {"add_generation_prompt": add_generation_prompt, **template_options}
+        return make_chat(self.tokens, messages, options).to(self.device)
+
     def tokens_to_residual_directions(self, tokens: object) -> Float[Tensor, "*tokens d_model"]:
         """Returns the residual stream direction of a token's logit: its column of `W_U`.
 
@@ -169,7 +194,7 @@ class DecoderText(TextMethods):
 
     def _tokens_and_mask(
         self,
-        input: str | Sequence[str] | Tensor,
+        input: str | Sequence[str] | Tensor | Chat,
         prepend_bos: bool | None,
         padding_side: str | None,
         attention_mask: Tensor | None,
@@ -180,6 +205,9 @@ class DecoderText(TextMethods):
         The mask of ids is inferred only where it affects real tokens: with left padding, or with a cache, as later
         tokens follow the padding. A continuation of cached tokens is not expected to begin with BOS.
         """
+        if isinstance(input, Chat):
+            mask = input.attention_mask if attention_mask is None else attention_mask
+            input, attention_mask = input.tokens, mask
         if isinstance(input, Tensor):
             if input.ndim == 3:
                 raise ValueError(

@@ -37,3 +37,15 @@ class SidedTokenizer(Tokenizer, Protocol):
     def padding_side(self) -> str: ...
 
     def __len__(self) -> int: ...
+
+
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer with the template of conversations, and with the places of tokens in a text if it is fast."""
+
+    chat_template: Any
+    is_fast: bool
+
+    def apply_chat_template(self, conversation: list[Any], **options: object) -> Any: ...
+
+    def get_chat_template(self, chat_template: str | None = None, tools: object = None) -> str: ...

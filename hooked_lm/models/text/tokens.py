@@ -22,6 +22,7 @@ from hooked_lm.models.stack import checked_ids
 from hooked_lm.models.text.bos import ids_of, special_prefix, warn_if_eos_is_bos
 from hooked_lm.models.text.byte_tokens import as_text
 from hooked_lm.models.text.tokenizer import TokenIds, Tokenizer
+from hooked_lm.models.text.unknown import leaves_out_text, warn_if_unknown
 from hooked_lm.models.vision.inputs import VisionInputs
 
 
@@ -39,10 +40,20 @@ class Tokens:
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from transformers import PreTrainedTokenizerFast
-        >>> words = Tokenizer(models.WordLevel({"<s>": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="<s>"))
+        >>> words = Tokenizer(
+        ...     models.WordLevel({"<s>": 0, "the": 1, "cat": 2, "sat": 3}, unk_token="<s>")
+        ... )
         >>> words.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>")
-        >>> text = Tokens(tokenizer, default_prepend_bos=True, default_padding_side="right", n_ctx=16, d_vocab=4)
+        >>> tokenizer = PreTrainedTokenizerFast(
+        ...     tokenizer_object=words, bos_token="<s>", eos_token="<s>"
+        ... )
+        >>> text = Tokens(
+        ...     tokenizer,
+        ...     default_prepend_bos=True,
+        ...     default_padding_side="right",
+        ...     n_ctx=16,
+        ...     d_vocab=4,
+        ... )
         >>> text.to_tokens("the cat sat")
         tensor([[0, 1, 2, 3]])
         >>> tokens, mask = text.encode(["the cat sat", "the"], padding_side="left")
@@ -75,6 +86,7 @@ class Tokens:
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
         self._says_no_more = False  # about BOS
+        self._warned_of_unknown = False
 
     @cached_property
     def _prefix(self) -> list[int]:
@@ -222,10 +234,10 @@ class Tokens:
         """
         several = list(answers) if isinstance(answers, (list, tuple)) else [answers]
         for word in (answer for answer in several if isinstance(answer, str)):
-            token, spaced = self.to_single_token(word), f" {word}"
-            if word[0].isalpha() and self._is_single_token(spaced) and self.to_single_token(spaced) != token:
+            token = self.to_single_token(word)
+            if self.without_space(word):
                 raise ValueError(
-                    f"{name}: {word!r} has no leading space, so it is not the token that follows a word: give {spaced!r}, "
+                    f"{name}: {word!r} has no leading space, so it is not the token that follows a word: give {f' {word}'!r}, "
                     f"or the id {token} for the token without a space"
                 )
         try:
@@ -233,6 +245,15 @@ class Tokens:
         except (TypeError, RuntimeError):
             raise TypeError(f"{name} must be strings, ids, or a tensor of ids; got {answers!r}") from None
         return ids
+
+    def without_space(self, text: str) -> tuple[int, int] | None:
+        """Of a text whose first word has no leading space, and would be another, single token with one: its first token, and that
+        other one; else None."""
+        word = text.split()[0] if text[:1].isalpha() else ""
+        if not word or not self._is_single_token(f" {word}"):
+            return None
+        first, spaced = self._rows(word, prepend_bos=False, truncate=False)[0][0], self.to_single_token(f" {word}")
+        return None if first == spaced else (first, spaced)
 
     def to_single_str_token(self, int_token: int) -> str:
         """Returns the string of one id. Bytes that are part of a character are written as `<0xE2>`."""
@@ -269,6 +290,24 @@ class Tokens:
             raise ArgumentError(f"token {single_token!r} (id {token}) is not among the {len(row)} tokens {row}")
         return row.index(token) if mode == "first" else len(row) - 1 - row[::-1].index(token)
 
+    def ids(self, texts: list[str], specials: bool = False) -> list[list[int]]:
+        """The ids of each text, neither padded nor truncated, with or without the tokenizer's special tokens.
+
+        Warns, once, of text for which the tokenizer has no token; raises ValueError where that would be read as padding.
+        """
+        rows = ids_of(self.need_tokenizer(), texts, specials)
+        self.check_known(texts, rows)
+        return rows
+
+    def check_known(self, texts: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+        """Warns and raises as `ids`, of texts with their ids."""
+        if not self._warned_of_unknown:
+            self._warned_of_unknown = warn_if_unknown(self.need_tokenizer(), texts, rows, self._leaves_out_text)
+
+    @cached_property
+    def _leaves_out_text(self) -> bool:
+        return leaves_out_text(self.need_tokenizer())
+
     def check_ids(self, tokens: Tensor) -> None:
         """Raises ValueError for ids outside the vocabulary; see `checked_ids`."""
         checked_ids(tokens, self.d_vocab)
@@ -279,7 +318,7 @@ class Tokens:
         bos = self._bos_wanted(prepend_bos)
         from_left = getattr(self.tokenizer, "truncation_side", "right") == "left"
         rows = []
-        for i, ids in enumerate(ids_of(self.need_tokenizer(), texts, specials=False)):
+        for i, ids in enumerate(self.ids(texts)):
             body = ids[len(bos) :] if ids[: len(bos)] == bos else ids
             excess = max(0, len(bos) + len(body) - self.n_ctx) if truncate else 0
             row = bos + (body[excess:] if from_left else body[: len(body) - excess])

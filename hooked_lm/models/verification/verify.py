@@ -120,7 +120,9 @@ def verify(
     for inputs that are no tensors.
 
     >>> from hooked_lm import HookedTransformer, HookedTransformerConfig
-    >>> cfg = HookedTransformerConfig(n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu")
+    >>> cfg = HookedTransformerConfig(
+    ...     n_layers=2, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="relu"
+    ... )
     >>> HookedTransformer(cfg).verify().ok
     True
     """

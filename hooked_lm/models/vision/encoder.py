@@ -30,7 +30,11 @@ class VisionEncoder(TowerParts, BaseModel):
 
     >>> import torch
     >>> from hooked_lm.models.vision.encoder import VisionEncoder
-    >>> model = VisionEncoder(dict(n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"))
+    >>> model = VisionEncoder(
+    ...     dict(
+    ...         n_layers=2, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"
+    ...     )
+    ... )
     >>> model(torch.zeros(1, 3, 8, 8), return_type="embeddings").shape
     torch.Size([1, 5, 16])
     """

@@ -19,7 +19,9 @@ class ImagePositions:
     each of which may stand for several patches. Images are numbered over the whole batch.
 
     >>> from hooked_lm.models.vision.image_positions import ImagePositions
-    >>> places = ImagePositions(torch.tensor([[[-1, -1, -1], [0, 0, 0], [0, 0, 1], [-1, -1, -1]]]))
+    >>> places = ImagePositions(
+    ...     torch.tensor([[[-1, -1, -1], [0, 0, 0], [0, 0, 1], [-1, -1, -1]]])
+    ... )
     >>> places.cell(2), places.position(image=0, row=0, column=1), places.grid(0)
     ((0, 0, 1), (0, 2), tensor([[1, 2]]))
     """

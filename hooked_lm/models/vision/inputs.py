@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.vision.patches import Patches
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.source_and_target import SourceAndTarget
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 
@@ -42,7 +43,9 @@ class VisionInputs(NotebookRepr):
     of images; None: all with the id of image tokens. `is_suffix` marks the tokens after a prompt, for a model that
     reads prompts in both directions; None: all are of the prompt. It and the mask may include cached tokens.
 
-    >>> inputs = VisionInputs(torch.tensor([[1, 9, 9, 2]]), {"pixel_values": torch.zeros(1, 3, 4, 8)})
+    >>> inputs = VisionInputs(
+    ...     torch.tensor([[1, 9, 9, 2]]), {"pixel_values": torch.zeros(1, 3, 4, 8)}
+    ... )
     >>> inputs.repeated(2).tokens.shape, inputs.repeated(2).images["pixel_values"].shape
     (torch.Size([2, 4]), torch.Size([2, 3, 4, 8]))
     """
@@ -105,9 +108,8 @@ class ImagesAndTexts(VisionInputs):
         return len(self.images["pixel_values"])
 
 
-Given = (
-    str | Sequence[str] | Tensor | VisionInputs | Mapping[str, Any] | None
-)  # text, ids, or the output of a processor
+# Text, ids, a conversation, or the output of a processor.
+Given = str | Sequence[str] | Tensor | VisionInputs | Chat | Mapping[str, Any] | None
 GivenImages = Mapping[str, Tensor | None]  # the same as arguments, of which some may be left out
 Pixels = Float[Tensor, "..."] | np.ndarray | Sequence[Float[Tensor, "channel height width"]]  # that are ready
 PromptRows = Int[Tensor, "_batch _pos"] | VisionInputs  # token ids, alone or with images among them
@@ -115,7 +117,7 @@ Rows = PromptRows | SourceAndTarget  # what a model reads
 SomeRows = TypeVar("SomeRows", bound=Rows)
 
 
-def ids_of(rows: Rows) -> Int[Tensor, "batch pos"]:
+def ids_of(rows: Rows | Chat) -> Int[Tensor, "batch pos"]:
     """The token ids of what a model reads."""
     return rows if isinstance(rows, Tensor) else rows.tokens
 

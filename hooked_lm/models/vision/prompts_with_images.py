@@ -63,8 +63,19 @@ def prepare(
 
     >>> import torch
     >>> from hooked_lm import HookedVisionLanguage
-    >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-    >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+    >>> tower = dict(
+    ...     n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu"
+    ... )
+    >>> cfg = dict(
+    ...     n_layers=1,
+    ...     d_model=16,
+    ...     n_heads=2,
+    ...     n_ctx=16,
+    ...     d_vocab=10,
+    ...     act_fn="gelu",
+    ...     vision=tower,
+    ...     image_token=9,
+    ... )
     >>> model = HookedVisionLanguage(cfg)
     >>> model.prepare(torch.tensor([1, 9, 2]), torch.zeros(1, 3, 8, 8)).tokens
     tensor([[1, 9, 9, 9, 9, 2]])
@@ -83,6 +94,8 @@ def prepare(
     check_keywords("prepare", options, _known_options(model.processor, options))
     if model.processor is not None and isinstance(found, GivenImages) and (are_pictures or not found.images):
         if all(isinstance(row, str) for row in rows):
+            if model.tokenizer is not None:  # unknown words are refused
+                model.tokens.ids([piece for row in rows for piece in str(row).split(PLACEHOLDER)])
             inputs = _by_processor(model, rows, found, is_chat, prepend_bos, {"padding_side": padding_side, **options})
         elif are_pictures:
             made = model.processor.image_processor(found.images, return_tensors="pt", **options)

@@ -26,6 +26,7 @@ from hooked_lm.models.config.tree import VisionLanguageConfig
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.names import SYNONYMS, site_name
+from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt
 from hooked_lm.models.stack import Stream, checked_ids
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
@@ -142,7 +143,7 @@ class VisionLanguage(Decoder):
 
     def generate(
         self,
-        input: Given = None,
+        input: Given | Prompt = None,
         *args: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -156,7 +157,7 @@ class VisionLanguage(Decoder):
 
     def generate_stream(
         self,
-        input: Given = None,
+        input: Given | Prompt = None,
         *args: Any,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -166,12 +167,14 @@ class VisionLanguage(Decoder):
         return super().generate_stream(self._prompt(input, input_ids, attention_mask, options), *args, **options)
 
     def _prompt(
-        self, input: Given, input_ids: Tensor | None, attention_mask: Tensor | None, options: dict[str, Any]
-    ) -> VisionInputs:
+        self, input: Given | Prompt, input_ids: Tensor | None, mask: Tensor | None, options: dict[str, Any]
+    ) -> Any:
         """The prompt of a generation, its images cut into patches for all passes; takes the images out of `options`."""
+        if isinstance(input, Prefix | PrefixedPrompt):
+            return input
         images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
-        return self._in_tower(self._collected(given, images, attention_mask))
+        return self._in_tower(self._collected(given, images, mask))
 
     def _in_tower(self, prompt: VisionInputs) -> VisionInputs:
         """The prompt with its images cut into patches."""
@@ -184,7 +187,11 @@ class VisionLanguage(Decoder):
     def _suffix(self, images: ImageTensors) -> Bool[Tensor, "batch pos"] | None:
         """Which tokens come after a prompt that is read in both directions; None if nothing says so."""
         types = images.get("token_type_ids")
-        return types == 1 if types is not None and any(rule.reads_suffix for rule in self.tree.rules) else None
+        return types == 1 if types is not None and self.reads_both_ways else None
+
+    @property
+    def reads_both_ways(self) -> bool:  # type: ignore[override]
+        return any(rule.reads_suffix for rule in self.tree.rules)
 
     @property
     def image_arguments(self) -> tuple[str, ...]:
@@ -323,11 +330,14 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage, VisionInputs
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
+        >>> sizes = dict(n_layers=1, d_model=16, n_heads=2, act_fn="gelu")
+        >>> tower = dict(sizes, image_size=8, patch_size=4)
+        >>> cfg = dict(sizes, n_ctx=16, d_vocab=10, vision=tower, image_token=9)
         >>> model = HookedVisionLanguage(cfg)
-        >>> both = VisionInputs(torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]]), {"pixel_values": torch.zeros(1, 3, 8, 8)})
-        >>> model.rows(both, [0]).images, list(model.rows(both, [1, 1]).images["pixel_values"].shape)
+        >>> tokens = torch.tensor([[1, 2, 3, 4], [9, 9, 9, 9]])
+        >>> both = VisionInputs(tokens, {"pixel_values": torch.zeros(1, 3, 8, 8)})
+        >>> twice = model.rows(both, [1, 1])
+        >>> model.rows(both, [0]).images, list(twice.images["pixel_values"].shape)
         ({}, [2, 3, 8, 8])
         """
         if not isinstance(inputs.tokens, Tensor):
@@ -377,12 +387,11 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
-        >>> model = HookedVisionLanguage(cfg)
-        >>> places = model.image_positions(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
-        >>> places.cell(3), places.position(image=0, row=1, column=0)
-        ((0, 1, 0), (0, 3))
+        >>> model = HookedVisionLanguage.from_pretrained("demo-shapes")
+        >>> inputs = model.prepare("<image> which shape is red ?", torch.zeros(3, 36, 36))
+        >>> places = model.image_positions(inputs)
+        >>> places.cell(6), places.position(image=0, row=1, column=0)
+        ((0, 1, 0), (0, 6))
         """
         given = self._collected(inputs, images, images.pop("attention_mask", None))
         tokens, _ = self._tokens_and_mask(given.tokens, None, None, given.attention_mask)
@@ -398,12 +407,10 @@ class VisionLanguage(Decoder):
 
         >>> import torch
         >>> from hooked_lm import HookedVisionLanguage
-        >>> tower = dict(n_layers=1, d_model=16, n_heads=2, image_size=8, patch_size=4, act_fn="gelu")
-        >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=16, d_vocab=10, act_fn="gelu", vision=tower, image_token=9)
-        >>> model = HookedVisionLanguage(cfg)
-        >>> [grid] = model.patch_grid(torch.tensor([[1, 9, 9, 9, 9, 2]]), pixel_values=torch.zeros(1, 3, 8, 8))
-        >>> grid.tolist()
-        [[1, 2], [3, 4]]
+        >>> model = HookedVisionLanguage.from_pretrained("demo-shapes")
+        >>> inputs = model.prepare("<image> which shape is red ?", torch.zeros(3, 36, 36))
+        >>> model.patch_grid(inputs)[0][1].tolist()
+        [6, 7, 8, 9, 10, 11]
         """
         places = self.image_positions(inputs, **images)
         return [places.grid(image) for image in range(places.n_images)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.axes import Axes, axes_of
 from hooked_lm.extras import quiet_torchao
-from hooked_lm.models.weights.quantized_weight import QuantizedWeight, packed_bytes
+from hooked_lm.models.weights.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from torchao.core.config import AOBaseConfig
@@ -208,13 +208,16 @@ def _quantized_weights(model: nn.Module) -> list[tuple[nn.Module, str, Quantized
 
 def weight_bytes(model: nn.Module) -> int:
     """The memory of the parameters of a model in bytes."""
-    return sum(packed_bytes(p.packed if isinstance(p, QuantizedWeight) else p.detach()) for p in model.parameters())
+    return sum(p.nbytes for p in model.parameters())
 
 
 def refuse_quantized(model: nn.Module, what: str, remedy: str) -> None:
     """Raises ValueError if the model has quantised weights."""
     if found := _quantized_weights(model):
-        raise ValueError(f"{what} is not for quantised weights, and {found[0][2].path!r} is quantised: {remedy}")
+        weight = found[0][2]
+        raise ValueError(
+            f"{what} is not for quantised weights, and {weight.path!r} is quantised: {weight.remedy(remedy)}"
+        )
 
 
 @contextmanager
@@ -230,7 +233,7 @@ def quantized_apart(model: nn.Module, convert: Callable[[Tensor], Tensor]) -> It
         if probe.dtype != weight.dtype:
             raise ValueError(
                 f"{weight.path!r} is quantised, and quantised weights have one dtype, here {weight.dtype}: load the model with "
-                f"dtype={probe.dtype}, or convert it before quantize()"
+                f"dtype={probe.dtype}, or convert it before it is quantised"
             )
         if probe.device != weight.device and id(weight) not in moved:
             moved[id(weight)] = nn.Parameter(weight.to_device(probe.device), requires_grad=False)

@@ -1,5 +1,6 @@
 """A weight of any shape whose values are stored as one packed matrix [out, in], such as a tensor of torchao."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -8,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+
+from hooked_lm.models.weights.kept import Kept
 
 IDENTITY_ROWS = 1024  # of an identity matrix that is multiplied by a packed matrix at once
 
@@ -34,17 +37,17 @@ FACTS |= {
 }
 FACTS |= {Tensor.element_size, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, Tensor.is_floating_point}
 FACTS |= {Tensor.is_complex, torch.is_floating_point, torch.is_complex, torch.numel}
-REFUSAL = "it cannot be changed or trained: load the model again, and change or train its weights before quantize()"
+FACTS |= {Tensor.data_ptr, Tensor.untyped_storage}  # of which none has memory
 
 
 class QuantizedWeight(Tensor):
     """A weight with the shape and strides of an ordinary one, whose values are a packed matrix [out, in].
 
-    `packed` is a tensor that `F.linear` accepts as its weight. This class knows nothing else of it. The weight is a view of that
+    `packed` is a tensor that `F.linear` accepts as its weight, or a `Kept`, of any number of axes. The weight is a view of that
     matrix: transposing and flattening give further views without computing anything, and `F.linear` with the view that is
-    the matrix itself runs the kernel of `packed`. All other functions get the dequantised values (`plain`): these are computed
-    each time, and are an ordinary tensor. Gradients flow to the input of `F.linear`, by the dequantised values. Writing to the
-    weight and training it raise ValueError.
+    the matrix itself runs the kernel of `packed`, if it has one. All other functions get the dequantised values (`plain`): these
+    are computed each time, and are an ordinary tensor. Gradients flow to the input of `F.linear`, by the dequantised values.
+    Writing to the weight and training it raise ValueError.
 
     >>> import torch
     >>> import torch.nn.functional as F
@@ -54,11 +57,11 @@ class QuantizedWeight(Tensor):
     (torch.Size([3, 2]), tensor([ 3., 12.]))
     """
 
-    packed: Tensor
+    packed: Tensor | Kept
     strided: Tensor  # shape, strides and offset, as a view of a matrix [out, in] on the meta device
     path: str  # the name of the parameter, for messages
 
-    def __new__(cls, packed: Tensor, strided: Tensor, path: str) -> "QuantizedWeight":
+    def __new__(cls, packed: Tensor | Kept, strided: Tensor, path: str) -> "QuantizedWeight":
         return Tensor._make_wrapper_subclass(
             cls,
             strided.shape,
@@ -68,15 +71,16 @@ class QuantizedWeight(Tensor):
             device=packed.device,
         )
 
-    def __init__(self, packed: Tensor, strided: Tensor, path: str) -> None:
+    def __init__(self, packed: Tensor | Kept, strided: Tensor, path: str) -> None:
         self.packed, self.strided, self.path = packed, strided, path
 
     # ---- values ------------------------------------------------------------------------------------------------------
 
     def plain(self) -> Tensor:
         """The dequantised values, as an ordinary tensor with the shape and strides of this one."""
-        view = self.strided
-        return dequantized(self.packed).as_strided(view.shape, view.stride(), view.storage_offset())
+        view, packed = self.strided, self.packed
+        values = packed if isinstance(packed, Kept) else dequantized(packed)
+        return values.as_strided(view.shape, view.stride(), int(view.storage_offset()))
 
     @property
     def is_matrix(self) -> bool:
@@ -84,10 +88,23 @@ class QuantizedWeight(Tensor):
         own, matrix = self.strided, self.packed
         return own.shape == matrix.shape and own.is_contiguous() and own.storage_offset() == 0
 
+    def factor(self) -> Tensor:
+        """The weight that `F.linear` gets: the packed matrix if this view is it and it has a kernel, else the values."""
+        return self.packed if self.is_matrix and isinstance(self.packed, Tensor) else self.plain()
+
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """The memory of the packed values in bytes."""
-        return packed_bytes(self.packed)
+        """The memory of the packed values in bytes; of a view of some of them, its share."""
+        return packed_bytes(self.packed) * self.numel() // math.prod(self.packed.shape)
+
+    @property
+    def method(self) -> str:
+        """How the values are packed."""
+        return self.packed.method if isinstance(self.packed, Kept) else type(self.packed).__name__
+
+    def remedy(self, otherwise: str) -> str:
+        """What to do about something that quantised weights do not allow."""
+        return "load the checkpoint without quantize='keep'" if isinstance(self.packed, Kept) else otherwise
 
     def to_device(self, device: torch.device) -> "QuantizedWeight":
         """The packed weight on another device."""
@@ -112,6 +129,8 @@ class QuantizedWeight(Tensor):
                 return first._view(func, args[1:], kwargs)
             if func == Tensor.data.__get__:  # type: ignore[attr-defined]
                 return first._view(Tensor.detach, (), {})
+            if func is Tensor.to and (moved := first._moved(*args[1:], **kwargs)) is not None:
+                return moved
         if _writes(func):
             _refuse_writing(func, *args, *kwargs.values())
             if isinstance(first, QuantizedWeight):
@@ -143,14 +162,20 @@ class QuantizedWeight(Tensor):
             return type(self)(self.packed, strided, self.path)
         return func(self.plain(), *args, **kwargs)
 
+    def _moved(self, *args: object, copy: bool = False, **kwargs: object) -> "QuantizedWeight | None":
+        """The result of `Tensor.to` if that computes nothing."""
+        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)  # type: ignore[call-overload]
+        return None if copy or dtype not in (None, self.dtype) else self.to_device(device or self.device)
+
     def refuse(self) -> NoReturn:
-        raise ValueError(f"{self.path!r} is quantised ({type(self.packed).__name__}), so {REFUSAL}")
+        remedy = self.remedy("load the model again, and change or train its weights before quantize()")
+        raise ValueError(f"{self.path!r} is quantised ({self.method}), so it cannot be changed or trained: {remedy}")
 
     # ---- what Tensor defines in Python -------------------------------------------------------------------------------
 
     def __repr__(self) -> str:  # type: ignore[override]
-        kind, shape = type(self.packed).__name__, tuple(self.shape)
-        return f"QuantizedWeight({self.path!r}, shape={shape}, dtype={self.dtype}, packed as {kind} {tuple(self.packed.shape)})"
+        shape, packed = tuple(self.shape), f"{self.method} {tuple(self.packed.shape)}"
+        return f"QuantizedWeight({self.path!r}, shape={shape}, dtype={self.dtype}, packed as {packed})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         """Copies share the packed values, which nothing changes."""
@@ -161,39 +186,37 @@ class QuantizedWeight(Tensor):
         return copied
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ValueError(
-            f"{self.path!r} is quantised, and quantised weights cannot be pickled or saved: keep the checkpoint, and call "
-            "quantize() after loading it"
-        )
+        remedy = self.remedy("keep the checkpoint, and call quantize() after loading it")
+        raise ValueError(f"{self.path!r} is quantised, and quantised weights cannot be pickled or saved: {remedy}")
 
 
 class _PackedLinear(torch.autograd.Function):
-    """`F.linear(x, weight)`, with a gradient for x; kernels of packed weights may have none."""
+    """`F.linear`, with gradients for input and bias; kernels of packed weights may have none. What it saves is packed."""
 
     @staticmethod
-    def forward(ctx: BackwardCFunction, x: Tensor, weight: QuantizedWeight) -> Tensor:
+    def forward(ctx: BackwardCFunction, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return F.linear(x, weight.packed)
+        return F.linear(x, weight.factor(), bias)
 
     @staticmethod
-    def backward(ctx: BackwardCFunction, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: BackwardCFunction, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (weight,) = ctx.saved_tensors
-        return gradient @ weight, None
+        of: Sequence[bool] = ctx.needs_input_grad
+        of_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0) if of[2] else None
+        return gradient @ weight if of[0] else None, None, of_bias
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     """`F.linear` by the kernel of a packed weight; None if it does not apply."""
-    if not isinstance(weight, QuantizedWeight) or type(input) is not Tensor or not weight.is_matrix:
+    if not isinstance(weight, QuantizedWeight) or type(input) is not Tensor:
         return None
     mixed = input.dtype != weight.dtype or torch.is_autocast_enabled(input.device.type)
     if mixed or input.numel() == 0 or input.device != weight.device:
         return None
-    if torch.is_grad_enabled() and input.requires_grad:
-        product: Tensor = _PackedLinear.apply(input, weight)
-        return product if bias is None else product + bias
-    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
-        return F.linear(input, weight.packed) + bias
-    return F.linear(input, weight.packed, bias)
+    if torch.is_grad_enabled() and (input.requires_grad or (bias is not None and bias.requires_grad)):
+        product: Tensor = _PackedLinear.apply(input, weight, bias)
+        return product
+    return F.linear(input, weight.factor(), bias)
 
 
 def _writes(func: Callable[..., Any]) -> bool:
@@ -243,9 +266,9 @@ def dequantized(packed: Tensor) -> Float[Tensor, "out in"]:
         return torch.cat(rows).T.contiguous()
 
 
-def packed_bytes(packed: Tensor) -> int:
+def packed_bytes(packed: Tensor | Kept) -> int:
     """The memory of the tensors that make up a packed one, in bytes."""
     if not hasattr(packed, "__tensor_flatten__"):
-        return packed.numel() * packed.element_size()
+        return packed.nbytes
     names, _ = packed.__tensor_flatten__()
     return sum(packed_bytes(getattr(packed, name)) for name in names)

@@ -87,7 +87,12 @@ def terms_at(model: HookedRootModule, layer: int, mlp_input: bool = False) -> Te
     """The terms of the stream before a layer, or of what its MLP reads; ValueError if the stream is no sum.
 
     >>> from hooked_lm import HookedTransformer
-    >>> [term.label for term in terms_at(HookedTransformer.from_pretrained("demo"), 1, mlp_input=True).terms]
+    >>> [
+    ...     term.label
+    ...     for term in terms_at(
+    ...         HookedTransformer.from_pretrained("demo"), 1, mlp_input=True
+    ...     ).terms
+    ... ]
     ['0_attn_out', '0_mlp_out', '1_attn_out']
     """
     if mlp_input:

@@ -53,6 +53,18 @@ def test_the_numbers_are_those_of_the_model_run_by_hand(
     assert table.tokens[never] == []
 
 
+def test_numbers_that_are_not_there_are_not_shown(model: HookedTransformer, sae: SAE, tmp_path: Path) -> None:
+    without = features_table(model, sae, TEXTS[:1], ablate=0)
+    assert list(without.to_dataframe()) == ["feature", "density", "largest", "tokens"]
+    with pytest.raises(ValueError, match="there is no column 'loss'"):
+        without.top(by="loss")
+    reports = feature_report(model, sae, [61], TEXTS[:1])
+    some = features_table(model, sae, TEXTS[:1], ablate=1)
+    page = some.write_pages(reports, tmp_path).read_text("utf-8")
+    assert page.count('<td data-value="nan"></td>') == 511
+    assert "no value" not in page
+
+
 def test_losses_are_those_of_reports(model: HookedTransformer, sae: SAE, table: FeaturesTable) -> None:
     ablated = table.top(9, by="loss")
     assert len(ablated) == 2

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from pathlib import Path
 from random import Random
 
@@ -55,6 +56,20 @@ def test_gradients_are_those_of_autograd(model, of) -> None:
         assert found.norm[i, start + i :].isnan().all()
         last = model(whole[:, : start + i])[0, -1]
         assert_close(found.scores[i], targets[of](last), scale=last.abs().max())
+
+
+def test_a_word_without_its_space(model: HookedTransformer) -> None:
+    """It warns where the token with the space is likelier; a contrast is refused, as other answers are."""
+    with pytest.warns(UserWarning, match="'Mary and' has no leading space, .* did you mean ' Mary and'") as caught:
+        found = saliency(model, PROMPT, continuation="Mary and")
+    assert len(caught) == 1
+    assert found.generated == ["Mary", " and"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saliency(model, model.to_tokens("")[:, :1], continuation="Mary")  # begins a text
+        saliency(model, PROMPT, continuation="zyx")  # several tokens, with a space as well
+    with pytest.raises(ValueError, match="contrast: 'John' has no leading space"):
+        saliency(model, PROMPT, continuation=" Mary", of="logit difference", contrast="John")
 
 
 def test_the_gradient_alone(model) -> None:

@@ -1,5 +1,6 @@
 """Dictionaries by their formulas, and spliced into runs of models of several kinds."""
 
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hooked_lm import HookedTransformer
+from hooked_lm.analysis import features_table, max_activating_examples
 from hooked_lm.hooks import HookPoint, wrap
 from hooked_lm.interventions import Hooks
 from hooked_lm.interventions.dictionaries import (
@@ -17,9 +19,11 @@ from hooked_lm.interventions.dictionaries import (
     Features,
     Gated,
     JumpReLU,
+    Normalized,
     TopK,
     Transcode,
     Transcoder,
+    evaluate_dictionary,
     run_with_features,
 )  # fmt: skip
 from tests.close import assert_apart, assert_close, assert_near
@@ -428,3 +432,47 @@ def test_hooks_with_dictionaries_are_saved_and_loaded(model: HookedTransformer, 
     assert torch.equal(model.run_with_hooks(TEXTS, fwd_hooks=[again]), ours)
     with pytest.raises(ValueError, match="its edit is a function"):
         Dictionary(SITE, sae=filled(cfg), edit=lambda features: None).to_dict()
+
+
+OWN, OTHER = "blocks.1.hook_resid_post", "blocks.2.hook_resid_post"
+
+
+def test_a_dictionary_at_another_site_than_its_own_warns_once_for_each(model: HookedTransformer) -> None:
+    sae = filled(TopK.Config(D, WIDTH, k=4, hook_point=OWN))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for site in (OWN, "blocks.2.hook_resid_pre", "blocks.1.hook_out"):  # the same value
+            model.run_with_hooks(TEXTS, fwd_hooks=[Features(site, sae=sae)])
+        model.run_with_hooks(
+            TEXTS, fwd_hooks=[Features(OTHER, sae=sae.at(OTHER)), Features("*.hook_mlp_out", sae=sae.at(None))]
+        )
+        model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(OTHER, sae=Normalized(sae, "layer_norm").at(OTHER))])
+    assert sae.cfg.hook_point == OWN
+    assert sae.at(OTHER).W_enc is sae.W_enc
+    says = rf"the dictionary reads '{OWN}', and here it reads '{OTHER}'.* sae.at\('{OTHER}'\)"
+    reads = Features(OTHER, sae=sae)
+    with pytest.warns(UserWarning, match=says) as caught:
+        model.run_with_hooks(TEXTS, fwd_hooks=[reads])
+    assert len(caught) == 1
+    model.run_with_hooks(TEXTS, fwd_hooks=[reads])
+    for use in (
+        lambda: model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(OTHER, sae=Normalized(sae, "layer_norm"))]),
+        lambda: evaluate_dictionary(model, TEXTS, sae.at(OWN), site=OTHER),
+        lambda: max_activating_examples(model, TEXTS, site=OTHER, sae=sae.at(OWN), feature=1, k=1),
+        lambda: features_table(model, sae.at(OWN), TEXTS, site=OTHER),
+    ):
+        with pytest.warns(UserWarning, match=says) as caught:
+            use()
+        assert len(caught) == 1
+
+
+def test_a_transcoder_warns_of_either_site(model: HookedTransformer) -> None:
+    reads, writes, other = "blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out", "blocks.2.hook_mlp_out"
+    transcoder = filled(Transcoder.Config(D, WIDTH, hook_point=reads, hook_point_out=writes))
+    with pytest.warns(
+        UserWarning, match=rf"writes '{writes}', and here it writes '{other}'.* sae.at\('{reads}', '{other}'\)"
+    ):
+        model.run_with_hooks(TEXTS, fwd_hooks=[Transcode([reads, other], sae=transcoder)])
+    with pytest.warns(UserWarning, match=rf"reads '{reads}', and here it reads 'blocks.0.mlp.hook_in'"):
+        model.run_with_hooks(TEXTS, fwd_hooks=[Transcode(["blocks.0.mlp.hook_in", writes], sae=transcoder)])
+    model.run_with_hooks(TEXTS, fwd_hooks=[Transcode([reads, other], sae=transcoder.at(reads, other))])

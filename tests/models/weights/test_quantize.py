@@ -401,6 +401,8 @@ def test_linear_of_every_view_and_input():
     assert linear(x[:, :0], of_matrix).shape == (2, 0, 6)
     (gradient,) = torch.autograd.grad(linear(x, of_matrix, bias).sum(), bias)
     assert_close(gradient, torch.full((6,), 8.0))
+    (gradient,) = torch.autograd.grad(linear(x[0, 0], of_matrix, bias).sum(), bias)
+    assert_close(gradient, torch.ones(6))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(linear(x, of_matrix), linear(x, matrix))
 

@@ -1,0 +1,173 @@
+"""Makes a `Chat` of messages, with the chat template of a tokenizer."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hooked_lm.callers import warn_caller
+from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_spans import THINKING, Message, Spans, label_at, spans_of
+from hooked_lm.models.text.tokenizer import ChatTokenizer
+from hooked_lm.models.text.tokens import Tokens, padded
+
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> Chat:
+    """The conversation, or conversations, in the template of a tokenizer; see `model.chat`."""
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ValueError(f"messages must be a list of messages, or of such lists; got {messages!r}")
+    several = [messages] if isinstance(messages[0], Mapping) else messages
+    tokenizer = _with_template(tokens, options)
+    rows = [_row(tokenizer, checked_messages(one), options) for one in several]
+    for each in dict.fromkeys(each for row in rows for each in row.missing):
+        warn_caller(each)
+    ids, mask = padded([row.ids for row in rows], tokens.pad_id, "left")
+    starts = [ids.shape[1] - len(row.ids) for row in rows]
+    return Chat(
+        tokens=ids,
+        attention_mask=mask,
+        messages=tuple(row.messages for row in rows),
+        labels=tuple((PADDING,) * start + row.labels for start, row in zip(starts, rows, strict=True)),
+        texts=tuple(row.text for row in rows),
+        changed=tuple(row.changed for row in rows),
+        shared=tuple(
+            (i, start + j) for i, (start, row) in enumerate(zip(starts, rows, strict=True)) for j in row.shared
+        ),
+        offsets=tuple(((0, 0),) * start + row.offsets for start, row in zip(starts, rows, strict=True)),
+        str_tokens=tuple(tuple(tokens.to_str_tokens(row)) for row in ids),  # type: ignore[arg-type]  # strings of a row
+        options=dict(options),
+    )
+
+
+class _Row(NamedTuple):
+    """One conversation before padding."""
+
+    messages: tuple[Message, ...]
+    text: str
+    ids: list[int]
+    labels: tuple[TokenLabel, ...]
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    shared: list[int]
+    offsets: tuple[tuple[int, int], ...]
+
+
+def _with_template(tokens: Tokens, options: Mapping[str, Any]) -> ChatTokenizer:
+    """The tokenizer; ValueError if it has no template, or no offsets."""
+    tokenizer = tokens.need_tokenizer()
+    if not isinstance(tokenizer, ChatTokenizer) or not (options.get("chat_template") or tokenizer.chat_template):
+        raise ValueError(
+            "the tokenizer has no chat template: load a model that was trained on conversations, or give chat_template=..., "
+            "the text of one"
+        )
+    if not tokenizer.is_fast:
+        raise ValueError(
+            "roles need the places of tokens in the text, which slow tokenizers do not tell: load the fast tokenizer"
+        )
+    return tokenizer
+
+
+def _row(tokenizer: ChatTokenizer, messages: tuple[Message, ...], options: Mapping[str, Any]) -> _Row:
+    def render(messages: Sequence[Message]) -> str:
+        try:
+            text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
+            return text
+        except (
+            Exception
+        ) as error:  # of the template, such as a role that it does not know, or content that it cannot add
+            raise ValueError(f"the chat template refuses this conversation: {error}") from error
+
+    found = spans_of(messages, render)
+    encoded = tokenizer(found.text, add_special_tokens=False, return_offsets_mapping=True)
+    offsets = tuple(_with_spaces(encoded["offset_mapping"]))
+    labels, shared = _labels(found, offsets)
+    if GENERATION.search(options.get("chat_template") or tokenizer.get_chat_template(tools=options.get("tools"))):
+        whole = tokenizer.apply_chat_template(
+            list(messages), return_dict=True, return_assistant_tokens_mask=True, **options
+        )
+        labels = _with_own_markers(labels, whole["assistant_masks"])
+    return _Row(
+        messages, found.text, encoded["input_ids"], tuple(labels), found.changed, found.missing, shared, offsets
+    )
+
+
+def _with_spaces(offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The characters of each token, also of those of spaces alone, where a tokenizer leaves spaces out of them."""
+    before = 0
+    for start, stop in offsets:
+        yield (min(before, start) if start == stop else start), stop
+        before = stop
+
+
+def _labels(found: Spans, offsets: Sequence[tuple[int, int]]) -> tuple[list[TokenLabel], list[int]]:
+    """The label of most characters of each token, and the tokens with characters of two.
+
+    Spaces count in tokens of spaces alone, and a message counts more than the template: " a" after "[INST]" is the user's.
+    """
+    labels: list[TokenLabel] = []
+    shared = []
+    for i, (start, stop) in enumerate(offsets):
+        places = range(start, max(stop, start + 1))
+        each = {place: label_at(found.spans, place) or TEMPLATE for place in places}
+        counted = Counter(each[place] for place in places if found.text[place : place + 1].strip()) or Counter(
+            each.values()
+        )
+        labels.append(max(counted, key=lambda label: (counted[label], label.turn >= 0)))
+        if len({*each.values()}) > 1:
+            shared.append(i)
+    return labels, shared
+
+
+def _with_own_markers(labels: Sequence[TokenLabel], generated: Sequence[int]) -> list[TokenLabel]:
+    """The labels where a template says what the assistant generates: also the markers in it, such as the end of a turn."""
+    found, turn = list(labels), -1
+    for i in [
+        *range(len(labels)),
+        *reversed(range(len(labels))),
+    ]:  # a marker may come before the first text of its turn
+        if not generated[i]:
+            turn = -1
+        elif found[i].turn >= 0:
+            turn = found[i].turn
+        elif turn >= 0:
+            found[i] = TokenLabel(turn, "assistant", "marker")
+    return found
+
+
+def checked_messages(messages: object) -> tuple[Message, ...]:
+    """The messages, with content in parts as one text.
+
+    Raises TypeError for what is no message, ValueError for one that says nothing, and for an image.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise ValueError(f"a conversation is a list of at least one message, got {messages!r}")
+    return tuple(_checked(i, message) for i, message in enumerate(messages))
+
+
+def _checked(number: int, message: object) -> Message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise TypeError(f"message {number} must be a dict with 'role' and 'content', got {message!r}")
+    content = message.get("content")
+    if isinstance(content, (list, tuple)):
+        if other := [
+            part for part in content if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)
+        ]:
+            kind = other[0].get("type") if isinstance(other[0], Mapping) else other[0]
+            raise ValueError(
+                f"message {number} ({message['role']}) has a part of type {kind!r}, and this model reads text: give the text "
+                "alone, or a model that reads images, with model.prepare(messages)"
+            )
+        content = "".join(part["text"] for part in content)
+        message = {**message, "content": content}
+    if content is not None and not isinstance(content, str):
+        raise TypeError(f"the content of message {number} ({message['role']}) must be text, got {content!r}")
+    calls = message.get("tool_calls") or ()
+    names = [call.get("function", call).get("name") if isinstance(call, Mapping) else None for call in calls]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"a call of message {number} ({message['role']}) must be a dict with a 'name', got {calls!r}")
+    if not (content and content.strip()) and not calls and not any(map(message.get, THINKING)):
+        raise ValueError(f"message {number} ({message['role']}) is empty: leave it out")
+    return message
