@@ -350,8 +350,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     def step(self) -> int | None:
         """In generation, the number of tokens generated before this forward pass: 0 for the prompt, and after a prefix; in chunks
         minus the number of tokens of the prompt that come after it. None elsewhere."""
-        now = self.own_step or generation_step.current()
-        return None if now is None else now.step
+        return getattr(self.own_step or generation_step.current(), "step", None)
 
     @property
     def positions(self) -> Tensor | None:
@@ -363,9 +362,8 @@ class HookPoint(NotebookRepr, nn.Identity):
         """
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
-        if now is None or not has_positions:
-            return None
-        return now.positions if self.columns is None else now.positions[..., list(self.columns.shown)]
+        shown = slice(None) if self.columns is None else list(self.columns.shown)
+        return now.positions[..., shown] if now is not None and has_positions else None
 
     @property
     def labels(self) -> Sequence[token_labels.Labels] | None:

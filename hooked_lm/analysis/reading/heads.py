@@ -32,9 +32,8 @@ Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
 Targets = Bool[Tensor, "query_pos pos"]  # [query, key]: the keys that a query is expected to attend to
 TargetRows = Callable[[slice], Targets]  # some queries -> their rows of the targets
-See = Callable[
-    [int, list[int], Pattern, slice], None
-]  # the layer, the indices of the prompts, rows of their patterns, which
+# the layer, the indices of the prompts, rows of their patterns, which
+See = Callable[[int, list[int], Pattern, slice], None]
 WHOLE = slice(None)
 NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
 
@@ -348,9 +347,7 @@ def rows_of(model: Decoder, prompts: Prompts) -> HeadRows:
         rows = HeadRows(model.to_tokens(text, truncate=False)[0] for text in texts)
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
-            raise ArgumentError(
-                f"prompt {i} has {len(row)} tokens; expected from 2 to {model.cfg.n_ctx}, the model's n_ctx"
-            )
+            raise ArgumentError(f"prompt {i} has {len(row)} tokens; expected 2 to {model.cfg.n_ctx}, the model's n_ctx")
     return rows
 
 
