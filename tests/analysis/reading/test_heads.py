@@ -373,7 +373,7 @@ def test_bad_input(demo: HookedTransformer) -> None:
         head_scores(demo, n_prompts=0)
     with pytest.raises(ValueError, match="99 tokens that are not special"):
         repeated_random_tokens(small(n_ctx=400, d_vocab=99), length=100)
-    with pytest.raises(ValueError, match="prompt 0 has 1 tokens; expected from 2 to 128"):
+    with pytest.raises(ValueError, match="prompt 0 has 1 tokens; expected 2 to 128"):
         attention_statistics(demo, torch.tensor([5]))
     with pytest.raises(ValueError, match="prompts is empty"):
         attention_statistics(demo, [])
