@@ -18,6 +18,9 @@ def attention(
     prompt: PromptArgument,
     layers: Annotated[str | None, typer.Option(help="Only these layers, such as 0,-1 or 0-2.")] = None,
     heads: Annotated[str | None, typer.Option(help="Only these heads, such as L1H7,L2H0.")] = None,
+    positions: Annotated[
+        str | None, typer.Option(help="Only what the tokens at these positions look at, such as -1 or 0-9.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "--output", help="The path of the page.")] = Path(
         "hooked_lm_attention.html"
     ),
@@ -26,6 +29,7 @@ def attention(
 
     Choose a head among thumbnails; hover over a token to see where it looks. The page loads nothing from the network. With
     --json, the patterns of --heads are data, too: of each head a row for each token that looks, with its weights of all tokens.
+    Of a long prompt give --positions: the rows of other tokens are not computed.
     """
     from hooked_lm import viz
 
@@ -40,14 +44,17 @@ def attention(
     if not every:
         raise ValueError(f"{model} has no attention")
     names = {each: every[each] for each in sorted({each % n_layers for each in chosen})}
-    _, cache = loaded.run_with_cache(given, names_filter=list(names.values()), return_type=None)
-    patterns = {each: cache[name][0] for each, name in names.items()}
+    looking = list(range(len(words))) if positions is None else integers("positions", positions)
+    rows = loaded.attention_rows(given, layers=list(names), query_positions=looking)
+    patterns = {each: of_layer[0] for each, of_layer in rows.items()}
+    tokens, keys = (words, None) if positions is None else ([words[position] for position in looking], words)
     labels = None if heads is None else [label.strip() for label in heads.split(",")]
-    viz.attention(patterns, words, heads=labels, title=f"Attention of {model}: {prompt}").write_html(out)
+    viz.attention(patterns, tokens, keys, heads=labels, title=f"Attention of {model}: {prompt}").write_html(out)
     shown = {f"L{layer}H{head}": rows for layer, pattern in patterns.items() for head, rows in enumerate(pattern)}
     values = {label: shown[label].tolist() for label in labels or ()}
     n_heads = len(labels) if labels else sum(len(pattern) for pattern in patterns.values())
     say_path(f"{n_heads} heads of {len(names)} layers:", out)
     return {
-        "model": model, "tokens": words, "layers": list(names), "n_heads": n_heads, "patterns": values, "html": out.resolve()
+        "model": model, "tokens": words, "layers": list(names), "positions": [each % len(words) for each in looking],
+        "n_heads": n_heads, "patterns": values, "html": out.resolve()
     }  # fmt: skip

@@ -19,12 +19,27 @@ class Masks(ABC):
     """The masks of a context, each computed once. A plain forward pass, where queries attend to all earlier keys, needs none."""
 
     device: torch.device
+    n_pos: int
     n_past: int
     n_key: int
     real: Bool[Tensor, "batch key_pos"] | None
     positions: Int[Tensor, "batch pos"]
     key_positions: Int[Tensor, "batch key_pos"]
     added_mask: Scores | None
+    whole: "Masks | None" = None  # of the context of some queries: that of all
+    rows_of_whole: Int[Tensor, " query_pos"]  # their columns among these
+
+    @property
+    def queries(self) -> Int[Tensor, " query_pos"]:
+        """The columns of the queries among the keys."""
+        if self.whole is not None:
+            return self.whole.queries[self.rows_of_whole]
+        return torch.arange(self.n_past, self.n_past + self.n_pos, device=self.device)
+
+    @property
+    def needs_mask(self) -> bool:
+        """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
+        return False
 
     @abstractmethod
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -35,9 +50,11 @@ class Masks(ABC):
         return self.once((causal, window), lambda: self._full_mask(causal, window))
 
     def _full_mask(self, causal: bool, window: int | None) -> Mask:
+        if self.whole is not None and self.whole.needs_mask:
+            return self.whole.full_mask(causal, window)[:, :, self.rows_of_whole]
         if (known := self.known_mask(causal, window)) is not None:
             return known
-        query = torch.arange(self.n_past, self.n_key, device=self.device)[None, None, :, None]
+        query = self.queries[None, None, :, None]
         key = torch.arange(self.n_key, device=self.device)
         allowed = key <= query if causal else torch.ones_like(key <= query)
         if window is not None:

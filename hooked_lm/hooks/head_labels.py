@@ -2,8 +2,13 @@
 
 import operator
 import re
+from collections.abc import Sequence
 from typing import SupportsIndex
 
+from hooked_lm.hooks.indices import Indices, Plain, plain_indices
+from hooked_lm.hooks.select import Site, is_shorthand
+
+Heads = str | Sequence[str] | Indices
 LABEL = re.compile(r"L(\d+)H(\d+)")
 
 
@@ -55,3 +60,45 @@ def head_at_site(head: SupportsIndex | str, site: str) -> int:
     """
     found = re.search(r"blocks\.(\d+)\.", site)
     return head_in_layer(head, None if found is None else int(found[1]))
+
+
+def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | None:
+    """The layer of a site: `layer`, or that of labels of heads if the site is a short name without a layer.
+
+    >>> labelled_layer(["L1H7", "L1H2"], "z", layer=None)
+    1
+    """
+    several = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else []
+    labels = [one for one in several if isinstance(one, str)]
+    has_none = isinstance(hook_point, str) and hook_point.isidentifier() and not hook_point[-1].isdigit()
+    if layer is not None or not labels or not has_none:
+        return layer
+    layers = sorted({parse_head_label(label)[0] for label in labels})
+    if len(layers) > 1:
+        raise ValueError(f"heads={given!r} are of layers {layers}: one hook acts on one layer, so give one for each")
+    return layers[0]
+
+
+def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
+    """Heads as plain indices. Labels such as "L1H7" are accepted where the site belongs to one layer, which is checked.
+
+    >>> (
+    ...     head_indices(["L1H7", 0], "z", layer=1),
+    ...     head_indices("L1H7", "blocks.1.attn.hook_z", layer=None),
+    ... )
+    ([7, 0], 7)
+    """
+    if isinstance(given, str):
+        [head] = head_indices([given], hook_point, layer)  # type: ignore[misc]  # a list of one
+        return head
+    if not isinstance(given, (list, tuple)) or not any(isinstance(one, str) for one in given):
+        return plain_indices("heads", given)
+    if layer is None and isinstance(hook_point, str) and (found := re.search(r"blocks\.(\d+)\.", hook_point)):
+        layer = int(found[1])
+    elif layer is None and is_shorthand(hook_point):
+        layer = hook_point[1]  # type: ignore[index, assignment]
+    if layer is None:
+        raise ValueError(
+            f"heads={given!r}: a label needs a site in one layer, and {hook_point!r} has none; give indices"
+        )
+    return [head_in_layer(head, layer) for head in given]

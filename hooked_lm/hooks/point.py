@@ -54,6 +54,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
     answers_keywords = False
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
+    columns: Any = None  # of a point for some query positions of its value: `QueryColumns`; see `columns.py`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
 
     def __init__(self, *dims: str, on_demand: bool = False) -> None:
@@ -349,8 +350,7 @@ class HookPoint(NotebookRepr, nn.Identity):
     def step(self) -> int | None:
         """In generation, the number of tokens generated before this forward pass: 0 for the prompt, and after a prefix; in chunks
         minus the number of tokens of the prompt that come after it. None elsewhere."""
-        now = self.own_step or generation_step.current()
-        return None if now is None else now.step
+        return getattr(self.own_step or generation_step.current(), "step", None)
 
     @property
     def positions(self) -> Tensor | None:
@@ -362,7 +362,8 @@ class HookPoint(NotebookRepr, nn.Identity):
         """
         now = self.own_step or generation_step.current()
         has_positions = self.grows and (not self.dims or "pos" in self.dims or "query_pos" in self.dims)
-        return now.positions if now is not None and has_positions else None
+        shown = slice(None) if self.columns is None else list(self.columns.shown)
+        return now.positions[..., shown] if now is not None and has_positions else None
 
     @property
     def labels(self) -> Sequence[token_labels.Labels] | None:
@@ -376,7 +377,7 @@ class HookPoint(NotebookRepr, nn.Identity):
             return int(part)
         raise ValueError(f"hook point '{self.name}' is not in a layer: its name has no number")
 
-    def under_name(self, name: str) -> "HookPoint":
+    def under_name(self, name: str | None) -> "HookPoint":
         """This point under another name, with the same `ctx` and hooks."""
         alias = self.__class__.__new__(self.__class__)
         alias.__dict__.update(self.__dict__)

@@ -64,10 +64,22 @@ class Recorder:
             torch.cuda.synchronize(device)
         self._copied_from.clear()
 
+    def query_columns(self, hook: HookPoint, shape: tuple[int, ...]) -> list[int] | None:
+        """The query positions that it stores, of scores or a pattern of this shape; None: all."""
+        if self.pos_slice.mode == "identity":
+            return None
+        n = shape[hook.dims.index("query_pos")]
+        columns: list[int] = self.pos_slice.apply(torch.arange(n)).tolist()
+        return columns
+
     def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
         axis = known_position_axis(value, hook.name or "", hook.dims)
         if axis is None:
             return value
+        if hook.columns is not None:
+            places = {column: place for place, column in enumerate(hook.columns.shown)}
+            wanted = self.pos_slice.apply(torch.arange(hook.columns.n)).tolist()
+            return value.index_select(axis, torch.tensor([places[column] for column in wanted], device=value.device))
         value = self.pos_slice.apply(value, axis)
         return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
 

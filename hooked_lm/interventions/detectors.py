@@ -13,7 +13,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.base import HookFile
 from hooked_lm.interventions.collector import Collector, pick_site
 from hooked_lm.interventions.input_tokens import InputTokens
-from hooked_lm.interventions.part import selected
+from hooked_lm.interventions.part import Part, selected
 from hooked_lm.interventions.part_editor import PartHook
 from hooked_lm.notebook_repr import Table, bytes_in_words
 
@@ -80,6 +80,10 @@ class Record(PartHook, Collector):
         self._kept: list[tuple[str, Tensor]] = []
         self._dims: dict[str, tuple[str, ...]] = {}
         self.n_bytes, self.n_dropped = 0, 0
+
+    def sees_only(self, part: Part) -> bool:
+        """What is recorded is the part; a class with its own `see` may need more."""
+        return type(self).see is Record.see and type(self).__call__ is Collector.__call__
 
     def see(self, value: object, hook: HookPoint) -> None:
         name = hook.name or ""

@@ -3,7 +3,6 @@
 Indices are those of `hooks/indices.py`: an int, several ints, or a slice; positions those of `positions.py`.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,57 +12,13 @@ import torch
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.head_labels import head_in_layer, parse_head_label
-from hooked_lm.hooks.indices import Indices, Plain, indices_in, plain_indices
+from hooked_lm.hooks.head_labels import Heads
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.recorder import MOST_UNNAMED, position_axis
-from hooked_lm.hooks.select import Site, is_shorthand
 from hooked_lm.interventions.positions import Positions, VisiblePositions
 
-Heads = str | Sequence[str] | Indices
 HEADS = ("head", "kv_head", "ssm_head")
 WHOLE = slice(None)
-
-
-def labelled_layer(given: Heads, hook_point: Site, layer: int | None) -> int | None:
-    """The layer of a site: `layer`, or that of labels of heads if the site is a short name without a layer.
-
-    >>> labelled_layer(["L1H7", "L1H2"], "z", layer=None)
-    1
-    """
-    several = [given] if isinstance(given, str) else given if isinstance(given, (list, tuple)) else []
-    labels = [one for one in several if isinstance(one, str)]
-    has_none = isinstance(hook_point, str) and hook_point.isidentifier() and not hook_point[-1].isdigit()
-    if layer is not None or not labels or not has_none:
-        return layer
-    layers = sorted({parse_head_label(label)[0] for label in labels})
-    if len(layers) > 1:
-        raise ValueError(f"heads={given!r} are of layers {layers}: one hook acts on one layer, so give one for each")
-    return layers[0]
-
-
-def head_indices(given: Heads, hook_point: Site, layer: int | None) -> Plain:
-    """Heads as plain indices. Labels such as "L1H7" are accepted where the site belongs to one layer, which is checked.
-
-    >>> (
-    ...     head_indices(["L1H7", 0], "z", layer=1),
-    ...     head_indices("L1H7", "blocks.1.attn.hook_z", layer=None),
-    ... )
-    ([7, 0], 7)
-    """
-    if isinstance(given, str):
-        [head] = head_indices([given], hook_point, layer)  # type: ignore[misc]  # a list of one
-        return head
-    if not isinstance(given, (list, tuple)) or not any(isinstance(one, str) for one in given):
-        return plain_indices("heads", given)
-    if layer is None and isinstance(hook_point, str) and (found := re.search(r"blocks\.(\d+)\.", hook_point)):
-        layer = int(found[1])
-    elif layer is None and is_shorthand(hook_point):
-        layer = hook_point[1]  # type: ignore[index, assignment]
-    if layer is None:
-        raise ValueError(
-            f"heads={given!r}: a label needs a site in one layer, and {hook_point!r} has none; give indices"
-        )
-    return [head_in_layer(head, layer) for head in given]
 
 
 @dataclass(frozen=True)
@@ -246,7 +201,7 @@ def selected(
 def _at_positions(value: Tensor, hook: HookPoint, positions: Positions, axis: int, where: str) -> Tensor:
     """The value at some positions, whose columns may differ from row to row."""
     columns = [
-        [position - shown.first for position, _ in shown.listed(positions, where)]
+        [shown.index(position) for position, _ in shown.listed(positions, where)]
         for shown in VisiblePositions.at(hook, value.shape[axis], positions)
     ]
     if all(some == columns[0] for some in columns):
@@ -308,8 +263,8 @@ def _axes_of(name: str | None, names: tuple[str, ...], shape: tuple[int, ...]) -
 def _along(part: Part, along: PositionMap) -> Part:
     """The part with the columns of its positions, and their row."""
     indices, shown = dict(part.indices), along.shown
-    columns = [position - shown.first for position in along.orders]
-    if columns != list(range(shown.n)):
+    columns = [shown.index(position) for position in along.orders]
+    if columns != list(range(part.shape[along.axis])):
         indices[along.axis] = columns
     rows = None
     if shown.row is not None:

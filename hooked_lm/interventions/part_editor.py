@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,11 @@ from torch import Tensor
 from hooked_lm.engine.edit import Edit
 from hooked_lm.engine.meta_values import is_positional
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.head_labels import Heads, head_indices, labelled_layer
 from hooked_lm.hooks.indices import Indices, plain_indices
 from hooked_lm.hooks.token_labels import is_named
 from hooked_lm.interventions.base import Controller, HookObject
-from hooked_lm.interventions.part import WHOLE, Heads, Part, head_indices, labelled_layer, parts_of
+from hooked_lm.interventions.part import WHOLE, Part, parts_of
 from hooked_lm.interventions.positions import Positions, check_positions
 from hooked_lm.interventions.window import Window
 
@@ -53,6 +54,22 @@ class PartHook(HookObject):
         self.heads = head_indices(self.heads, self.hook_point, self.layer)
         self.features, self.rows = plain_indices("features", self.features), plain_indices("rows", self.rows)
 
+    def query_columns(self, hook: HookPoint, shape: tuple[int, ...]) -> set[int] | None:
+        """The query positions of scores or a pattern of this shape that it reads or changes; None: all, or unknown."""
+        if not self.is_enabled:
+            return set()
+        if self.positions in (None, "all"):
+            return None
+        parts = parts_of(torch.empty(shape, device="meta"), hook, self.positions, rows=self.rows)
+        if not all(self.sees_only(part) for part in parts):
+            return None
+        axis = hook.dims.index("query_pos")
+        return {column for part in parts for column in part.indices.get(axis, range(shape[axis]))}
+
+    def sees_only(self, part: Part) -> bool:
+        """Whether the positions of a part are all that it needs of a value."""
+        return False
+
 
 @dataclass(eq=False, repr=False)
 class LocalController(PartHook, Controller):
@@ -67,6 +84,7 @@ class LocalController(PartHook, Controller):
     """
 
     rest: Sequence[Indices] = field(default=(), kw_only=True)
+    gets_part_alone: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +113,8 @@ class LocalController(PartHook, Controller):
         own = vars(cls)
         if "acts_by_position" not in own and any(name in own for name in ("__call__", "change", "edit", "made")):
             cls.acts_by_position = LocalController.acts_by_position  # type: ignore[method-assign]  # unknown for a new rule
+        if "gets_part_alone" not in own and ("__call__" in own or "change" in own):
+            cls.gets_part_alone = False
 
     def acts_by_position(self, part: Part) -> bool:
         """Whether the new value at each position depends on the value at that position alone.
@@ -102,6 +122,10 @@ class LocalController(PartHook, Controller):
         If so, it is an `Edit` in sweeps, and `change` gets some of the positions at a time.
         """
         return False
+
+    def sees_only(self, part: Part) -> bool:
+        """Whether the new values follow from those of the part."""
+        return self.gets_part_alone or self.acts_by_position(part)
 
     def replacement(self, like: Tensor, part: Part, hook: HookPoint) -> Tensor | None:
         """The new values if they do not depend on the old ones, broadcastable to the site's value; None otherwise."""
@@ -141,6 +165,8 @@ class PartEditor(LocalController):
     A subclass is a dataclass of its settings and defines `edit`. `acts_by_position` says whether it can share the forward
     passes of a sweep; see docs/interventions.md.
     """
+
+    gets_part_alone = True
 
     def change(self, value: Tensor, hook: HookPoint) -> Any:
         for part in self.parts(value, hook):

@@ -4,6 +4,8 @@ Outside generation a position is a column of the value. During generation it is 
 negative positions count from the end of the prompt at every step. The result is the same with and without a key/value cache.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,7 +36,7 @@ class VisiblePositions:
     """The positions of one row's sequence in a value: `n` columns from position `first` on (below 0: padding).
 
     The sequence is a prompt of `n_prompt` tokens and its continuation. `row` is None if all rows have the same positions, and
-    `labels` say what its tokens are, if it is a conversation.
+    `labels` say what its tokens are, if it is a conversation. `columns` are those of the `n` that the value has; None: all.
     """
 
     first: int
@@ -44,6 +46,7 @@ class VisiblePositions:
     row: int | None = None
     n_padding: int = 0  # at the beginning
     labels: Labels | None = None
+    columns: Sequence[int] | None = None
 
     @classmethod
     def at(cls, hook: HookPoint, n: int, given: Positions = None) -> "list[VisiblePositions]":
@@ -51,6 +54,10 @@ class VisiblePositions:
 
         Rows also differ if the positions asked for are named, and the conversations of the rows have different labels.
         """
+        if hook.columns is not None:
+            return [
+                replace(one, columns=hook.columns.shown) for one in cls.at(hook.columns.point, hook.columns.n, given)
+            ]
         positions, step = hook.positions, hook.step
         if positions is None or step is None or positions.shape[-1] != n:
             same = [cls(0, n, n)]
@@ -63,6 +70,19 @@ class VisiblePositions:
             ]
         return _with_labels(same, hook, given) if is_named(given) else same
 
+    def index(self, position: int) -> int:
+        """Where the value has this position."""
+        column = position - self.first
+        return column if self.columns is None else bisect_left(self.columns, column)
+
+    @property
+    def here(self) -> Sequence[int]:
+        """The positions that the value has, without padding."""
+        start = max(self.first + self.n_padding, 0)
+        if self.columns is None:
+            return range(start, self.first + self.n)
+        return [self.first + column for column in self.columns if self.first + column >= start]
+
     def chosen(self, given: Positions, where: str) -> dict[int, int]:
         """The selected positions in the value, each with its index in the selection `given`."""
         found: dict[int, int] = {}
@@ -72,7 +92,7 @@ class VisiblePositions:
 
     def listed(self, given: Positions, where: str) -> list[tuple[int, int]]:
         """`chosen` as pairs, including positions that are given twice."""
-        here = range(max(self.first + self.n_padding, 0), self.first + self.n)
+        here = self.here
         if given is None or given == "all":
             return [(position, position) for position in here]
         if given == "prompt":
@@ -101,14 +121,14 @@ class VisiblePositions:
             )
         return select_positions(self.labels, given, self.n_prompt if self.is_generating else None)
 
-    def _in_slice(self, given: slice, here: range, where: str) -> list[tuple[int, int]]:
+    def _in_slice(self, given: slice, here: Sequence[int], where: str) -> list[tuple[int, int]]:
         """`listed` for a slice; without a stop it includes generated tokens."""
         start, step = self._bound(given.start, 0), 1 if given.step is None else given.step
-        stop = self._bound(given.stop, here.stop)
+        stop = self._bound(given.stop, self.first + self.n)
         if step < 0:
             raise ValueError(f"positions={given} at '{where}': a slice of positions has a step above 0")
         wanted = range(start, stop, step)
-        if not self.is_generating and not any(position in wanted for position in here):
+        if not self.is_generating and not any(position in wanted for position in range(self.n_prompt)):
             raise IndexError(f"positions={given} contains none of the {self.n_prompt} positions at '{where}'")
         return [(position, wanted.index(position)) for position in here if position in wanted]
 

@@ -5,11 +5,10 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from hooked_lm.hooks.head_labels import LABEL
+from hooked_lm.hooks.head_labels import LABEL, Heads
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.controllers import AddValue, Scale, SetValue, ZeroAblate
-from hooked_lm.interventions.part import Heads
 from hooked_lm.interventions.patch import MeanAblate, Patch, Source
 from hooked_lm.interventions.positions import Positions
 

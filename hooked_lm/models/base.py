@@ -15,6 +15,7 @@ from hooked_lm.components.run_settings import RunSettings, apply_run_settings
 from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
 from hooked_lm.hooks.own_run import RunsInputs
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
+from hooked_lm.models.attention_rows import AttentionRowMethods
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
 from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
@@ -43,7 +44,7 @@ ON_DEMAND_FLAGS = {
 UNEMBED = {"unembed.hook_in", "unembed.hook_out"}
 
 
-class BaseModel(QuantizeMethods, RunsInputs):
+class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
     """Builds a model, moves it between devices, and initializes its weights."""
 
     stacks: ClassVar[tuple[Stack, ...]]

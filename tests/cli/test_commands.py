@@ -218,6 +218,7 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["lens", "demo", "Mary", "--positions", "9"], "position 9 is out of range"),
         (["lens", "demo", "Mary", "--html", "/"], "it is a folder"),
         (["attention", "demo", "Mary", "--layers", "9"], "no attention in a layer 9"),
+        (["attention", "demo", "Mary", "--positions", "9"], "index 9 is out of range"),
         (["patch", "demo"], "give --clean, --corrupted and --answers"),
         (["patch", "demo", *PAIR, "--pairs", "x.jsonl"], "one or the other"),
         (["patch", "demo", *PAIR, "--clean", "Mary"], "got 2, 1 and 1"),
@@ -800,6 +801,11 @@ def test_patterns_of_chosen_heads_are_data(tmp_path: Path) -> None:
     _, cache = HookedTransformer.from_pretrained("demo").run_with_cache(prompt)
     assert [*patterns] == ["L1H7", "L0H2"]
     assert_close(torch.tensor(patterns["L1H7"]), cache["pattern", 1][0, 7])
+    rows = from_json(
+        "attention", "demo", prompt, "--heads", "L1H7", "--positions=-1,1", "--out", tmp_path / "rows.html"
+    )
+    assert rows["positions"] == [3, 1]
+    assert_close(torch.tensor(rows["patterns"]["L1H7"]), cache["pattern", 1][0, 7, [-1, 1]])
 
 
 # ---- verify and models -----------------------------------------------------------------------------------------------

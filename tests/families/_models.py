@@ -25,7 +25,7 @@ from hooked_lm.components.blocks.mixer import MixerPart
 from hooked_lm.families import CLASSES, family
 from hooked_lm.hub.export import exported
 from hooked_lm.hub.hf_checkpoint import rename_tensors
-from tests.close import GRADIENT, is_close, tolerance
+from tests.close import GRADIENT, assert_apart, assert_close, is_close, tolerance
 from tests.families._case import Case, reference
 from tests.rounding import undisturbed
 
@@ -344,6 +344,22 @@ def padded(rows: Sequence[Tensor], side: str, pad: int = 0) -> tuple[Tensor, Ten
         span = slice(longest - len(row), None) if side == "left" else slice(len(row))
         tokens[i, span], mask[i, span] = row, 1
     return tokens, mask
+
+
+@torch.no_grad()
+def assert_rows_of_patterns(model: Any, *inputs: Tensor, **masks: Tensor) -> None:
+    """Rows of scores and patterns, for which the others are not computed, are those of whole ones; and not of other queries."""
+    sites = [name for name, point in model.all_points().items() if point.dims[2:3] == ("query_pos",)]
+    sites = [name for name in sites if "pattern" in name or "scores" in name]
+    if not sites:  # a model without attention
+        return
+    _, whole = model.run_with_cache(*inputs, names_filter=sites, **masks)
+    _, rows = model.run_with_cache(*inputs, names_filter=sites, pos_slice=[-1, 3], **masks)
+    assert rows.keys() == whole.keys()
+    for name, value in whole.items():
+        assert_close(rows[name], value[:, :, [-1, 3]], msg=name)
+        if value.shape[-1] > 1:
+            assert_apart(rows[name].flip(2), value[:, :, [-1, 3]])
 
 
 def assert_same_tensors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

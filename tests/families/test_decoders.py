@@ -34,6 +34,7 @@ from tests.families._alive import Ignored, dead_sites
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     assert_as_near_the_truth,
+    assert_rows_of_patterns,
     assert_same_files,
     assert_same_gradients,
     assert_same_logits,
@@ -266,6 +267,15 @@ def test_identities(case: Case):
 
 
 # ---- batches and generation ------------------------------------------------------------------------------------------
+
+
+@unchecked()
+def test_rows_of_patterns(case: Case):
+    tokens = prompt(case)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    assert_rows_of_patterns(hooked(case), tokens)
+    assert_rows_of_patterns(hooked(case), tokens, attention_mask=mask)
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
     assert_as_near_the_truth,
+    assert_rows_of_patterns,
     assert_same_files,
     assert_same_gradients_of,
     assert_same_tensors,
@@ -391,6 +392,15 @@ def with_room(case: Case) -> HookedEncoderDecoder:
         if isinstance(block.mlp, MoE):
             block.mlp.cfg = replace(block.mlp.cfg, router=replace(block.mlp.cfg.router, capacity=64))
     return model
+
+
+@unchecked()
+def test_rows_of_patterns(case: Case):
+    source, target = drawn(case)
+    mask = torch.ones_like(source)
+    mask[0, :3] = 0
+    assert_rows_of_patterns(hooked(case), source, target, **global_mask(case, source))
+    assert_rows_of_patterns(hooked(case), source, target, attention_mask=mask)
 
 
 @torch.no_grad()

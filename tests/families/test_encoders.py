@@ -26,6 +26,7 @@ from tests.families._encoders import Outputs, global_mask, of_transformers, ours
 from tests.families._fake import assert_nothing_crosses
 from tests.families._models import (
     MODERATE,
+    assert_rows_of_patterns,
     assert_same_files,
     assert_same_gradients_of,
     assert_same_tensors,
@@ -281,6 +282,15 @@ def test_identities(case: Case):
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+@unchecked()
+def test_rows_of_patterns(case: Case):
+    tokens = prompt(case)
+    mask = torch.ones_like(tokens)
+    mask[0, :3] = 0
+    assert_rows_of_patterns(hooked(case), tokens, **types(case, tokens))
+    assert_rows_of_patterns(hooked(case), tokens, attention_mask=mask)
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ AT_ONCE: list[tuple[Callable[[], Any], str]] = [
     (lambda: FreezeNorm(layer=-1), "counts layers from 0; got -1"),
     (lambda: FreezeAttention(layer=1), "FreezeAttention needs a source"),
     (lambda: ZeroAblate(), "ZeroAblate needs a hook_point"),
-    (lambda: ZeroAblate("z", 1, positions="first"), "one of all, prompt, last_prompt, generated, got 'first'"),
+    (lambda: ZeroAblate("z", 1, positions="first"), "one of all, prompt, last_prompt, generated, .* got 'first'"),
     (lambda: Patch("z", 1), "Patch needs a source"),
     (lambda: Patch("z", 1, source=Z, source_positions=[1, 2], positions=3), "goes with as many positions, got 3"),
     (lambda: Noise("z", 1), "Noise needs std or multiple"),

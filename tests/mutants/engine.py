@@ -141,6 +141,11 @@ ENGINE = mutants({
         ("a row of unequal prompts takes the value of the first", "interventions/test_site_part.py::prompts_of_different_lengths",
          "[self.rows.index(row) for row in self.indices[0]]", "[0 for row in self.indices[0]]"),
     ],
+    "interventions/part_editor.py": [
+        ("a mean over positions gets those that it changes alone",
+         "components/attention/test_rows.py::a_mean_over_positions_needs_all_rows",
+         "return self.gets_part_alone or self.acts_by_position(part)", "return True"),
+    ],
     "interventions/controllers.py": [
         ("noise is the same at each position",
          "interventions/test_controllers.py::noise_is_the_same_in_every_run_and_as_large_as_said",

@@ -1,6 +1,7 @@
 """Match attention heads with an expected attention pattern: `detect_head` and its pattern builders."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.reading.heads import (
+    KINDS,
     HeadRows,
     Pattern,
     Row,
+    TargetRows,
     check_model,
     duplicate_token,
     head_counts,
@@ -59,17 +62,7 @@ def get_induction_head_detection_pattern(tokens: Tokens) -> Detection:
     return induction(_row(tokens)).float()
 
 
-BUILDERS = dict(
-    zip(
-        HEAD_NAMES,
-        (
-            get_previous_token_head_detection_pattern,
-            get_duplicate_token_head_detection_pattern,
-            get_induction_head_detection_pattern,
-        ),
-        strict=True,
-    )
-)
+TARGETS = {f"{name}_head": kind for name, kind in KINDS.items()}
 
 
 def detect_head(
@@ -113,21 +106,23 @@ def detect_head(
     rows = rows_of(model, seq)
     expected = [_expected(detection_pattern, row) for row in rows]
     wanted = _wanted(model, heads)
-    scores = torch.full((*wanted.shape, len(rows)), torch.nan)
+    sums = torch.full((2, *wanted.shape, len(rows)), torch.nan)
 
-    def see(layer: int, which: list[int], pattern: Pattern) -> None:
-        detection = torch.stack([expected[i] for i in which])[:, None].to(pattern)
-        found = _similarity(pattern, detection, exclude_bos, exclude_current_token, error_measure)
-        scores[layer, : pattern.shape[1], which] = found.T.cpu()
+    def see(layer: int, which: list[int], pattern: Pattern, queries: slice) -> None:
+        detection = torch.stack([expected[i](queries) for i in which])[:, None].to(pattern)
+        parts = _agreement(pattern, detection, queries.start, exclude_bos, exclude_current_token, error_measure)
+        at = (slice(None), layer, slice(pattern.shape[1]), which)
+        sums[at] = sums[at].nan_to_num() + parts.transpose(1, 2).cpu()
 
     layers = wanted.any(1).nonzero().flatten().tolist()
     if cache is None:
         see_patterns(model, rows, see, layers)
     else:
         for layer in layers:
-            see(layer, list(range(len(rows))), _cached(cache, layer, rows))
+            pattern = _cached(cache, layer, rows)
+            see(layer, list(range(len(rows))), pattern, slice(0, pattern.shape[-1]))
     exists = torch.tensor([[head < n for head in range(wanted.shape[1])] for n in head_counts(model)])
-    return scores.mean(-1).masked_fill(exists & ~wanted, -1.0)
+    return _score(sums, error_measure).mean(-1).masked_fill(exists & ~wanted, -1.0)
 
 
 def compute_head_attention_similarity_score(
@@ -151,26 +146,33 @@ def compute_head_attention_similarity_score(
     if error_measure not in ERROR_MEASURES:
         raise ArgumentError(f"error_measure must be one of {', '.join(ERROR_MEASURES)}, got {error_measure!r}")
     detection = _checked_pattern(detection_pattern, attention_pattern.shape[0])
-    score = _similarity(attention_pattern, detection, exclude_bos, exclude_current_token, error_measure)
-    return float(score)
+    sums = _agreement(attention_pattern, detection, 0, exclude_bos, exclude_current_token, error_measure)
+    return float(_score(sums, error_measure))
 
 
-def _similarity(
+def _agreement(
     attention: Float[Tensor, "*cell query_pos key_pos"],
     detection: Float[Tensor, "*#cell query_pos key_pos"],
+    first: int,
     exclude_bos: bool,
     exclude_current_token: bool,
     error_measure: str,
-) -> Float[Tensor, "*cell"]:
+) -> Float[Tensor, "2 *cell"]:
+    """Two sums over rows of a pattern, from query `first` on, of which `_score` makes the similarity."""
     counts = torch.ones(attention.shape[-2:], dtype=torch.bool, device=attention.device)
     if exclude_bos:
         counts[:, 0] = False
     if exclude_current_token:
-        counts.fill_diagonal_(False)
-    if error_measure == "abs":
-        return 1 - ((attention - detection).abs() * counts).sum((-2, -1)) / attention.shape[-1]
-    left = attention * counts
-    return (left * detection).sum((-2, -1)) / left.sum((-2, -1)).clamp(min=torch.finfo(attention.dtype).tiny)
+        counts.diagonal(first).fill_(False)
+    is_difference = error_measure == "abs"
+    part = (attention - detection).abs() if is_difference else attention * detection
+    whole = torch.ones_like(attention[..., 0]) if is_difference else (attention * counts).sum(-1)
+    return torch.stack([(part * counts).sum((-2, -1)), whole.sum(-1)])
+
+
+def _score(sums: Float[Tensor, "2 *cell"], error_measure: str) -> Float[Tensor, "*cell"]:
+    part, whole = sums
+    return 1 - part / whole if error_measure == "abs" else part / whole.clamp(min=torch.finfo(sums.dtype).tiny)
 
 
 def _row(tokens: Tokens) -> Row:
@@ -181,15 +183,15 @@ def _row(tokens: Tokens) -> Row:
     return tokens.flatten()
 
 
-def _expected(detection_pattern: str | Detection, row: Row) -> Detection:
-    """The expected attention pattern for a prompt."""
+def _expected(detection_pattern: str | Detection, row: Row) -> TargetRows | Callable[[slice], Detection]:
+    """Rows of the expected attention pattern for a prompt."""
     if isinstance(detection_pattern, str):
-        if detection_pattern not in BUILDERS:
+        if detection_pattern not in TARGETS:
             raise ArgumentError(
-                f"detection_pattern must be a tensor [pos, pos] or one of {', '.join(BUILDERS)}, got {detection_pattern!r}"
+                f"detection_pattern must be a tensor [pos, pos] or one of {', '.join(TARGETS)}, got {detection_pattern!r}"
             )
-        return BUILDERS[detection_pattern](row).cpu()
-    return _checked_pattern(detection_pattern, len(row))
+        return partial(TARGETS[detection_pattern], row)
+    return _checked_pattern(detection_pattern, len(row)).__getitem__
 
 
 def _checked_pattern(pattern: Tensor, n_pos: int) -> Detection:

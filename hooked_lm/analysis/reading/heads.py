@@ -1,13 +1,15 @@
 """Attention heads: scores of known kinds of heads, and statistics of attention patterns.
 
-Patterns are reduced while the model runs, so only those of one layer are in memory at a time.
+Patterns are reduced while the model runs, some rows at a time, so memory does not grow with the square of a prompt's length.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -18,6 +20,7 @@ from hooked_lm.engine.prompts import Prompts, some_rows
 from hooked_lm.engine.prompts import rows_of as inputs_of
 from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks.columns import row_blocks
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows as Input
@@ -27,8 +30,11 @@ from hooked_lm.results.scores import Scores, provenance
 
 Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
-Targets = Bool[Tensor, "pos pos"]  # [query, key]: the keys that a query is expected to attend to
-See = Callable[[int, list[int], Pattern], None]  # the layer, the indices of the prompts, their patterns
+Targets = Bool[Tensor, "query_pos pos"]  # [query, key]: the keys that a query is expected to attend to
+TargetRows = Callable[[slice], Targets]  # some queries -> their rows of the targets
+# the layer, the indices of the prompts, rows of their patterns, which
+See = Callable[[int, list[int], Pattern, slice], None]
+WHOLE = slice(None)
 NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
 
 
@@ -41,25 +47,25 @@ class HeadRows(list[Tensor]):
 # ---- kinds of heads ------------------------------------------------------------------------------------------------
 
 
-def previous_token(tokens: Row) -> Targets:
+def previous_token(tokens: Row, queries: slice = WHOLE) -> Targets:
     """For each query, the previous token."""
-    return torch.ones(len(tokens) - 1, device=tokens.device).diag(-1).bool()
+    positions = torch.arange(len(tokens), device=tokens.device)
+    return positions == positions[queries, None] - 1
 
 
-def duplicate_token(tokens: Row) -> Targets:
+def duplicate_token(tokens: Row, queries: slice = WHOLE) -> Targets:
     """For each query, the earlier occurrences of the same token."""
-    return (tokens[:, None] == tokens).tril(-1)
+    positions = torch.arange(len(tokens), device=tokens.device)
+    return (tokens == tokens[queries, None]) & (positions < positions[queries, None])
 
 
-def induction(tokens: Row) -> Targets:
+def induction(tokens: Row, queries: slice = WHOLE) -> Targets:
     """For each query, the tokens that follow earlier occurrences of the same token.
 
     >>> induction(torch.tensor([7, 8, 9, 7])).nonzero()
     tensor([[3, 1]])
     """
-    targets = torch.zeros(len(tokens), len(tokens), dtype=torch.bool, device=tokens.device)
-    targets[:, 1:] = duplicate_token(tokens)[:, :-1]
-    return targets
+    return F.pad(duplicate_token(tokens, queries)[:, :-1], (1, 0))
 
 
 Kind = Callable[[Row], Targets]
@@ -134,13 +140,13 @@ def head_scores(
         settings |= {"tokens": "random, repeated", "length": length}
     else:
         rows = rows_of(model, prompts)
-    targets = [_targets(row, i, wanted) for i, row in enumerate(rows)]
+    looks = _looks(rows, wanted)
     if chance == "uniform":
-        by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, targets))
+        by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, looks))
     else:
-        by_chance = _attention_to(model, _shuffled(model, rows, seed), targets)
+        by_chance = _attention_to(model, _shuffled(model, rows, seed), looks)
     return ChanceScores(
-        _attention_to(model, rows, targets),
+        _attention_to(model, rows, looks),
         {"kind": list(wanted), **_layers_and_heads(model)},
         chance=by_chance,
         about=provenance(model, of="attention weight", **settings),
@@ -160,59 +166,70 @@ def _kinds(kinds: Sequence[str] | Mapping[str, Kind]) -> Mapping[str, Kind]:
     return found
 
 
-def _targets(row: Row, prompt: int, kinds: Mapping[str, Kind]) -> Bool[Tensor, "kind pos pos"]:
-    found = []
-    for name, kind in kinds.items():
-        targets = kind(row)
-        if targets.shape != (len(row), len(row)) or bool(targets.triu(1).any()):
+@dataclass(frozen=True)
+class _Looks:
+    """The targets of each kind in each prompt, and the number of queries that have one."""
+
+    targets: Sequence[Sequence[TargetRows]]  # of each prompt, by kind
+    n_queries: Int[Tensor, "kind prompt"]
+
+    def rows(self, prompt: int, queries: slice) -> Bool[Tensor, "kind query_pos pos"]:
+        """The targets of some queries of a prompt."""
+        return torch.stack([of_kind(queries) for of_kind in self.targets[prompt]])
+
+
+def _looks(rows: HeadRows, kinds: Mapping[str, Kind]) -> _Looks:
+    targets = [[_target_rows(row, *kind) for kind in kinds.items()] for row in rows]
+    found = _Looks(targets, torch.zeros(len(kinds), len(rows), dtype=torch.long))
+    for prompt, row in enumerate(rows):
+        for queries in row_blocks(len(row), len(row)):
+            found.n_queries[:, prompt] += found.rows(prompt, queries).any(-1).sum(-1).cpu()
+        if without := [name for name, n in zip(kinds, found.n_queries[:, prompt], strict=True) if not n]:
             raise ValueError(
-                f"kind {name!r} must give a lower triangle [{len(row)}, {len(row)}]: keys that a query can see"
-            )
-        if not bool(targets.any()):
-            raise ValueError(
-                f"prompt {prompt} has no token at which a head of the kind {name!r} would look at something: "
+                f"prompt {prompt} has no token at which a head of the kind {without[0]!r} would look at something: "
                 "leave the prompt or the kind out, or give no prompts for random tokens that repeat"
             )
-        found.append(targets.bool())
-    return torch.stack(found)
+    return found
 
 
-def _attention_to(
-    model: Decoder, rows: HeadRows, targets: list[Bool[Tensor, "kind _ _"]]
-) -> Float[Tensor, "kind layer head prompt"]:
-    """The attention of each head to the targets."""
-    shares = [torch.full((len(targets[0]), n, len(rows)), torch.nan) for n in head_counts(model)]
+def _target_rows(row: Row, name: str, kind: Kind) -> TargetRows:
+    """The rows of a kind's targets; those of our own kinds are computed when they are needed."""
+    if kind in KINDS.values():
+        return partial(kind, row)
+    targets = kind(row)
+    if targets.shape != (len(row), len(row)) or bool(targets.triu(1).any()):
+        raise ValueError(
+            f"kind {name!r} must give a lower triangle [{len(row)}, {len(row)}]: keys that a query can see"
+        )
+    return targets.bool().__getitem__
 
-    def see(layer: int, which: list[int], pattern: Pattern) -> None:
-        looked_at = torch.stack([targets[i] for i in which]).to(pattern.device)
+
+def _attention_to(model: Decoder, rows: HeadRows, looks: _Looks) -> Float[Tensor, "kind layer head prompt"]:
+    """The attention of each head to the targets, averaged over queries that have a target."""
+    sums = [torch.zeros(len(looks.n_queries), n, len(rows)) for n in head_counts(model)]
+
+    def see(layer: int, which: list[int], pattern: Pattern, queries: slice) -> None:
+        looked_at = torch.stack([looks.rows(i, queries) for i in which]).to(pattern.device)
         for number, targeted in enumerate(looked_at.unbind(1)):
-            shares[layer][number][:, which] = _on_targets(pattern, targeted[:, None]).T.cpu()
+            sums[layer][number][:, which] += (pattern * targeted[:, None]).sum((-2, -1)).T.cpu()
 
     see_patterns(model, rows, see)
-    return _of_layers(model, lambda layer: shares[layer])
+    return _of_layers(model, lambda layer: sums[layer] / looks.n_queries[:, None])
 
 
-def _on_targets(
-    pattern: Float[Tensor, "*#cell query_pos key_pos"], targets: Bool[Tensor, "*#cell query_pos key_pos"]
-) -> Float[Tensor, "*#cell"]:
-    """The attention to the targets, averaged over queries that have a target."""
-    return (pattern * targets).sum((-2, -1)) / targets.any(-1).sum(-1)
-
-
-def _uniform(
-    model: Decoder, layer: int, rows: HeadRows, targets: list[Bool[Tensor, "kind _ _"]]
-) -> Float[Tensor, "kind head prompt"]:
+def _uniform(model: Decoder, layer: int, rows: HeadRows, looks: _Looks) -> Float[Tensor, "kind head prompt"]:
     """The scores of a layer's heads if their attention were uniform over the visible keys."""
-    attn, found = model.blocks[layer].attn, []
-    for i, looked_at in enumerate(targets):
-        if rows.images is None:
-            visible = attn.visible_keys(looked_at.shape[-1]).to(looked_at.device)
-        else:  # tokens of an image may see each other
+    attn, found = model.blocks[layer].attn, torch.zeros(looks.n_queries.shape)
+    for i, row in enumerate(rows):
+        seen: TargetRows = partial(attn.visible_keys, len(row))
+        if rows.images is not None:  # tokens of an image may see each other
             with torch.no_grad():
                 context = model.embedded(_input(model, rows, [i]))[2]
-            visible = context.full_mask(attn.causal, attn.window)[0, 0].to(looked_at.device)
-        found.append(_on_targets((visible / visible.sum(-1, keepdim=True))[None], looked_at).cpu())
-    return torch.stack(found, -1)[:, None].expand(-1, attn.cfg.n_heads, -1)
+            seen = context.full_mask(attn.causal, attn.window)[0, 0].__getitem__
+        for queries in row_blocks(len(row), len(row)):
+            visible = seen(queries).to(row.device)
+            found[:, i] += (looks.rows(i, queries) / visible.sum(-1, keepdim=True) * visible).sum((-2, -1)).cpu()
+    return (found / looks.n_queries)[:, None].expand(-1, attn.cfg.n_heads, -1)
 
 
 # ---- attention statistics ------------------------------------------------------------------------------------------
@@ -240,16 +257,17 @@ def attention_statistics(model: Decoder, prompts: Prompts) -> Scores:
     """
     check_model(model)
     rows = rows_of(model, prompts)
-    found = [torch.full((3, n, len(rows)), torch.nan) for n in head_counts(model)]
+    found = [torch.zeros(3, n, len(rows)) for n in head_counts(model)]
 
-    def see(layer: int, which: list[int], pattern: Pattern) -> None:
-        behind_first = pattern[:, :, 1:]
-        total = behind_first.sum(-1).clamp(min=torch.finfo(pattern.dtype).tiny)
+    def see(layer: int, which: list[int], pattern: Pattern, queries: slice) -> None:
         positions = torch.arange(pattern.shape[-1], device=pattern.device, dtype=pattern.dtype)
-        distance = positions[1:] - behind_first @ positions / total
-        entropy = torch.special.entr(behind_first / total[..., None]).sum(-1)
-        statistics = torch.stack([entropy, distance, behind_first[..., 0]]).mean(-1)
-        found[layer][:, :, which] = statistics.transpose(1, 2).cpu()
+        after_first = positions[queries] > 0
+        pattern, n = pattern[:, :, after_first], len(positions) - 1
+        total = pattern.sum(-1).clamp(min=torch.finfo(pattern.dtype).tiny)
+        distance = positions[queries][after_first] - pattern @ positions / total
+        entropy = torch.special.entr(pattern / total[..., None]).sum(-1)
+        statistics = torch.stack([entropy, distance, pattern[..., 0]]).sum(-1) / n
+        found[layer][:, :, which] += statistics.transpose(1, 2).cpu()
 
     see_patterns(model, rows, see)
     axes: dict[str, Sequence[Label]] = {"statistic": ["entropy", "distance", "first_token"], **_layers_and_heads(model)}
@@ -329,9 +347,7 @@ def rows_of(model: Decoder, prompts: Prompts) -> HeadRows:
         rows = HeadRows(model.to_tokens(text, truncate=False)[0] for text in texts)
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
-            raise ArgumentError(
-                f"prompt {i} has {len(row)} tokens; expected from 2 to {model.cfg.n_ctx}, the model's n_ctx"
-            )
+            raise ArgumentError(f"prompt {i} has {len(row)} tokens; expected 2 to {model.cfg.n_ctx}, the model's n_ctx")
     return rows
 
 
@@ -391,19 +407,25 @@ def _of_layers(
 
 @dataclass(frozen=True)
 class _Look:
-    """A hook that passes a layer's patterns to a function."""
+    """A hook that passes a layer's patterns to a function, some rows at a time."""
 
     see: See
     layer: int
     prompts: list[int]
     records = True  # a read-only hook, which needs no copy of the value
+    in_blocks = True
+
+    def query_columns(self, hook: HookPoint, shape: tuple[int, ...]) -> range:
+        """All rows."""
+        return range(shape[-2])
 
     def __call__(self, pattern: Tensor, hook: HookPoint) -> None:
-        self.see(self.layer, self.prompts, pattern.float())
+        first = 0 if hook.columns is None else hook.columns.shown[0]
+        self.see(self.layer, self.prompts, pattern.float(), slice(first, first + pattern.shape[-2]))
 
 
 def see_patterns(model: Decoder, rows: HeadRows, see: See, layers: Sequence[int] | None = None) -> None:
-    """Run prompts of any lengths, and call `see(layer, prompts, pattern)` with the patterns of each layer.
+    """Run prompts of any lengths, and call `see(layer, prompts, pattern, queries)` with rows of the patterns of each layer.
 
     Batches consist of prompts of one length, so there is no padding; NUMBERS limits their size.
     """

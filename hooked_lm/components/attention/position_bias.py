@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.constants import constant
-from hooked_lm.components.context import Context
+from hooked_lm.components.context import Context, query_rows
 from hooked_lm.components.stack_context import StackContext
 
 T = TypeVar("T")
@@ -74,7 +74,8 @@ class SharedBias(Unlearned):
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head #query_pos #key_pos"]:
         """The bias of the scores; a zero outside of a stack."""
         if isinstance(context, StackContext) and context.score_bias is not None:
-            return context.score_bias.to(dtype)
+            bias = context.score_bias.to(dtype)
+            return bias if context.whole is None else query_rows(bias, context.rows_of_whole)
         if self.of_stack is not None:
             return self.of_stack.bias(context, dtype)
         return torch.zeros(1, 1, 1, 1, dtype=dtype, device=context.device)

@@ -87,4 +87,4 @@ class RelativeBias(nn.Module):
 
 def _distance(context: Context) -> Int[Tensor, "query_pos key_pos"]:
     key = torch.arange(context.n_key, device=context.device)
-    return key - key[context.n_past :, None]
+    return key - context.queries[:, None]

@@ -1,6 +1,6 @@
 """Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
+UNHOOKED = (lambda scores: scores,) * 2  # in the place of sites
 
 
 def mix_in_steps(
@@ -20,12 +21,13 @@ def mix_in_steps(
     k: Float[Tensor, "batch key_pos kv_head d_key"],
     v: Float[Tensor, "batch key_pos kv_head d_value"],
     context: Context,
+    sites: Sequence[Callable[[Scores], Scores]] = (),
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """The mixed values of each head, with scores and pattern at their sites."""
+    """The mixed values of each head, with scores and pattern at their sites, or passed to other functions."""
     q, k, context = attn.scored(q, k, context)
     mask = attn.additive_mask(context, q.dtype)
     given = attn.scale, attn.soft_cap, attn.sinks
-    return mix_masked(q, k, v, mask, *given, attn.hook_attn_scores, attn.hook_pattern)
+    return mix_masked(q, k, v, mask, *given, *(sites or attn.sites_of_scores))
 
 
 def mix_masked(

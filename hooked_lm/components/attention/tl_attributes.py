@@ -91,9 +91,9 @@ class AttentionTLAttributes(nn.Module):
         """A weight or bias of keys or values, repeated for each query head."""
         return weight.repeat_interleave(self.W_O.shape[0] // weight.shape[0], 0)
 
-    def visible_keys(self, n_pos: int) -> Bool[Tensor, "query_pos key_pos"]:
-        """Which keys each query of a text without padding attends to."""
-        context = Context(n_pos, torch.device("cpu"))
+    def visible_keys(self, n_pos: int, queries: slice = slice(None)) -> Bool[Tensor, "query_pos key_pos"]:
+        """Which keys these queries of a text without padding attend to."""
+        context = Context(n_pos, torch.device("cpu")).of_queries(torch.arange(n_pos)[queries])
         visible = context.full_mask(self.causal, self.window)[0, 0]
         bias = getattr(self, "position_bias", None)
         return visible & bias.bias(context, torch.float32)[0, 0].isfinite() if isinstance(bias, Sparsity) else visible

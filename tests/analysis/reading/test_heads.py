@@ -2,6 +2,7 @@
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from hooked_lm.analysis.reading.heads import (
     repeated_random_tokens,
     rows_of,
 )
+from hooked_lm.hooks import columns
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.results import Scores
 from tests.close import assert_close
@@ -246,6 +248,49 @@ def test_small_batches_give_the_same(demo: HookedTransformer, monkeypatch: pytes
     assert_close(head_scores(demo, n_prompts=5, length=6).values, expected.values)
 
 
+def test_blocks_of_rows_give_the_same(demo: HookedTransformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [REPEATED, "Mary gave Mary a drink and Mary left"]
+
+    def own_kind(row: Tensor) -> Tensor:
+        return torch.ones(len(row), len(row), dtype=torch.bool).tril(-2)
+
+    def found() -> list[Tensor]:
+        scores = head_scores(demo, texts, kinds={"induction": induction, "own": own_kind}, chance="shuffled")
+        by_chance = head_scores(demo, texts)
+        detected = [detect_head(demo, texts, "induction_head", error_measure=measure) for measure in ("mul", "abs")]
+        detected.append(detect_head(demo, REPEATED, own_kind(demo.to_tokens(REPEATED)[0]).float(), exclude_bos=True))
+        detected.append(detect_head(demo, texts, "duplicate_token_head", exclude_current_token=True))
+        statistics = attention_statistics(demo, texts).values
+        return [scores.values, scores.chance, by_chance.values, by_chance.chance, statistics, *detected]
+
+    expected = found()
+    n_calls = []
+    monkeypatch.setattr(columns, "MOST_NUMBERS", 8 * 10 * 4)
+    monkeypatch.setattr(heads._Look, "__call__", counted(heads._Look.__call__, n_calls))
+    for own, whole in zip(found(), expected, strict=True):
+        assert_close(own, whole)
+    assert len(n_calls) > 2 * 4 * 2 * 6  # blocks, layers, prompts, runs
+
+
+def counted(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_memory_does_not_grow_with_the_square_of_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, n = small(n_ctx=400, d_head=4, d_model=16, n_layers=1), 400
+    tokens = torch.randint(100, (1, n // 2)).repeat(1, 2)
+    monkeypatch.setattr(columns, "MOST_NUMBERS", 40 * n)  # ten rows of the pattern
+    with Sizes() as sizes:
+        head_scores(model, tokens)
+        attention_statistics(model, tokens)
+        detect_head(model, tokens, "induction_head")
+    assert sizes.largest <= 150 * n  # targets of three kinds, in blocks of 40 rows
+
+
 class Sizes(TorchDispatchMode):
     """Remembers the largest tensor that was made."""
 
@@ -328,7 +373,7 @@ def test_bad_input(demo: HookedTransformer) -> None:
         head_scores(demo, n_prompts=0)
     with pytest.raises(ValueError, match="99 tokens that are not special"):
         repeated_random_tokens(small(n_ctx=400, d_vocab=99), length=100)
-    with pytest.raises(ValueError, match="prompt 0 has 1 tokens; expected from 2 to 128"):
+    with pytest.raises(ValueError, match="prompt 0 has 1 tokens; expected 2 to 128"):
         attention_statistics(demo, torch.tensor([5]))
     with pytest.raises(ValueError, match="prompts is empty"):
         attention_statistics(demo, [])

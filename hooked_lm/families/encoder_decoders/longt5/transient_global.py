@@ -79,6 +79,8 @@ class TransientGlobalAttention(ProjectedAttention):
         def build(self) -> "TransientGlobalAttention":
             return TransientGlobalAttention(self)
 
+    mixes_rows_alone = False
+
     cfg: Config
 
     def __init__(self, cfg: Config) -> None:

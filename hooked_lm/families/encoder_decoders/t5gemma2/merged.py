@@ -68,6 +68,7 @@ class MergedAttention(Attention):
         def build(self) -> "MergedAttention":
             return MergedAttention(self)
 
+    mixes_rows_alone = False
     _source_half: tuple[SourceHalf]
 
     def __init__(self, cfg: Config) -> None:

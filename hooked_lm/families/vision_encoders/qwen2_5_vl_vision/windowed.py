@@ -25,6 +25,8 @@ class PatchWindowAttention(Attention):
         def build(self) -> "PatchWindowAttention":
             return PatchWindowAttention(self)
 
+    mixes_rows_alone = False
+
     cfg: Config
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "image 1 query_pos key_pos"]:
