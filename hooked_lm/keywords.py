@@ -80,8 +80,8 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
 
     These are functions and classes, with the other public classes of the files that they come from, such as those of results.
     Of a class it is the constructor and the public methods, inherited ones too; none of a class with `answers_keywords = False`,
-    which a run calls at each site. Nothing is looked up unless a call has raised a
-    TypeError, and what raised it stays as it is unless the arguments of that call are at fault.
+    which a run calls at each site. A function that comes from elsewhere stays as it is: it may be in a table there. Nothing is
+    looked up unless a call has raised a TypeError, which stays as it is unless the arguments of that call are at fault.
     """
     exported = sys.modules[module]
     for name in list(exported.__all__ if names is None else names):
@@ -89,6 +89,8 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
         if not isinstance(value, (type, FunctionType)) or not _is_ours(value):
             continue
         if isinstance(value, FunctionType):
+            if not value.__module__.startswith(module):
+                continue
             for place in (exported, sys.modules[value.__module__]):  # one function by either name
                 if vars(place).get(name) is value:
                     setattr(place, name, _answering(value, 0))

@@ -31,7 +31,7 @@ def public_callables(module: ModuleType) -> Iterator[tuple[str, Callable[..., ob
     """The functions of a module, and the constructors and methods of its classes, with how many arguments are bound."""
     for name in module.__all__:
         value = getattr(module, name)
-        if isfunction(value) and name not in AT_EACH_SITE:
+        if isfunction(value) and name not in AT_EACH_SITE and value.__module__.startswith(module.__name__):
             yield name, value, 0
         elif isclass(value) and value.__module__.startswith("hooked_lm") and not issubclass(value, BaseException):
             for base in value.__mro__:

@@ -1,7 +1,6 @@
 """Context: what all layers of one forward pass share, computed once: positions, masks and rotary angles."""
 
 from collections.abc import Callable, Hashable
-from copy import copy
 from typing import TypeVar
 
 import torch
@@ -14,7 +13,6 @@ from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.masks import Mask, Masks, Scores
 
 T = TypeVar("T")
-Own = TypeVar("Own", bound="Context")
 Tokens = Float[Tensor, "batch pos *features"]
 Angles = tuple[Float[Tensor, "batch pos 1 width"], Float[Tensor, "batch pos 1 width"]]  # see Rotary.angles
 KeysValues = tuple[Float[Tensor, "batch key_pos kv_head d_head"], Float[Tensor, "batch key_pos kv_head d_value"]]
@@ -119,32 +117,19 @@ class Context(Masks):
         """The angles of the keys of the new tokens."""
         return self.query_angles(rotary)
 
-    # ---- some queries ------------------------------------------------------------------------------------------------
-
-    def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
-        """The context of the scores of some of these queries, with all keys."""
-        found = copy(self)
-        found.n_pos, found._shared, found.whole = len(rows), {}, self.whole or self
-        found.rows_of_whole = rows if self.whole is None else self.rows_of_whole[rows]
-        found.positions = self.positions[:, rows]
-        found.added_mask = None if self.added_mask is None else query_rows(self.added_mask, rows)
-        return found
-
     # ---- masks -------------------------------------------------------------------------------------------------------
 
     def mask(self, causal: bool, window: int | None) -> Mask | Float[Tensor, "batch head query_pos key_pos"] | None:
         """Which keys a query may attend to, numbers with an `added_mask`; None: all, or with `causal` all up to itself."""
         if self.added_mask is not None:
             return self.additive_mask(causal, window, self.added_mask.dtype)
-        if self.whole is not None:
-            return self.full_mask(causal, window)
         windowed = window is not None and window < self.n_key
-        square_or_row = not causal or self.n_pos in (1, self.n_key)
+        square_or_row = self.whole is None and (not causal or self.n_pos in (1, self.n_key))
         if self.real is None and not windowed and square_or_row and not self.needs_mask:
             return None
         return self.full_mask(causal, window)
 
-
-def query_rows(scores: Scores, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"]:
-    """Some rows of what is added to scores; of what is the same for all queries the only one."""
-    return scores if scores.shape[-2] == 1 else scores[..., rows, :]
+    @property
+    def needs_mask(self) -> bool:
+        """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
+        return False

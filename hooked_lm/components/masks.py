@@ -26,6 +26,7 @@ class Masks(ABC):
     positions: Int[Tensor, "batch pos"]
     key_positions: Int[Tensor, "batch key_pos"]
     added_mask: Scores | None
+    _shared: dict[Hashable, object]
     whole: "Masks | None" = None  # of the context of some queries: that of all
     rows_of_whole: Int[Tensor, " query_pos"]  # their columns among these
 
@@ -37,9 +38,18 @@ class Masks(ABC):
         return torch.arange(self.n_past, self.n_past + self.n_pos, device=self.device)
 
     @property
+    @abstractmethod
     def needs_mask(self) -> bool:
         """Whether more than padding, windows and the order of tokens decides which keys a query may attend to."""
-        return False
+
+    def of_queries(self: Own, rows: Int[Tensor, " row"]) -> Own:
+        """The context of the scores of some of these queries, with all keys."""
+        found = copy(self)
+        found.n_pos, found._shared, found.whole = len(rows), {}, self.whole or self
+        found.rows_of_whole = rows if self.whole is None else self.rows_of_whole[rows]
+        found.positions = self.positions[:, rows]
+        found.added_mask = None if self.added_mask is None else query_rows(self.added_mask, rows)
+        return found
 
     @abstractmethod
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -89,3 +99,8 @@ class Masks(ABC):
         found = copy(self)
         found.added_mask = numbers if self.added_mask is None else self.added_mask + numbers
         return found
+
+
+def query_rows(scores: Scores, rows: Int[Tensor, " row"]) -> Float[Tensor, "#batch #head #row #key_pos"]:
+    """Some rows of what is added to scores; of what is the same for all queries the only one."""
+    return scores if scores.shape[-2] == 1 else scores[..., rows, :]

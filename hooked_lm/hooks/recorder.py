@@ -69,7 +69,7 @@ class Recorder:
         if self.pos_slice.mode == "identity":
             return None
         n = shape[hook.dims.index("query_pos")]
-        columns: list[int] = self.pos_slice.apply(torch.arange(n)).tolist()
+        columns: list[int] = self.pos_slice.apply(torch.arange(n)).reshape(-1).tolist()
         return columns
 
     def _some_positions(self, value: Tensor, hook: HookPoint) -> Tensor:
@@ -78,8 +78,9 @@ class Recorder:
             return value
         if hook.columns is not None:
             places = {column: place for place, column in enumerate(hook.columns.shown)}
-            wanted = self.pos_slice.apply(torch.arange(hook.columns.n)).tolist()
-            return value.index_select(axis, torch.tensor([places[column] for column in wanted], device=value.device))
+            wanted = self.pos_slice.apply(torch.arange(hook.columns.n))
+            index = torch.tensor([places[column] for column in wanted.reshape(-1).tolist()], device=value.device)
+            return value.index_select(axis, index) if wanted.ndim else value.select(axis, int(index))
         value = self.pos_slice.apply(value, axis)
         return value.clone() if self.pos_slice.mode == "slice" else value  # a view would keep the whole value alive
 
@@ -120,7 +121,12 @@ def position_axis(n_axes: int, dims: tuple[str, ...]) -> int | None:
 
 
 def known_position_axis(value: Tensor, site: str, dims: tuple[str, ...]) -> int | None:
-    """As `position_axis`. Raises ValueError for two axes without names, or more than three: any could be the positions."""
+    """As `position_axis`; of a value with more axes than names, the names are those of the first axes.
+
+    Raises ValueError for two axes without names, or more than three: any could be the positions.
+    """
+    if 0 < len(dims) < value.ndim:
+        return position_axis(len(dims), dims)
     if len(dims) != value.ndim and (value.ndim == 2 or value.ndim > MOST_UNNAMED):
         raise ValueError(
             f"pos_slice: the position axis of '{site}', of shape {tuple(value.shape)}, is unknown; "

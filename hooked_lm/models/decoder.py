@@ -1,6 +1,5 @@
 """A decoder-only language model: tokens in, logits out, with a hook point at every step."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +14,10 @@ from hooked_lm.models import checks
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.decoder_methods import DecoderMethods, Mask
+from hooked_lm.models.generation.loop import Input
 from hooked_lm.models.stack import Stack, Stream, apply_config_flags, checked_ids
-from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.tokenizer import Tokenizer
 from hooked_lm.models.vision.inputs import VisionInputs
-
-Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs | Chat
 
 
 class Decoder(DecoderMethods):
@@ -30,9 +27,8 @@ class Decoder(DecoderMethods):
 
     >>> import torch
     >>> from hooked_lm.models.decoder import Decoder
-    >>> model = Decoder(
-    ...     dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
-    ... )
+    >>> cfg = dict(n_layers=1, d_model=16, n_heads=2, n_ctx=8, d_vocab=10, act_fn="gelu")
+    >>> model = Decoder(cfg)
     >>> model(torch.tensor([[5, 3, 1]])).shape
     torch.Size([1, 3, 10])
     """

@@ -13,7 +13,7 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig, analysis, at, 
 from hooked_lm.hooks.token_labels import check_named
 from hooked_lm.interventions import AddDirection, Hooks, MeanAblate, Record, ZeroAblate
 from hooked_lm.models.text.chat import Chat
-from tests.close import assert_apart, assert_close
+from tests.close import assert_apart, assert_close, is_close
 from tests.models.text.chat_templates import QWEN3, TEMPLATES, byte_level, turns
 
 ASK = turns("Hello user", "<think>\nWell\n</think>\n\nHi.", "What is 2 + 3?", system="Be kind.")
@@ -111,13 +111,13 @@ def test_a_hook_acts_within_thoughts_as_they_are_written(use_past_kv_cache: bool
     one, push = chat(ASK[:2]), torch.ones(16, dtype=torch.double)
     plain, seen = run(), Record("blocks.0.hook_resid_pre", positions="thinking")
     pushed = run(AddDirection("resid_post", 0, vector=push, positions="thinking"), seen)
-    changed = [position for position in plain if not torch.allclose(plain[position], pushed[position])]
+    changed = [position for position in plain if not is_close(plain[position], pushed[position])]
     inside = [i for i, token in enumerate(ids.tolist()) if first not in (token, *ids[i + 1 :].tolist())]
     inside = [one.shape[1] + i for i in inside if last in ids[i + 1 :].tolist()]
     assert changed == inside
     assert len(changed) > 2
     everywhere = run(AddDirection("resid_post", 0, vector=push, positions="assistant"))
-    new = [position for position in plain if not torch.allclose(plain[position], everywhere[position])]
+    new = [position for position in plain if not is_close(plain[position], everywhere[position])]
     assert new == list(range(one.shape[1], one.shape[1] + len(ids) - 1))  # the last token is not read
 
 

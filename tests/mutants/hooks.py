@@ -87,7 +87,8 @@ HOOKS = mutants({
     "hooks/recorder.py": [
         ("recorded rows come in another order",
          "components/attention/test_rows.py::reading_rows_computes_these_alone_and_changes_no_bit",
-         "[places[column] for column in wanted]", "sorted(places[column] for column in wanted)"),
+         "[places[column] for column in wanted.reshape(-1).tolist()]",
+         "sorted(places[column] for column in wanted.reshape(-1).tolist())"),
         ("the device of a cache is ignored", "hooks/test_cache.py::device_and_plain_dict",
          "self.cache[name] = value if self.device is None else self._moved(value)", "self.cache[name] = value"),
         ("a cached slice keeps the whole value alive", "hooks/test_cache.py::pos_slice_reads_the_dims_and_ints_keep_the_axis",

@@ -14,22 +14,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.attention import steps
 from hooked_lm.components.attention.gpu_kernels import for_kernels
 from hooked_lm.components.attention.parts import KEY as KEY
 from hooked_lm.components.attention.parts import QUERY as QUERY
 from hooked_lm.components.attention.parts import SCORES as SCORES
-from hooked_lm.components.attention.parts import AttentionParts
 from hooked_lm.components.attention.position_bias import PositionBias, changes_scores
 from hooked_lm.components.attention.projection import add_projections
 from hooked_lm.components.attention.public_steps import PublicSteps
-from hooked_lm.components.attention.relative_bias import RelativeBias
+from hooked_lm.components.attention.steps import AttentionRows
 from hooked_lm.components.context import Context
 from hooked_lm.components.embeddings.rotary import Rotary
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of
 from hooked_lm.components.tl_call import attention_context
 from hooked_lm.hooks import HookPoint, is_listening
-from hooked_lm.hooks.columns import row_blocks, showing, wanted_rows
 
 SOFTMAX, METHOD = F.softmax, Tensor.softmax  # as PyTorch has them
 
@@ -41,7 +38,7 @@ Values = Float[Tensor, "batch key_pos kv_head d_value"]
 KeyRows = Float[Tensor, "batch key_pos kv_head d_key"]  # keys, and what else of a token its scores depend on
 
 
-class AbstractAttention(AttentionParts):
+class AbstractAttention(AttentionRows):
     """`z = softmax(q k^T * scale + bias + mask) v`, and `W_O` [head, d_value, d_model] back into the stream.
 
     Subclasses compute queries, keys and values, and call `mix` and `output`. With `sinks` each head has a learned score that
@@ -82,8 +79,6 @@ class AbstractAttention(AttentionParts):
         def build(self) -> "AbstractAttention":
             """The attention of this config."""
 
-    mix_in_steps: Callable[..., Mixed] = steps.mix_in_steps
-    mixes_rows_alone = True  # whether `mix_in_steps` can be given some queries
     ungrouped = False  # whether each query head has a copy of its key/value head; only an `Attention` can be set so
     computes_kv = True  # whether it computes keys and values
     kv_source_layer: int | None = None  # otherwise the layer whose keys and values it uses
@@ -114,27 +109,12 @@ class AbstractAttention(AttentionParts):
         """How values are mixed in this run: by the fused kernel, or in steps where something listens or the kernel cannot."""
         if not self.may_fuse(*self.more_sites()):
             return self.mix_in_steps
-        if not is_listening(*self.sites_of_scores):
-            return self.mix_unhooked
-        return self.mix_rows_in_steps if self.may_mix_rows else self.mix_in_steps
-
-    @property
-    def mix_unhooked(self) -> Callable[[PerHead, Keys, Values, Context], Mixed]:
-        """How values are mixed without sites: by the fused kernel, if there is one for their scores."""
-        if self.soft_cap is None and self.sinks is None:
-            return self.mix_fused
-        return self.mix_in_blocks if self.may_mix_rows else self.mix_in_steps
-
-    @property
-    def may_mix_rows(self) -> bool:
-        """Whether some queries may be mixed by themselves: hooks at a bias of positions have to see that of all."""
-        bias = self.position_bias
-        return self.mixes_rows_alone and not (isinstance(bias, RelativeBias) and is_listening(bias.hook_bias))
-
-    @property
-    def sites_of_scores(self) -> tuple[HookPoint, HookPoint]:
-        """The sites of scores and pattern."""
-        return self.hook_attn_scores, self.hook_pattern
+        is_plain = self.soft_cap is None and self.sinks is None
+        return (
+            self.mix_fused
+            if is_plain and not is_listening(self.hook_attn_scores, self.hook_pattern)
+            else self.mix_in_rows()
+        )
 
     def more_sites(self) -> tuple[nn.Module, ...]:
         """The sites inside mixing, beside those of scores and pattern."""
@@ -152,31 +132,6 @@ class AbstractAttention(AttentionParts):
         # one query attends to all keys; a branch, as n_pos is symbolic when compiled
         is_causal = False if context.n_pos == 1 else self.causal and mask is None
         return fused(q, k, v, mask, self.scale, is_causal)
-
-    def mix_rows_in_steps(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
-        """The mixed values; only the rows of scores and pattern that hooks read or change are computed.
-
-        Values that no hook changes are those of a run without hooks, bit for bit.
-        """
-        n, points = q.shape[1], self.sites_of_scores
-        if (blocks := wanted_rows(points, (q.shape[0], q.shape[2], n, k.shape[1]))) is None:
-            return self.mix_in_steps(q, k, v, context)
-        z = self.mix_unhooked(q, k, v, context)
-        for block in blocks:
-            rows, sites = torch.tensor(block, device=q.device), [showing(point, block, n) for point in points]
-            own = self.mix_in_steps(q[:, rows], k, v, context.of_queries(rows), sites)
-            z = z.index_copy(1, rows, own) if any(point.is_edited for point in points) else z
-        return z
-
-    def mix_in_blocks(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
-        """The mixed values in steps, without sites; of long texts some rows at a time."""
-        blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
-        if len(blocks) == 1:
-            return self.mix_in_steps(q, k, v, context, steps.UNHOOKED)
-        columns, z = torch.arange(q.shape[1], device=q.device), v.new_empty(*q.shape[:3], v.shape[-1])
-        for rows in blocks:
-            z[:, rows] = self.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), steps.UNHOOKED)
-        return z
 
     def additive_mask(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#batch #head query_pos key_pos"]:
         """The sum of the mask, minus infinity where a query may not attend to a key, and the bias of positions."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.constants import constant
-from hooked_lm.components.context import Context, query_rows
+from hooked_lm.components.context import Context
+from hooked_lm.components.masks import query_rows
 from hooked_lm.components.stack_context import StackContext
 
 T = TypeVar("T")

@@ -1,4 +1,7 @@
-"""Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding."""
+"""Attention in steps, with scores and pattern at their hook points: the same result as the fused kernel, up to rounding.
+
+`AttentionRows` takes these steps for some rows: those that hooks need, or of a long text without a fused kernel.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,12 +9,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from hooked_lm.components.attention.parts import AttentionParts
+from hooked_lm.components.attention.relative_bias import RelativeBias
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import upcast
+from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.hooks.columns import row_blocks, showing, wanted_rows
 
 Scores = Float[Tensor, "batch head query_pos key_pos"]
+PerHead = Float[Tensor, "batch pos head d_head"]
+Mixed = Float[Tensor, "batch pos head d_value"]
+KeyRows = Float[Tensor, "batch key_pos kv_head d_key"]
+Values = Float[Tensor, "batch key_pos kv_head d_value"]
 UNHOOKED = (lambda scores: scores,) * 2  # in the place of sites
 
 
@@ -89,3 +100,61 @@ def mixed(
     """The values, mixed by a pattern."""
     grouped = pattern.unflatten(1, (v.shape[2], -1))
     return torch.einsum("bngqk,bknh->bqngh", grouped, v).flatten(2, 3)
+
+
+class AttentionRows(AttentionParts):
+    """How values are mixed where attention is not, or not only, the fused kernel of all rows."""
+
+    mix_in_steps: Callable[..., Mixed] = mix_in_steps
+    mixes_rows_alone = True  # whether `mix_in_steps` can be given some queries
+    mix_fused: Any
+
+    def mix_in_rows(self) -> Callable[..., Mixed]:
+        """How values are mixed if something listens to scores or pattern, or the fused kernel cannot mix them."""
+        if not is_listening(*self.sites_of_scores):
+            return self.mix_unhooked
+        return self.mix_rows_in_steps if self.may_mix_rows else self.mix_in_steps
+
+    @property
+    def mix_unhooked(self) -> Callable[..., Mixed]:
+        """How values are mixed without sites: by the fused kernel, if there is one for their scores."""
+        if self.soft_cap is None and self.sinks is None:
+            return self.mix_fused
+        return self.mix_in_blocks if self.may_mix_rows else self.mix_in_steps
+
+    @property
+    def may_mix_rows(self) -> bool:
+        """Whether some queries may be mixed by themselves: hooks at a bias of positions have to see that of all."""
+        bias = self.position_bias
+        return self.mixes_rows_alone and not (isinstance(bias, RelativeBias) and is_listening(bias.hook_bias))
+
+    @property
+    def sites_of_scores(self) -> tuple[nn.Module, nn.Module]:
+        """The sites of scores and pattern."""
+        return self.hook_attn_scores, self.hook_pattern
+
+    def mix_rows_in_steps(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
+        """The mixed values; only the rows of scores and pattern that hooks read or change are computed.
+
+        Values that no hook changes are those of a run without hooks, bit for bit.
+        """
+        n, points = q.shape[1], [point for point in self.sites_of_scores if isinstance(point, HookPoint)]
+        blocks = wanted_rows(self.sites_of_scores, (q.shape[0], q.shape[2], n, k.shape[1]))
+        if blocks is None:
+            return self.mix_in_steps(q, k, v, context)
+        z = self.mix_unhooked(q, k, v, context)
+        for block in blocks:
+            rows, sites = torch.tensor(block, device=q.device), [showing(point, block, n) for point in points]
+            own = self.mix_in_steps(q[:, rows], k, v, context.of_queries(rows), sites)
+            z = z.index_copy(1, rows, own) if any(point.is_edited for point in points) else z
+        return z
+
+    def mix_in_blocks(self, q: PerHead, k: KeyRows, v: Values, context: Context) -> Mixed:
+        """The mixed values in steps, without sites; of long texts some rows at a time."""
+        blocks = row_blocks(q.shape[1], q.shape[0] * q.shape[2] * k.shape[1])
+        if len(blocks) == 1:
+            return self.mix_in_steps(q, k, v, context, UNHOOKED)
+        columns, z = torch.arange(q.shape[1], device=q.device), v.new_empty(*q.shape[:3], v.shape[-1])
+        for rows in blocks:
+            z[:, rows] = self.mix_in_steps(q[:, rows], k, v, context.of_queries(columns[rows]), UNHOOKED)
+        return z
