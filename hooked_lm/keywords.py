@@ -3,7 +3,7 @@
 import difflib
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
 from inspect import CO_VARKEYWORDS, Parameter, Signature, signature, unwrap
 from traceback import walk_tb
@@ -80,13 +80,14 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
 
     These are functions and classes, with the other public classes of the files that they come from, such as those of results.
     Of a class it is the constructor and the public methods, inherited ones too; none of a class with `answers_keywords = False`,
-    which a run calls at each site. A function that comes from elsewhere stays as it is: it may be in a table there. Nothing is
-    looked up unless a call has raised a TypeError, which stays as it is unless the arguments of that call are at fault.
+    which a run calls at each site, and of one with a `forward`, which a run enters, the constructor alone. A function that comes
+    from elsewhere is not touched: it may be in a table there. Nothing is looked up unless a call has raised a TypeError, which
+    stays the same unless the arguments of that call are at fault.
     """
     exported = sys.modules[module]
     for name in list(exported.__all__ if names is None else names):
         value = getattr(exported, name)
-        if not isinstance(value, (type, FunctionType)) or not _is_ours(value):
+        if not isinstance(value, (type, FunctionType)) or not is_ours(value):
             continue
         if isinstance(value, FunctionType):
             if not value.__module__.startswith(module):
@@ -97,7 +98,7 @@ def answer_keywords(module: str, names: Iterable[str] | None = None) -> None:
         _answer_in_classes(value.__module__)
 
 
-def _is_ours(value: object) -> bool:
+def is_ours(value: object) -> bool:
     return str(getattr(value, "__module__", "")).partition(".")[0] == PACKAGE
 
 
@@ -105,7 +106,7 @@ def _is_ours(value: object) -> bool:
 def _answer_in_classes(module: str) -> None:
     for name, kind in list(vars(sys.modules[module]).items()):
         if isinstance(kind, type) and kind.__module__ == module and not name.startswith("_"):
-            for base in filter(_is_ours, kind.__mro__):
+            for base in filter(is_ours, kind.__mro__):
                 _answer_in_class(base)
 
 
@@ -113,9 +114,10 @@ def _answer_in_classes(module: str) -> None:
 def _answer_in_class(kind: type) -> None:
     if not vars(kind).get("answers_keywords", True):
         return
+    in_a_run = "forward" in vars(kind)  # a run enters its methods
     for name, value in list(vars(kind).items()):
         function = getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and (name == "__init__" or not name.startswith("_")):
+        if isinstance(function, FunctionType) and (name == "__init__" or not (in_a_run or name.startswith("_"))):
             answering = _answering(function, int(not isinstance(value, staticmethod)))
             setattr(kind, name, answering if value is function else type(value)(answering))
 
@@ -133,15 +135,15 @@ def _answering(function: FunctionType, n_bound: int) -> FunctionType:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            _explain(error, function, args, kwargs, n_bound)
+            explain(error, function, args, kwargs, n_bound)
             raise
 
     vars(call)["_answers"] = True
     return cast(FunctionType, call)
 
 
-def _explain(
-    error: TypeError, function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], bound: int
+def explain(
+    error: TypeError, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], bound: int
 ) -> None:
     """Raises a better error than that of a call if its arguments did not fit, or one that it passed on."""
     name = type(args[0]).__name__ if function.__name__ == "__init__" and args else function.__name__

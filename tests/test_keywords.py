@@ -43,7 +43,8 @@ def public_callables(module: ModuleType) -> Iterator[tuple[str, Callable[..., ob
                             int(not isinstance(member, staticmethod)),
                         )
                         for key, member in list(vars(base).items())
-                        if isfunction(getattr(member, "__func__", member)) and (key == "__init__" or key[0] != "_")
+                        if isfunction(getattr(member, "__func__", member))
+                        and (key == "__init__" or (key[0] != "_" and "forward" not in vars(base)))
                     )
 
 

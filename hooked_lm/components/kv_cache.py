@@ -231,7 +231,7 @@ class KeyValueCache(NotebookRepr):
         return cls(cfg.n_layers)
 
     def continued(self, batch: int, room: int = 64) -> "KeyValueCache":
-        """A cache that begins with these tokens, in which others may follow, at first `room` of them; this one stays as it is.
+        """A cache that begins with these tokens, in which others may follow, at first `room` of them; this cache does not change.
 
         Its rows are those of this cache, or its only one again and again, of which nothing is copied.
         """

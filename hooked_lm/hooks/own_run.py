@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from hooked_lm.hooks.module import HookedRootModule
+from hooked_lm.keywords import explain, is_ours
 
 
 class OwnRun(ABC):
-    """An input with a `run` of its own."""
+    """An input that defines how a model runs on it."""
 
     @abstractmethod
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
@@ -16,11 +17,16 @@ class OwnRun(ABC):
 
 
 class RunsInputs(HookedRootModule):
-    """A model that leaves the run to an input with one of its own."""
+    """A model that leaves the run to such an input."""
 
     def __call__(self, *args: object, **options: object) -> Any:
         input = args[0] if args else options.get("input")
         if not isinstance(input, OwnRun):
-            return super().__call__(*args, **options)
+            try:
+                return super().__call__(*args, **options)
+            except TypeError as error:
+                if is_ours(type(self).forward):  # and not of a user's subclass
+                    explain(error, type(self).forward, (self, *args), options, 1)
+                raise
         others = {name: value for name, value in options.items() if name != "input"}
         return input.run(self, super().__call__, *args[1:], **others)

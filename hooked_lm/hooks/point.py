@@ -52,7 +52,6 @@ class HookPoint(NotebookRepr, nn.Identity):
     """
 
     hook_conversion: HookConversion | None = None  # set by `enable_reshape`
-    answers_keywords = False
     own_step: GenerationStep | None = None  # of a point for a part of a prompt, which is like a step of generation
     columns: Any = None  # of a point for some query positions of its value: `QueryColumns`; see `columns.py`
     grows = True  # whether generation extends the sequence at this site; false for the source of an encoder-decoder
