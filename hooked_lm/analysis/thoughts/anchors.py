@@ -200,7 +200,7 @@ def thought_anchors(
     *,
     n: int = 100,
     metric: Metric | None = None,
-    max_new_tokens: int = 1000,
+    max_new_tokens: int | None = None,
     seed: int | torch.Generator | None = 0,
     split: Split = split_sentences,
     is_different: Different = other_words,
@@ -224,7 +224,8 @@ def thought_anchors(
         chat: one conversation whose last thought is studied, with the answer to which it led, such as `chat.reply(model)`.
         n: the number of rollouts from each place.
         metric: the number that the text of an answer gives, such as 1.0 if it is right; by default 1.0 if it is the answer of
-            the conversation. A rollout without an answer within `max_new_tokens` has the text "".
+            the conversation. A rollout that has not come to its answer after `max_new_tokens` has the text "".
+        max_new_tokens: of a rollout; None: twice as many as the conversation has from there on, as far as the context allows.
         split: cuts the text of the thought into sentences that together are the text.
         is_different: whether the first sentence of a rollout differs from the one that it replaces: by default, in its words.
             The paper asks for a cosine similarity of sentence embeddings below the median.
@@ -255,8 +256,8 @@ def thought_anchors(
         raise ValueError(f"n is the number of rollouts from each place, at least 2, got {n}")
     answer = chat.of({"turn": turn, "part": "content"}).strip()
     measured = metric or (lambda text: float(text == answer))
-    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, **sampling}
-    found = resample(model, chat, sentences, n, seed, split, is_different, options)
+    options = {"batch_size": batch_size, **sampling}
+    found = resample(model, chat, sentences, n, max_new_tokens, seed, split, is_different, options)
     later = [*(range(one.start, one.stop) for one in sentences), range(said[0], said[-1] + 1)]
     return ThoughtAnchors(
         sentences,
