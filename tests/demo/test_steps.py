@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,4 +107,5 @@ def test_thoughts_before_the_last_question_are_left_out(model):
     chat = model.chat([*said, {"role": "user", "content": "Add 1 to 2."}])
     assert "<think>" not in chat.texts[0]
     assert "<think>" in model.chat(said).texts[0]
-    assert torch.equal(model.chat(said).tokens[0, :20], model.chat(said[:1], add_generation_prompt=True).tokens[0, :20])
+    asked = model.chat(said[:1], add_generation_prompt=True)
+    assert model.chat(said).n_common(asked) == asked.shape[1]

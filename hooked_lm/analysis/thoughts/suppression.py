@@ -64,7 +64,7 @@ def suppress(
         hook = _Suppression([range(one.start, one.stop) for one in some])
         logits = model.run_with_hooks(tokens.expand(len(some), -1), fwd_hooks=[(site, hook) for site in sites])
         changed = logits[:, first:].log_softmax(-1)
-        divergence = (unchanged.exp() * (unchanged - changed)).sum(-1)  # at the position before the token
+        divergence = (unchanged.exp() * (unchanged - changed)).sum(-1).clamp(min=0)  # at the position before the token
         for row, sentence in enumerate(some):
             for i, span in enumerate(later):
                 affected = range(max(span.start - 1, sentence.stop), span.stop - 1)
