@@ -183,9 +183,12 @@ class ThoughtAnchors(Tabular):
     def load(cls, path: str | Path) -> "ThoughtAnchors":
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        header["sentences"] = tuple(ThoughtSentence(*each) for each in header["sentences"])
-        header |= {name: tuple(map(tuple, header[name])) for name in ("tokens", "answers")}
-        return cls(**tensors, **header)
+        sentences = tuple(ThoughtSentence(*each) for each in header["sentences"])
+        tokens, answers = (tuple(map(tuple, header[name])) for name in ("tokens", "answers"))
+        values, differs, suppression, received = (tensors[name] for name in TENSORS)
+        return cls(
+            sentences, tokens, header["answer"], values, answers, differs, suppression, received, header["about"]
+        )
 
     def __repr__(self) -> str:
         found = torch.tensor([each.mean for each in self.importance()]).nan_to_num(nan=-torch.inf)

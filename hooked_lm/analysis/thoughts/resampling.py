@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -38,7 +39,7 @@ def resample(
     seed: int | torch.Generator | None,
     split: Split,
     is_different: Different,
-    options: Mapping[str, object],
+    options: Mapping[str, Any],
 ) -> Resampled:
     """`n` rollouts from before each sentence and from after the last, all drawn from one generator."""
     generator = torch.Generator(model.device).manual_seed(seed) if isinstance(seed, int) else seed

@@ -14,6 +14,7 @@ from hooked_lm.analysis.thoughts.sentences import sentences_of
 from hooked_lm.analysis.thoughts.suppression import suppress
 from hooked_lm.demo import steps
 from hooked_lm.results.difference import difference
+from tests.benchmarks.thoughts import auc
 from tests.close import assert_equal
 
 N = 40
@@ -28,12 +29,6 @@ def model() -> HookedTransformer:
 @pytest.fixture(scope="module")
 def found(model) -> ThoughtAnchors:
     return thought_anchors(model, model.chat(steps.solution([347, 136], ASKED).messages), n=N)
-
-
-def auc(scores: Tensor, is_true: Tensor) -> float:
-    """How often a true one has a higher score than a false one; ties count half."""
-    gaps = scores[is_true][:, None] - scores[~is_true]
-    return ((gaps > 0).double() + 0.5 * (gaps == 0)).mean().item()
 
 
 def test_what_matters_by_rollouts_is_what_was_planted(found):
@@ -126,9 +121,11 @@ def test_suppression_finds_what_the_answer_is_put_together_from(model):
         for name, each in (("trained", model), ("untrained", twin)):
             scores[name].append(suppress(each, chat, sentences, later, 8)[-1][of_answer])
     trained, untrained = (torch.cat(scores[name]) for name in ("trained", "untrained"))
-    assert auc(trained, torch.cat(truth)) > 0.95
+    assert auc((trained.tolist(), torch.cat(truth).tolist())) > 0.95
     assert trained[torch.cat(truth)].median() > 20 * untrained.median()
-    assert trained[~torch.cat(truth)].max() < 0.1 * untrained.min()  # nothing at all, where there is noise without training
+    assert (
+        trained[~torch.cat(truth)].max() < 0.1 * untrained.min()
+    )  # nothing at all, where there is noise without training
 
 
 def test_results_are_kept_and_shown(found, tmp_path):
