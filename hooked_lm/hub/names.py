@@ -42,8 +42,9 @@ def _is_path(name: str) -> bool:
 def local_folder(name: str) -> Path | None:
     """The local directory of a name; None if the name refers to the hub.
 
-    "demo", "demo-shapes" and "demo-steps" are the bundled models, and a path such as "./gpt2" is always local. Any other name refers to a local
-    directory, or a file, which is refused, if one exists; for a short name ("gpt2") that directory must contain a `config.json`.
+    "demo", "demo-shapes" and "demo-steps" are the bundled models, and a path such as "./gpt2" is always local. Any other name
+    refers to a local directory, or a file, which is refused, if one exists; for a short name ("gpt2") that directory must contain
+    a `config.json`.
     """
     if name in DEMOS:
         return DEMOS[name]

@@ -245,8 +245,8 @@ def thought_anchors(
     ...     steps.solution([347, 136], steps.Addition(347, (285, 136))).messages
     ... )
     >>> found = thought_anchors(model, chat, n=20)
-    >>> found
-    ThoughtAnchors(4 sentences, 20 rollouts each; most important: 0 'I take 136.')
+    >>> len(found.sentences), found.sentences[0].text, found.importance()[0].low > 0
+    (8, 'I take 136.', True)
     """
     sentences = sentences_of(chat, split)
     turn = chat.labels[0][sentences[0].start].turn
