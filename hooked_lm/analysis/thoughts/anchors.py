@@ -209,6 +209,7 @@ def thought_anchors(
     is_different: Different = other_words,
     distance: int = 4,
     batch_size: int = 100,
+    progress: bool | None = None,
     **sampling: object,
 ) -> ThoughtAnchors:
     """Which sentences of a thought matter, measured in three ways (Bogdan et al. 2025, arXiv:2506.19143).
@@ -233,7 +234,8 @@ def thought_anchors(
         is_different: whether the first sentence of a rollout differs from the one that it replaces: by default, in its words.
             The paper asks for a cosine similarity of sentence embeddings below the median.
         distance: the attention that a sentence receives is that from so many sentences later on.
-        batch_size: how many rollouts, and suppressed sentences, run together.
+        batch_size: how many rollouts, and suppressed sentences, run together at most.
+        progress: a bar on work longer than two seconds if None.
         sampling: of `model.rollouts`: `temperature`, `top_k`, `top_p`, and others.
 
     Raises ValueError for several conversations, one without thought or answer, and fewer than two rollouts.
@@ -260,7 +262,7 @@ def thought_anchors(
     answer = chat.of({"turn": turn, "part": "content"}).strip()
     measured = metric or (lambda text: float(text == answer))
     options = {"batch_size": batch_size, **sampling}
-    found = resample(model, chat, sentences, n, max_new_tokens, seed, split, is_different, options)
+    found = resample(model, chat, sentences, n, max_new_tokens, seed, split, is_different, progress, options)
     later = [*(range(one.start, one.stop) for one in sentences), range(said[0], said[-1] + 1)]
     return ThoughtAnchors(
         sentences,

@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm.analysis.thoughts.sentences import Split, ThoughtSentence
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.progress import progress_bar
 
 LONGER = 2  # times as long as in the conversation a rollout may be
 Metric = Callable[[str], float | int]
@@ -39,12 +40,14 @@ def resample(
     seed: int | torch.Generator | None,
     split: Split,
     is_different: Different,
+    progress: bool | None,
     options: Mapping[str, Any],
 ) -> Resampled:
     """`n` rollouts from before each sentence and from after the last, all drawn from one generator."""
     generator = torch.Generator(model.device).manual_seed(seed) if isinstance(seed, int) else seed
     answers, firsts = [], []
-    for start in (*(sentence.start for sentence in sentences), sentences[-1].stop):
+    starts = [*(sentence.start for sentence in sentences), sentences[-1].stop]
+    for start in progress_bar("resampling", len(starts), progress, "sentences", starts):
         room = model.cfg.longest_input - start
         most = max_new_tokens or min(room, LONGER * (chat.shape[1] - start))
         rollouts = model.rollouts(chat[0, :start], n, most, seed=generator, progress=False, **options)

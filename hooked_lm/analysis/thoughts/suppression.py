@@ -14,6 +14,8 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 
 Span = range  # of positions
+MOST_NUMBERS = 1 << 27  # of logits in a pass of several sentences: 512 MiB in fp32
+SLICE = 1 << 22  # of logits in a step of a divergence
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,30 @@ def suppress(
             f"the layers {pooled} also attend to blocks that pool several tokens, so that no sentence can be suppressed there"
         )
     first = min(sentence.stop for sentence in sentences)
-    tokens = chat.tokens.to(model.device)
-    unchanged = model(chat)[:, first:].log_softmax(-1)
-    found = torch.full((len(later), len(sentences)), torch.nan)
-    for start in range(0, len(sentences), batch_size):
-        some = sentences[start : start + batch_size]
+    tokens, kept = chat.tokens.to(model.device), chat.shape[1] - first
+    unchanged = model(tokens, logits_to_keep=kept)[0]
+    found, n_rows = torch.full((len(later), len(sentences)), torch.nan), max(1, MOST_NUMBERS // unchanged.numel())
+    for start in range(0, len(sentences), min(batch_size, n_rows)):
+        some = sentences[start : start + min(batch_size, n_rows)]
         hook = _Suppression([range(one.start, one.stop) for one in some])
-        logits = model.run_with_hooks(tokens.expand(len(some), -1), fwd_hooks=[(site, hook) for site in sites])
-        changed = logits[:, first:].log_softmax(-1)
-        divergence = (unchanged.exp() * (unchanged - changed)).sum(-1).clamp(min=0)  # at the position before the token
-        for row, sentence in enumerate(some):
+        with model.hooks([(site, hook) for site in sites]):
+            logits = model(tokens.expand(len(some), -1), logits_to_keep=kept)
+        for row, (sentence, changed) in enumerate(zip(some, logits, strict=True)):
+            divergence = _divergence(unchanged, changed)  # at the position before the token
             for i, span in enumerate(later):
                 affected = range(max(span.start - 1, sentence.stop), span.stop - 1)
                 if len(affected):
-                    found[i, start + row] = divergence[row, affected.start - first : affected.stop - first].mean()
+                    found[i, start + row] = divergence[affected.start - first : affected.stop - first].mean()
     return found
+
+
+def _divergence(
+    unchanged: Float[Tensor, "pos d_vocab"], changed: Float[Tensor, "pos d_vocab"]
+) -> Float[Tensor, " pos"]:
+    """KL(unchanged || changed) of the distributions with these logits, some positions at a time."""
+    step = max(1, SLICE // unchanged.shape[-1])
+    found = []
+    for one, other in zip(unchanged.split(step), changed.split(step), strict=True):
+        log_p, log_q = one.float().log_softmax(-1), other.float().log_softmax(-1)
+        found.append((log_p.exp() * (log_p - log_q)).sum(-1).clamp(min=0))
+    return torch.cat(found)
