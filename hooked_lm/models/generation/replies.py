@@ -1,5 +1,6 @@
 """Replies: what a model answers in a conversation, as a turn of the assistant."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
@@ -44,14 +45,9 @@ def reply(
         active = [hook.user_hook for hook in changing_hooks(model)]
         prompt = asked if prefix is None else _after(prefix, asked, active)
         reader, steps = started(model, as_prompt(prompt), max_new_tokens, None, **options)
-        is_kept = len(asked) == 1 and reader.cache is not None and not any(map(depends_on_where_a_prompt_ends, active))
-
-        def whole() -> Tensor | None:
-            for _ in progress_bar("generating", max_new_tokens, None if verbose else False, steps=steps):
-                pass
-            return reader.next_logits() if is_kept else None  # which reads the last token
-
-        logits = run_generation(whole)
+        is_kept = len(asked) == 1 and not any(map(depends_on_where_a_prompt_ends, active))
+        bar = progress_bar("generating", max_new_tokens, None if verbose else False, steps=steps)
+        run_generation(lambda: deque(bar, maxlen=0))
     n, labels = asked.shape[1], reader.sequence.labels or []
     written = []
     for row, new in enumerate(reader.sequence.tokens[:, n:].tolist()):
@@ -62,13 +58,13 @@ def reply(
             )
         written.append(made)
     answered = in_template(chat, [each.messages[0] for each in written], model, add_generation_prompt=False)
-    if logits is None or reader.cache is None:
+    if reader.cache is None or not is_kept:
         return answered
     reader.cache.freeze()
-    [one] = written
-    sequence = prompt_sequence(model, one)
+    read = written[0][0, : reader.cache.length]  # the last token was not read
     of_weights = versions(model), model.embed.W_E.dtype
-    kept = Prefix(model, one, sequence, reader.cache, logits, None, tuple(active), *of_weights)
+    sequence = prompt_sequence(model, read)
+    kept = Prefix(model, read, sequence, reader.cache, None, None, tuple(active), *of_weights)
     return replace(answered, prefix=kept)
 
 

@@ -63,7 +63,7 @@ class Chat(OwnRun, NotebookRepr):
         str_tokens: the tokens as strings.
         options: those of the template.
         n_before: how many tokens were cut off at the beginning.
-        prefix: of a reply, the `Prefix` of what the model read and wrote, if it was kept; it is not saved.
+        prefix: of a reply, the `Prefix` of what the model read, if it was kept; it is not saved.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -195,7 +195,7 @@ class Chat(OwnRun, NotebookRepr):
         that ends within a turn of the assistant is continued there. If it does not end where the assistant begins, the template
         is asked for that. An answer that reaches `max_new_tokens` within a thought has only that.
 
-        The answer to one conversation has the `prefix` of all tokens that the model read and wrote, except under hooks that
+        The answer to one conversation has the `prefix` of the tokens that the model read, also of its own, except under hooks that
         depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
 
         Raises ValueError for an answer without text, and for a prefix of changed weights, another model or under other hooks.
