@@ -247,6 +247,20 @@ class KeyValueCache(NotebookRepr):
         cache.position_shifts = {n: shift.expand(batch) for n, shift in self.position_shifts.items()}
         return cache
 
+    def first(self, n: int) -> "KeyValueCache":
+        """A frozen cache of the first tokens, of which nothing is copied; ValueError for states, which are of all tokens."""
+        if self.states:
+            raise ValueError(
+                f"layer {min(self.states)} has a state, which is that after all {self.length} tokens: read the first {n} anew"
+            )
+        mask, entries = self.previous_attention_mask, []
+        for entry in self.entries:
+            keys, values = (x if x is None else x[:, :n] for x in (entry.past_keys, entry.past_values))
+            entries.append(KeyValueCacheEntry(past_keys=keys, past_values=values))
+        return KeyValueCache(
+            entries=entries, previous_attention_mask=mask if mask is None else mask[:, :n], frozen=True
+        )
+
     def _all(self) -> list[Entry]:
         return [*self.entries, *self.states.values()]
 

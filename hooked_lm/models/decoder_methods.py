@@ -25,6 +25,7 @@ from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
 from hooked_lm.models.generation.reading import read_prefix, run_in_chunks
+from hooked_lm.models.generation.replies import reply
 from hooked_lm.models.generation.rollouts import rollouts
 from hooked_lm.models.loss import lm_cross_entropy_loss
 from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt, as_prompt, check_hooks_of_prefix, opened
@@ -62,6 +63,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     generate = generation.generate
     generate_stream = generation.generate_stream
     rollouts = rollouts
+    _reply = reply
 
     def prefix(  # type: ignore[override]
         self,

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Prefix(OwnRun):
         prompt: the prompt as it was given.
         sequence: its token ids, padded on the left, and their mask.
         keys_values: the frozen keys, values and states of all layers.
-        logits: those of the next token.
+        logits: those of the next token; None for the beginning of a longer prefix.
         cache: the activations that were asked for; None if none were.
         hooks: the hook objects that were active, other than those that only record.
     """
@@ -42,15 +42,21 @@ class Prefix(OwnRun):
     prompt: object
     sequence: TokenSequence
     keys_values: KeyValueCache
-    logits: Float[Tensor, "batch d_vocab"]
+    logits: Float[Tensor, "batch d_vocab"] | None
     cache: Any
     hooks: tuple[object, ...]
     versions: dict[str, Version]
+    dtype: torch.dtype
 
     @property
     def tokens(self) -> Int[Tensor, "batch pos"]:
         """The token ids."""
         return self.sequence.tokens
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return len(self.sequence.real)
 
     @property
     def n_pos(self) -> int:
@@ -79,8 +85,31 @@ class Prefix(OwnRun):
             _check_follows(self, new)
         return PrefixedPrompt(self, after, new)
 
+    def first(self, n: int) -> "Prefix":
+        """The prefix of the first `n` tokens of one row, of which nothing is computed: `prefix.first(n) + text`.
+
+        Raises ValueError for several rows, images and embeddings, states of mixers, and rotary angles of the whole length.
+        """
+        if not 0 < n <= self.n_pos or self.n_rows != 1 or self.sequence.embeds is not None or self.sequence.images:
+            raise ValueError(
+                f"the first n tokens are those of one row of text: n is 1 to {self.n_pos}, got n={n} of {self!r}"
+            )
+        if n == self.n_pos:
+            return self
+        check_in_parts(self.model, n, self.n_pos)
+        prompt: Any = self.prompt[0, :n] if isinstance(self.prompt, Chat) else self.tokens[:, :n]
+        if self.sequence.growing is not None and not isinstance(prompt, Chat):
+            raise ValueError("this prefix of a conversation has grown: give n tokens of the one that it began with")
+        sequence = prompt_sequence(self.model, prompt, attention_mask=torch.ones_like(self.tokens[:, :n]))
+        kept = self.keys_values.first(n)
+        return replace(self, prompt=prompt, sequence=sequence, keys_values=kept, logits=None, cache=None)
+
     def repeated(self, n: int) -> "PrefixedPrompt":
         """The prompt of `n` rows that each are this prefix of one row, for `generate`: so many samples share it."""
+        if self.logits is None:
+            raise ValueError(
+                "the next token after the beginning of a prefix is unknown: add what follows, at least a token"
+            )
         is_text = isinstance(self.prompt, str)
         return PrefixedPrompt(
             self, TokenSequence(self.tokens.new_empty(n, 0)), [self.prompt] if is_text and n > 1 else self.prompt
@@ -88,15 +117,16 @@ class Prefix(OwnRun):
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """Raises ValueError: nothing follows the prefix."""
-        return self.repeated(len(self.logits)).run(model, forward)
+        return self.repeated(self.n_rows).run(model, forward)
 
     def check(self, model: HookedRootModule) -> None:
         """Raises ValueError unless the model is the one that read this prefix, with the same weights."""
         again = "; compute it again with model.prefix(...)"
         if model is not self.model:
             raise ValueError(f"this prefix was computed by another model, of which this one may be a copy{again}")
-        weight, logits = model.embed.W_E, self.logits
-        for what, was, now in (("dtype", logits.dtype, weight.dtype), ("device", logits.device, weight.device)):
+        weight = model.embed.W_E
+        now_and_then = (("dtype", self.dtype, weight.dtype), ("device", self.tokens.device, weight.device))
+        for what, was, now in now_and_then:
             if was != now:
                 raise ValueError(f"this prefix was computed with {what} {was}, and the model now has {now}{again}")
         then, now = self.versions, versions(model)
@@ -106,7 +136,7 @@ class Prefix(OwnRun):
 
     def __repr__(self) -> str:
         under = f", under {', '.join(map(repr, self.hooks))}" if self.hooks else ""
-        return f"Prefix({len(self.logits)} x {self.n_pos} tokens{under})"
+        return f"Prefix({self.n_rows} x {self.n_pos} tokens{under})"
 
 
 class PrefixedPrompt(OwnRun):
@@ -117,10 +147,10 @@ class PrefixedPrompt(OwnRun):
     """
 
     def __init__(self, prefix: Prefix, new: TokenSequence, given: object) -> None:
-        sizes = {len(prefix.logits), len(new.real)} - {1}
+        sizes = {prefix.n_rows, len(new.real)} - {1}
         if len(sizes) > 1 or 0 in sizes:
             raise ValueError(
-                f"the prefix has {len(prefix.logits)} rows, and {len(new.real)} are to follow: give one, or as many"
+                f"the prefix has {prefix.n_rows} rows, and {len(new.real)} are to follow: give one, or as many"
             )
         self.prefix, self.given, self.n_rows, self.n_new = prefix, given, max(sizes, default=1), len(new)
         self._new = TokenSequence(new.tokens.expand(self.n_rows, -1), new.real.expand(self.n_rows, -1))
@@ -144,11 +174,12 @@ class PrefixedPrompt(OwnRun):
         new = zip(growing, self._new.real.sum(1).tolist(), strict=True)
         return [[PADDING] * (self.n_new - n) + [*row[len(row) - n :]] for row, n in new]
 
-    def opened(self, n_later: int = 0) -> tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"]]:
+    def opened(self, n_later: int = 0) -> tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"] | None]:
         """All tokens, which so many are to follow; a cache with those of the prefix, and the logits after it."""
         sequence, n = self._sequence(), self.n_rows
         cache = self.prefix.keys_values.continued(n, len(sequence) + n_later)
-        return sequence, cache, self.prefix.logits.expand(n, -1)
+        logits = self.prefix.logits
+        return sequence, cache, None if logits is None else logits.expand(n, -1)
 
     def _sequence(self) -> TokenSequence:
         """The tokens of the prefix and the new ones."""
@@ -206,7 +237,7 @@ Prompt = Input | Prefix | PrefixedPrompt
 
 def as_prompt(input: Prompt) -> Input | PrefixedPrompt:
     """The input of a generation; a prefix is a prompt that nothing follows."""
-    return input.repeated(len(input.logits)) if isinstance(input, Prefix) else input
+    return input.repeated(input.n_rows) if isinstance(input, Prefix) else input
 
 
 def opened(
@@ -268,8 +299,14 @@ def check_hooks_of_prefix(model: HookedRootModule) -> None:
             )
 
 
+def depends_on_where_a_prompt_ends(hook: object) -> bool:
+    """Whether a hook object acts elsewhere in a longer prompt that begins with this one and what was generated."""
+    given = getattr(hook, "positions", None)
+    return _counts_from_the_end(given) or (isinstance(given, str) and given in ("prompt", "generated"))
+
+
 def _counts_from_the_end(given: object) -> bool:
-    """Whether positions depend on where a prompt ends."""
+    """Whether positions count from the end of a prompt."""
     if not is_named(given):
         return given == "last_prompt" if isinstance(given, str) else any(bound < 0 for bound in _numbers(given))
     if isinstance(given, Mapping):

@@ -84,7 +84,7 @@ def generate(
     n_known = input.prefix.n_pos if isinstance(input, PrefixedPrompt) else 0
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
     record = SequenceRecord(model, names_filter, length=n_known) if return_cache else None
-    sequence, lengthen = started(
+    reader, lengthen = started(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
         freq_penalty, use_past_kv_cache, prepend_bos, padding_side, attention_mask, seed, chunk,
     )  # fmt: skip
@@ -92,7 +92,7 @@ def generate(
     def whole() -> Output:
         for _ in progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen):
             pass
-        return convert(sequence)
+        return convert(reader.sequence)
 
     result = run_generation(whole, model.hooks(record.hooks) if record else None)
     return (result, record.cache()) if record else result
@@ -126,9 +126,9 @@ def generate_stream(
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
     input = as_prompt(input)
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
-    sequence, lengthen = started(model, input, max_new_tokens, None, **options)
+    reader, lengthen = started(model, input, max_new_tokens, None, **options)
     bar = progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen)
-    return _pieces(sequence, iter(bar), max_tokens_per_yield, convert)
+    return _pieces(reader.sequence, iter(bar), max_tokens_per_yield, convert)
 
 
 def started(
@@ -149,8 +149,8 @@ def started(
     attention_mask: Tensor | None = None,
     seed: int | torch.Generator | Sequence[int] | None = None,
     chunk: int | None = None,
-) -> tuple[TokenSequence, Iterator[None]]:
-    """Checks all arguments; returns the prompt, and the steps that append one token each."""
+) -> tuple[PromptReader, Iterator[None]]:
+    """Checks all arguments; returns the reader of the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
     how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
     sequence, cache, known = opened(model, input, max_new_tokens, how)
@@ -163,7 +163,7 @@ def started(
         raise ValueError(f"seed has {len(seed)} numbers for {len(sequence.real)} rows: give one for each row")
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
     reader = PromptReader(model, sequence, cache if reads_once else None, record, chunk, known)
-    return sequence, _recorded(reader, steps(reader, max_new_tokens, choose, ends, fill=next(iter(ends), 0)))
+    return reader, _recorded(reader, steps(reader, max_new_tokens, choose, ends, fill=next(iter(ends), 0)))
 
 
 def _recorded(reader: PromptReader, steps: Iterator[None]) -> Iterator[None]:

@@ -148,7 +148,8 @@ def read_prefix(
     logits = run_generation(reader.next_logits, model.hooks(record.hooks) if record else None)
     keys_values.freeze()
     hooks = tuple(hook.user_hook for hook in changing_hooks(model))
-    return Prefix(model, prompt, sequence, keys_values, logits, record and record.cache(), hooks, versions(model))
+    cache, of_weights = record and record.cache(), (versions(model), model.embed.W_E.dtype)
+    return Prefix(model, prompt, sequence, keys_values, logits, cache, hooks, *of_weights)
 
 
 def run_in_chunks(

@@ -154,10 +154,10 @@ def rollouts(
         found = []
         for first in range(0, n, batch_size or n):
             some = seeds[first : first + (batch_size or n)]
-            sequence, steps = started(model, prefix.repeated(len(some)), max_new_tokens, None, seed=some, **options)
+            reader, steps = started(model, prefix.repeated(len(some)), max_new_tokens, None, seed=some, **options)
             for _ in steps:
                 bar.update(len(some))
-            found.append((sequence.tokens[:, prefix.tokens.shape[1] :], sequence.labels))
+            found.append((reader.sequence.tokens[:, prefix.tokens.shape[1] :], reader.sequence.labels))
         return found
 
     with bar:

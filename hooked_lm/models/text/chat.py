@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from itertools import groupby, takewhile
@@ -45,9 +44,7 @@ class Talks(Protocol):
 
     def chat(self, messages: Sequence[Any], **options: object) -> "Chat": ...
 
-    def generate(self, input: "Chat", max_new_tokens: int, **options: object) -> Any: ...
-
-    def hooks(self, fwd_hooks: object) -> AbstractContextManager[Any]: ...
+    def _reply(self, chat: "Chat", max_new_tokens: int, hooks: object, prefix: Any, **options: object) -> "Chat": ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +63,7 @@ class Chat(OwnRun, NotebookRepr):
         str_tokens: the tokens as strings.
         options: those of the template.
         n_before: how many tokens were cut off at the beginning.
+        prefix: of a reply, the `Prefix` of what the model read, if it was kept; it is not saved.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -79,6 +77,7 @@ class Chat(OwnRun, NotebookRepr):
     str_tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any]
     n_before: int = 0
+    prefix: Any = None
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of the model for the token ids; while it runs, hooks know what the tokens are."""
@@ -182,36 +181,31 @@ class Chat(OwnRun, NotebookRepr):
         changed = "".join(f"; {each}" for row in self.changed for each in row)
         return f"Chat({which}{sum(turns.values())} tokens: {counted}{changed})"
 
-    def reply(self, model: "Talks", max_new_tokens: int = 100, hooks: object = (), **options: object) -> "Chat":
+    def reply(
+        self,
+        model: "Talks",
+        max_new_tokens: int = 100,
+        hooks: object = (),
+        prefix: Any = None,
+        **options: object,
+    ) -> "Chat":
         """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
 
         `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. A conversation
         that ends within a turn of the assistant is continued there. If it does not end where the assistant begins, the template
-        is asked for that. An answer that reaches `max_new_tokens` within a thought has only that. Raises ValueError for an
-        answer without text.
+        is asked for that. An answer that reaches `max_new_tokens` within a thought has only that.
+
+        The answer to one conversation has the `prefix` of the tokens that the model read, also of its own, except under hooks that
+        depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
+
+        Raises ValueError for an answer without text, and for a prefix of changed weights, another model or under other hooks.
         """
-        asked = self
-        if not any(map(self.options.get, ("add_generation_prompt", "continue_final_message"))):
-            asked = _in_template(self, self.messages, model, add_generation_prompt=True)
-        labels, n = GrowingLabels(asked, model.tokenizer), asked.shape[1]
-        with model.hooks(hooks):
-            ids = model.generate(asked, max_new_tokens, return_type="tokens", **options)[:, n:].cpu()
-        real = torch.cat([asked.attention_mask.cpu().bool(), torch.ones_like(ids, dtype=torch.bool)], 1)
-        rows, answers = labels.of(real, torch.cat([asked.tokens.cpu(), ids], 1)), []
-        for row, new in enumerate(ids.tolist()):
-            written = continued(asked[row], new, rows[row][len(rows[row]) - len(new) :], model.tokenizer)
-            end, of_row = written.shape[1], written.labels[0]
-            said = [i for i in range(end - len(new), end) if of_row[i].part != "marker"]
-            if not _text_at(said, written.texts[0], written.offsets[0]).strip():
-                raise ValueError(
-                    f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
-                )
-            answers.append(written.messages[0])
-        return _in_template(self, answers, model, add_generation_prompt=False)
+        answered: Chat = model._reply(self, max_new_tokens, hooks, prefix, **options)
+        return answered
 
     def save(self, path: str | Path) -> None:
         """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
-        others = {of.name: getattr(self, of.name) for of in fields(self)}
+        others = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "prefix"}
         tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
         stored.write(path, FORMAT, tensors, others)
 
@@ -405,7 +399,21 @@ def _key_of_thoughts(tokenizer: Decodes, options: Mapping[str, Any]) -> str:
     return next((key for key in THINKING if re.search(rf"[.'\"]{key}\b", template)), THINKING[0])
 
 
-def _in_template(chat: Chat, messages: Sequence[Sequence[Message]], model: Talks, **options: object) -> Chat:
+def asked_for_answer(chat: Chat, model: Talks) -> Chat:
+    """Conversations that end where the assistant writes, or else with the beginning of an answer in their template."""
+    if any(map(chat.options.get, ("add_generation_prompt", "continue_final_message"))):
+        return chat
+    return in_template(chat, chat.messages, model, add_generation_prompt=True)
+
+
+def new_text(chat: Chat, n: int) -> str:
+    """What the last tokens of one conversation say, without markers."""
+    labels, end = chat.labels[0], chat.shape[1]
+    said = [i for i in range(end - n, end) if labels[i].part != "marker"]
+    return _text_at(said, chat.texts[0], chat.offsets[0]).strip()
+
+
+def in_template(chat: Chat, messages: Sequence[Sequence[Message]], model: Talks, **options: object) -> Chat:
     """These messages in the same template with other options."""
     kept = {name: value for name, value in chat.options.items() if name != "continue_final_message"}
     made: Chat = model.chat([list(each) for each in messages], **{**kept, **options})

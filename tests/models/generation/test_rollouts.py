@@ -43,9 +43,9 @@ def whole(**options: Any) -> Chat:
     return model().chat(ASK, **options)
 
 
-def writes(text: str) -> Callable[..., Tensor]:
-    """A hook at the logits that makes the model write a text."""
-    forced = model().to_tokens(text, prepend_bos=False)[0]
+def writes(text: str, made: HookedTransformer | None = None) -> Callable[..., Tensor]:
+    """A hook at the logits that makes a model write a text."""
+    forced = (made or model()).to_tokens(text, prepend_bos=False)[0]
 
     def force(logits: Tensor, hook: Any) -> Tensor:
         logits[:, -1, forced[hook.step]] = 1e6
