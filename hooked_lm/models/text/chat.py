@@ -7,19 +7,21 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hooked_lm.files import names_the_file
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.own_run import OwnRun
 from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, reading, select_positions
 from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
-from hooked_lm.results import stored
-from hooked_lm.viz import View, conversation
+
+if TYPE_CHECKING:
+    from hooked_lm.viz import View
 
 FORMAT = "hooked_lm.Chat"
 
@@ -159,8 +161,10 @@ class Chat(OwnRun, NotebookRepr):
         rows = [(i, repr(token)[1:-1], *label) for i, (token, label) in enumerate(each) if label != PADDING]
         return Table(("position", "token", "turn", "role", "part"), rows)
 
-    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> View:
+    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> "View":
         """A view of a conversation, with the role of each turn; `values`, a number for each token, colour its text."""
+        from hooked_lm.viz import conversation  # not when a model starts
+
         kept = [i for i, label in enumerate(self.labels[row]) if label != PADDING]
         tokens, labels = [self.str_tokens[row][i] for i in kept], [self.labels[row][i] for i in kept]
         if values is not None and len(values) == len(self.labels[row]):
@@ -210,14 +214,18 @@ class Chat(OwnRun, NotebookRepr):
 
     def save(self, path: str | Path) -> None:
         """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
+        from hooked_lm.results import stored
+
         others = {of.name: getattr(self, of.name) for of in fields(self)}
         tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
         stored.write(path, FORMAT, tensors, others)
 
     @classmethod
-    @stored.names_the_file
+    @names_the_file
     def load(cls, path: str | Path) -> "Chat":
         """Reads what `save` wrote. Raises ValueError for any other file."""
+        from hooked_lm.results import stored
+
         tensors, others = stored.read(path, FORMAT)
         others["labels"] = [[TokenLabel(*label) for label in row] for row in others["labels"]]
         others["offsets"] = [[tuple(place) for place in row] for row in others["offsets"]]
