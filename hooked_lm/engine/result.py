@@ -259,6 +259,9 @@ class SweepResult(Scores):
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         return {"fingerprint": ""}
 
+    def _of_means(self) -> dict[str, Any]:
+        return {"fingerprint": "", "binary": [False] * len(self.axes.get(METRIC, [""]))}
+
     def _pictured(self) -> dict[str, Any]:
         means = self._baseline_means()
         metrics = self.axes.get(METRIC, ())

@@ -25,6 +25,7 @@ from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, rep
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
+from hooked_lm.results.turns import turns_along, turns_read_now
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +106,7 @@ class Saliency:
             x_title="input",
             y_title="generated",
             value_name=variant,
+            x_turns=turns_along(self.about, range(len(self.tokens) - 1)),
         )
 
     def view(self, variant: str = "signed", title: str = "") -> "View":
@@ -213,7 +215,7 @@ def saliency(
     )
     has_tokenizer = getattr(model, "tokenizer", None) is not None
     words = [model.to_single_str_token(int(token)) if has_tokenizer else str(int(token)) for token in ids[0]]
-    return Saliency(signed, norm, scores, bases, words, start, about)
+    return Saliency(signed, norm, scores, bases, words, start, {**about, **turns_read_now()})
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:

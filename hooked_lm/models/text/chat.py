@@ -161,7 +161,9 @@ class Chat(OwnRun, NotebookRepr):
         rows = [(i, repr(token)[1:-1], *label) for i, (token, label) in enumerate(each) if label != PADDING]
         return Table(("position", "token", "turn", "role", "part"), rows)
 
-    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> "View":
+    def show(
+        self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation"
+    ) -> "View":
         """A view of a conversation, with the role of each turn; `values`, a number for each token, colour its text."""
         from hooked_lm.viz import conversation  # not when a model starts
 
