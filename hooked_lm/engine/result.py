@@ -81,6 +81,7 @@ class SweepResult(Scores):
     fingerprint: str = ""
     binary: Sequence[bool] | None = None
     _BY_METRIC: ClassVar[tuple[str, ...]] = ("corrupted", "clean", "binary")
+    _OF_MEANS: ClassVar[Mapping[str, Any]] = {"fingerprint": "", "binary": None}
     _METRIC_IN_ABOUT: ClassVar[str] = METRIC_NAME
 
     def __post_init__(self) -> None:
@@ -258,9 +259,6 @@ class SweepResult(Scores):
 
     def _changed_by(self, name: str, index: int | list[int]) -> dict[str, Any]:
         return {"fingerprint": ""}
-
-    def _of_means(self) -> dict[str, Any]:
-        return {"fingerprint": "", "binary": [False] * len(self.axes.get(METRIC, [""]))}
 
     def _pictured(self) -> dict[str, Any]:
         means = self._baseline_means()

@@ -63,6 +63,7 @@ class Scores(NotebookRepr):
     groups: Sequence[Label] | None = field(default=None, kw_only=True)
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
     _BY_METRIC: ClassVar[tuple[str, ...]] = ()  # the fields with an entry for each metric
+    _OF_MEANS: ClassVar[Mapping[str, Any]] = {}  # other fields of means over cells
     _METRIC_IN_ABOUT: ClassVar[str] = "of"  # where `about` has the metric that was selected
 
     def __post_init__(self) -> None:
@@ -257,11 +258,7 @@ class Scores(NotebookRepr):
         Raises ValueError for another word, and for positions that are not of a conversation (`model.chat`), or of no one turn.
         """
         axes, about, means = means_by(self.axes, self.about, by)
-        return replace(self, axes=axes, about=about, **self._of_cells(means), **self._of_means())
-
-    def _of_means(self) -> dict[str, Any]:
-        """Other fields that differ in means over cells."""
-        return {}
+        return replace(self, axes=axes, about=about, **self._of_cells(means), **self._OF_MEANS)
 
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
