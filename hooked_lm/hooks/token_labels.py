@@ -115,6 +115,19 @@ def token_groups(labels: Labels, by: str) -> dict[str, list[int]]:
     return found
 
 
+def common_label(labels: Labels) -> TokenLabel:
+    """What several tokens have in common; turn -1, and role or part "all", where they differ.
+
+    >>> common_label(
+    ...     [TokenLabel(1, "assistant", "thinking"), TokenLabel(1, "assistant", "content")]
+    ... )
+    TokenLabel(turn=1, role='assistant', part='all')
+    """
+    turns, roles, parts = ({*each} for each in zip(*labels, strict=True))
+    turn, role, part = (next(iter(of)) if len(of) == 1 else None for of in (turns, roles, parts))
+    return TokenLabel(-1 if turn is None else turn, role or "all", part or "all")
+
+
 def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> list[int]:
     """The positions of a name, or of a dict; turns are counted in the prompt."""
     if isinstance(given, str):
