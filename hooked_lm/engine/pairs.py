@@ -15,6 +15,7 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -40,7 +41,9 @@ class Pairs(NotebookRepr):
     as those of circuits, pairs without answers have their default.
 
     Args:
-        clean, corrupted: texts or ids [batch, pos]; one text or [pos] is one pair. `VisionInputs` for a model that reads images.
+        clean, corrupted: texts or ids [batch, pos]; one text or [pos] is one pair. Conversations as a `Chat`, or as messages: a
+            list of lists, or of mappings with "messages" and options of the template. A model reads messages up to where the
+            assistant answers. `VisionInputs` for a model that reads images.
         answers, wrong_answers: as for `metrics.logit_difference`: a string or an id for all pairs; a list or a tensor [batch],
             with one for each pair; nested for several of each pair.
 
@@ -111,8 +114,10 @@ class Pairs(NotebookRepr):
         return f"{type(self).__name__}({'1 pair' if n == 1 else f'{n} pairs, the first'}: {shown})"
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, atomically. Raises TypeError for prompts with images."""
+        """Write everything to one safetensors file, atomically. Raises TypeError for prompts with images, and for a Chat."""
         given = {of.name: getattr(self, of.name) for of in fields(self)}
+        if any(isinstance(value, Chat) for value in given.values()):
+            raise TypeError("pairs of a Chat are not saved: give Pairs the messages, or save each with chat.save(path)")
         if any(isinstance(value, VisionInputs) for value in given.values()):
             raise TypeError("pairs with images are not saved: save their texts, and the images as files of their own")
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
@@ -127,8 +132,10 @@ class Pairs(NotebookRepr):
 
 
 def _n_prompts(prompts: Prompts, name: str) -> int:
-    if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs)):
-        raise TypeError(f"{name} must be texts, ids or VisionInputs, got {kind_of(prompts)}")
+    if (several := conversations_in(prompts)) is not None:
+        return len(several)
+    if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs, Chat)):
+        raise TypeError(f"{name} must be texts, ids, conversations or VisionInputs, got {kind_of(prompts)}")
     if isinstance(prompts, VisionInputs):
         return len(prompts) if isinstance(prompts, ImagesAndTexts) else _n_prompts(prompts.tokens, name)
     return 1 if isinstance(prompts, str) or (isinstance(prompts, Tensor) and prompts.ndim < 2) else len(prompts)
@@ -148,6 +155,8 @@ def _some_prompts(prompts: Prompts, places: list[int]) -> Prompts:
         return (prompts if prompts.ndim > 1 else prompts[None])[places]
     if isinstance(prompts, Chat):
         return prompts[places]
+    if (several := conversations_in(prompts)) is not None:
+        return [several[place] for place in places]
     return [([prompts] if isinstance(prompts, str) else prompts)[place] for place in places]
 
 
@@ -163,6 +172,12 @@ def _brief(given: object) -> str:
     return (
         f"{given[:MOST_LETTERS]!r}{'…' * (len(given) > MOST_LETTERS)}" if isinstance(given, str) else short_repr(given)
     )
+
+
+def with_chats(model: object, pairs: Own) -> Own:
+    """Pairs whose messages are a `Chat` each; others are unchanged."""
+    several = {name: conversations_in(getattr(pairs, name)) for name in ("clean", "corrupted")}
+    return replace(pairs, **{name: as_prompts(model, each) for name, each in several.items() if each is not None})
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------

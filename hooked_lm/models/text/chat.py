@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -107,6 +107,25 @@ class Chat(OwnRun, NotebookRepr):
             changed=tuple(self.changed[row] for row in rows),
         )
 
+    @classmethod
+    def joined(cls, chats: Sequence["Chat"]) -> "Chat":
+        """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
+        lengths = [chat.shape[1] for chat in chats]
+        if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
+            raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
+        starts = accumulate([len(chat) for chat in chats], initial=0)
+        shared = (
+            (row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared
+        )
+        of_rows = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
+        return replace(
+            chats[0],
+            tokens=torch.cat([chat.tokens for chat in chats]),
+            attention_mask=torch.cat([chat.attention_mask for chat in chats]),
+            shared=tuple(shared),
+            **{name: tuple(row for chat in chats for row in getattr(chat, name)) for name in of_rows},
+        )
+
     @property
     def shape(self) -> torch.Size:
         """[batch, pos]."""
@@ -147,6 +166,13 @@ class Chat(OwnRun, NotebookRepr):
             text += self.texts[row][end if position == last + 1 else start : stop]
             end, last = max(end, stop), position
         return text
+
+    def begins_text(self, tokenizer: "Decodes") -> bool:
+        """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
+        space, or with a special token of the template."""
+        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        ends = zip(self.texts, self.tokens[:, -1].tolist(), strict=True)
+        return all(text[-1:].isspace() or last in special for text, last in ends)
 
     def n_common(self, other: "Chat") -> int:
         """How many tokens two conversations have in common at their beginnings; ValueError if one of them is several."""
