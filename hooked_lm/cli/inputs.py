@@ -1,5 +1,6 @@
 """What is typed: names of models, prompts, choices of layers, positions and heads. Mistakes are ValueErrors."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,13 +34,20 @@ def integers(name: str, text: str) -> list[int]:
 
 
 def which(name: str, text: str) -> object:
-    """ "each", None for all together, indices and ranges, or labels of heads.
+    """ "each", None for all together, indices and ranges, labels of heads, or positions by meaning.
 
     >>> which("heads", "L1H7, L2H0"), which("layers", "together"), which("layers", "0")
     (['L1H7', 'L2H0'], None, [0])
+    >>> which("positions", "last_user"), which("positions", '["user", -1]')
+    ('last_user', ['user', -1])
     """
     if text in ("each", "together"):
         return None if text == "together" else text
+    if name == "positions":
+        from hooked_lm.hooks.token_labels import is_named  # of a package that imports torch
+
+        if is_named(found := json.loads(text) if text[:1] in "[{" else text):
+            return found
     labels = [part.strip() for part in text.split(",")]
     return labels if name == "heads" and labels[0].startswith("L") else integers(name, text)
 

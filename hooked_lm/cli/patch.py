@@ -55,7 +55,9 @@ SiteOption = Annotated[
     typer.Option("--site", "--sites", help="The short name of a site, such as resid_pre; may be repeated."),
 ]
 LayersOption = Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1 or 0-2.")]
-PositionsOption = Annotated[str | None, typer.Option(help="each, together, or indices and ranges.")]
+PositionsOption = Annotated[
+    str | None, typer.Option(help="each, together, indices and ranges, or tokens by meaning such as last_user.")
+]
 HeadsOption = Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")]
 FurtherOption = Annotated[
     list[str] | None,
@@ -173,7 +175,8 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
 def _study(
     model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], normalized: bool, html: Path | None
 ) -> Result:
-    """Runs an experiment on the pairs of a file, or goes on with it. Positions count from the end if pairs differ in length."""
+    """Runs an experiment on the pairs of a file, or goes on with it. Where pairs have other positions, these count from the end;
+    of conversations it shows the means over each turn."""
     from hooked_lm import viz
     from hooked_lm.engine.result import SweepResult
     from hooked_lm.reports import sweep
@@ -186,7 +189,7 @@ def _study(
     stored = say_stored(study, started, pairs=study.n_pairs, rows=len(study))
     if not study.is_complete:
         return {**facts, **stored}
-    scores = study.scores(align=None if study.has_one_length else "end")
+    scores = study.scores(align=study.alignment)
     top, table = sweep.tables(scores, normalized)
     intervals = " with 95% intervals of all cells at once" if "low" in top else ""
     say(f"\nThe largest effects, means over the pairs{intervals}:")

@@ -59,7 +59,7 @@ def _with_chats(arguments: MutableMapping[str, Any]) -> dict[str, Chat]:
         elif name in PROMPTS and (several := conversations_in(given)) is not None:
             arguments[name] = as_prompts(model, several)
     in_pairs = [pairs for pairs in arguments.values() if isinstance(pairs, Pairs)]
-    chats = {name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")} | arguments
+    chats = {name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")} | {**arguments}
     chats = {name: given for name, given in chats.items() if isinstance(given, Chat)}
     if chats and isinstance(model, TextMethods) and all(chat.begins_text(model.tokenizer) for chat in chats.values()):
         for name, given in arguments.items():

@@ -1,9 +1,9 @@
 """Pairs of clean and corrupted prompts: given as one value, and resolved to what a model reads in both runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -109,7 +109,7 @@ class Pairs(NotebookRepr):
     def __repr__(self) -> str:
         n, names = len(self), {"clean": "clean", "corrupted": "corrupted", "answers": "answer", "wrong_answers": "not"}
         given = {word: getattr(self, name) for name, word in names.items() if getattr(self, name) is not None}
-        first = {word: of[0] if isinstance(of, (list, tuple)) else of for word, of in given.items()}
+        first = {word: _first(of) for word, of in given.items()}
         shown = ", ".join(f"{word} {_brief(of)}" for word, of in first.items())
         return f"{type(self).__name__}({'1 pair' if n == 1 else f'{n} pairs, the first'}: {shown})"
 
@@ -157,7 +157,8 @@ def _some_prompts(prompts: Prompts, places: list[int]) -> Prompts:
         return prompts[places]
     if (several := conversations_in(prompts)) is not None:
         return [several[place] for place in places]
-    return [([prompts] if isinstance(prompts, str) else prompts)[place] for place in places]
+    texts = cast("str | Sequence[str]", prompts)
+    return [([texts] if isinstance(texts, str) else texts)[place] for place in places]
 
 
 def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
@@ -165,6 +166,14 @@ def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
         return answers
     assert isinstance(answers, (list, tuple, Tensor)), "one for each pair"
     return answers[places] if isinstance(answers, Tensor) else [answers[place] for place in places]
+
+
+def _first(given: object) -> object:
+    """The first of prompts or answers; of a conversation the text of its last message."""
+    if (several := conversations_in(given)) is not None:
+        messages = several[0]["messages"] if isinstance(several[0], Mapping) else several[0]
+        return f"... {messages[-1].get('content')}"
+    return given[0] if isinstance(given, (list, tuple)) else given
 
 
 def _brief(given: object) -> str:
@@ -177,7 +186,8 @@ def _brief(given: object) -> str:
 def with_chats(model: object, pairs: Own) -> Own:
     """Pairs whose messages are a `Chat` each; others are unchanged."""
     several = {name: conversations_in(getattr(pairs, name)) for name in ("clean", "corrupted")}
-    return replace(pairs, **{name: as_prompts(model, each) for name, each in several.items() if each is not None})
+    chats: dict[str, Any] = {name: as_prompts(model, each) for name, each in several.items() if each is not None}
+    return replace(pairs, **chats)
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
     if isinstance(prompts, Chat):
         return _of_equal_length(prompts, name)
     if not isinstance(prompts, VisionInputs):
-        return tokens_of(model, prompts, name)
+        return tokens_of(model, prompts, name)  # type: ignore[arg-type]  # messages are a Chat now
     if not getattr(model, "sites_of_images", ()):
         raise TypeError(f"the {name} have images, which a {type(model).__name__} does not read")
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding

@@ -110,9 +110,14 @@ def token_groups(labels: Labels, by: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for position, label in enumerate(labels):
         if label != PADDING:
-            turn = f"{label.turn} {label.role}" if label.turn >= 0 else label.role
-            found.setdefault(turn if by == "turn" else getattr(label, by), []).append(position)
+            found.setdefault(group_name(label, by), []).append(position)
     return found
+
+
+def group_name(label: TokenLabel, by: str) -> str:
+    """The name of the turn, role or part of a token."""
+    turn = f"{label.turn} {label.role}" if label.turn >= 0 else label.role
+    return turn if by == "turn" else str(getattr(label, by))
 
 
 def common_label(labels: Labels) -> TokenLabel:

@@ -129,14 +129,12 @@ class StudyJob(shards.Job):
 
 def _prompts(pairs: Sequence[Pair], device: torch.device) -> tuple[Tensor | Chat, Tensor | Chat]:
     """The clean and the corrupted prompts of pairs of one length."""
-    if pairs[0].chats is None:
-        clean, corrupted = (
-            torch.tensor([getattr(pair, side) for pair in pairs], device=device) for side in ("clean", "corrupted")
-        )
-        return clean, corrupted
-    sides = zip(*(pair.chats for pair in pairs if pair.chats is not None), strict=True)
-    clean, corrupted = (Chat.joined(side).to(device) for side in sides)
-    return clean, corrupted
+    chats = [pair.chats for pair in pairs if pair.chats is not None]
+    if chats:
+        sides = [Chat.joined(side) for side in zip(*chats, strict=True)]
+        return sides[0].to(device), sides[1].to(device)
+    ids = [torch.tensor([getattr(pair, side) for pair in pairs], device=device) for side in ("clean", "corrupted")]
+    return ids[0], ids[1]
 
 
 def _measured(result: Scores) -> dict[str, Tensor]:

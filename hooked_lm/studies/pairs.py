@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from hooked_lm.engine.pairs import Pairs, aligned
 from hooked_lm.engine.prompts import kind_of, tokens_of
 from hooked_lm.extras import lazy_import
 from hooked_lm.harvest.documents import loaded
-from hooked_lm.hooks.token_labels import Labels
+from hooked_lm.hooks.token_labels import Labels, Named, select_positions
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
 from hooked_lm.models.text.methods import TextMethods
@@ -136,10 +136,38 @@ def _checked_rows(model: TextMethods, rows: Sequence[Row], names: Mapping[str, s
             + ("text" if kinds[0] is False else "messages")
             + ", unlike those of pair 0"
         ]
+    _refuse(wrong, len(rows))
+    return pairs
+
+
+def check_positions(pairs: Sequence[Pair], positions: Mapping[str, Named]) -> None:
+    """Raises ValueError that names the pairs without such tokens, or with other positions in the clean than in the corrupted
+    prompt. `positions` are arguments by name."""
+    every = product(positions.items(), enumerate(pairs))
+    reasons = [(number, _wrong_positions(pair, name, given)) for (name, given), (number, pair) in every]
+    _refuse([f"pair {number}: {why}" for number, why in reasons if why], len(pairs))
+
+
+def _wrong_positions(pair: Pair, name: str, given: Named) -> str:
+    """What is wrong with positions in a pair, if anything is."""
+    if pair.chats is None:
+        return f"{name}={given!r} needs messages, and its prompts have no roles"
+    try:
+        clean, corrupted = (select_positions(labels, given) for labels in pair.labels)
+    except (ValueError, IndexError) as error:
+        return str(error)
+    return (
+        ""
+        if clean == corrupted
+        else f"{name}={given!r} are {clean} in its clean and {corrupted} in its corrupted prompt"
+    )
+
+
+def _refuse(wrong: Sequence[str], n: int) -> None:
+    """Raises ValueError that says what is wrong with pairs, if anything is."""
     if wrong:
         more = f"\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ValueError(f"{len(wrong)} of {len(rows)} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
-    return pairs
+        raise ValueError(f"{len(wrong)} of {n} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
 
 
 def _rows_of(pairs: Pairs) -> list[Row]:

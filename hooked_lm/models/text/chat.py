@@ -117,13 +117,14 @@ class Chat(OwnRun, NotebookRepr):
         shared = (
             (row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared
         )
-        of_rows = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
+        names = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
+        of_rows: dict[str, Any] = {name: tuple(row for chat in chats for row in getattr(chat, name)) for name in names}
         return replace(
             chats[0],
             tokens=torch.cat([chat.tokens for chat in chats]),
             attention_mask=torch.cat([chat.attention_mask for chat in chats]),
             shared=tuple(shared),
-            **{name: tuple(row for chat in chats for row in getattr(chat, name)) for name in of_rows},
+            **of_rows,
         )
 
     @property
@@ -167,10 +168,11 @@ class Chat(OwnRun, NotebookRepr):
             end, last = max(end, stop), position
         return text
 
-    def begins_text(self, tokenizer: "Decodes") -> bool:
+    def begins_text(self, tokenizer: object) -> bool:
         """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
         space, or with a special token of the template."""
-        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {token for token, one in added.items() if one.special}
         ends = zip(self.texts, self.tokens[:, -1].tolist(), strict=True)
         return all(text[-1:].isspace() or last in special for text, last in ends)
 
