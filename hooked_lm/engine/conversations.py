@@ -1,13 +1,12 @@
 """Conversations as the prompts of an experiment: positions by meaning become numbers, and hooks know the roles of tokens."""
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.engine.answers import first_words
-from hooked_lm.engine.pairs import Pairs, with_chats
+from hooked_lm.engine.pairs import Pairs, with_chats, with_ids
 from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.hooks.token_labels import Named, is_named, reading
 from hooked_lm.models.text.chat import Chat
@@ -55,18 +54,14 @@ def _with_chats(arguments: MutableMapping[str, Any]) -> dict[str, Chat]:
     model = arguments.get("model")
     for name, given in arguments.items():
         if isinstance(given, Pairs):
-            arguments[name] = with_chats(model, given)
+            arguments[name] = with_ids(model, with_chats(model, given))
         elif name in PROMPTS and (several := conversations_in(given)) is not None:
             arguments[name] = as_prompts(model, several)
     in_pairs = [pairs for pairs in arguments.values() if isinstance(pairs, Pairs)]
     chats = {name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")} | {**arguments}
     chats = {name: given for name, given in chats.items() if isinstance(given, Chat)}
     if chats and isinstance(model, TextMethods) and all(chat.begins_text(model.tokenizer) for chat in chats.values()):
-        for name, given in arguments.items():
-            if isinstance(given, Pairs):
-                arguments[name] = replace(given, **{of: first_words(getattr(given, of), of, model) for of in ANSWERS})
-            elif name in ANSWERS:
-                arguments[name] = first_words(given, name, model)
+        arguments.update({name: first_words(arguments[name], name, model) for name in ANSWERS if name in arguments})
     return chats
 
 

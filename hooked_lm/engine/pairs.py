@@ -1,6 +1,6 @@
 """Pairs of clean and corrupted prompts: given as one value, and resolved to what a model reads in both runs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -8,14 +8,14 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 from hooked_lm.engine import metrics
-from hooked_lm.engine.answers import NEST, Answers
+from hooked_lm.engine.answers import NEST, Answers, first_words
 from hooked_lm.engine.prompts import Prompts, check_direction, kind_of, rows_of
 from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.text.chat import Chat
-from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
+from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in, transcript
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -104,7 +104,8 @@ class Pairs(NotebookRepr):
                 f"the logit difference needs answers and wrong answers: give Pairs their {missing}, or give a metric=, such as "
                 "metrics.log_probability(answers, model=model)"
             )
-        return _difference(model, self.answers, self.wrong_answers, positions)
+        found = with_ids(model, with_chats(model, self))
+        return _difference(model, cast("Answers", found.answers), cast("Answers", found.wrong_answers), positions)
 
     def __repr__(self) -> str:
         n, names = len(self), {"clean": "clean", "corrupted": "corrupted", "answers": "answer", "wrong_answers": "not"}
@@ -169,10 +170,9 @@ def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
 
 
 def _first(given: object) -> object:
-    """The first of prompts or answers; of a conversation the text of its last message."""
-    if (several := conversations_in(given)) is not None:
-        messages = several[0]["messages"] if isinstance(several[0], Mapping) else several[0]
-        return f"... {messages[-1].get('content')}"
+    """The first of prompts or answers; a conversation as a line."""
+    if (several := conversations_in(given.messages if isinstance(given, Chat) else given)) is not None:
+        return transcript(several[0])
     return given[0] if isinstance(given, (list, tuple)) else given
 
 
@@ -188,6 +188,17 @@ def with_chats(model: object, pairs: Own) -> Own:
     several = {name: conversations_in(getattr(pairs, name)) for name in ("clean", "corrupted")}
     chats: dict[str, Any] = {name: as_prompts(model, each) for name, each in several.items() if each is not None}
     return replace(pairs, **chats)
+
+
+def with_ids(model: object, pairs: Own) -> Own:
+    """Pairs of a `Chat` each, with the ids of answers that begin a text; others are unchanged."""
+    chats = [prompts for prompts in (pairs.clean, pairs.corrupted) if isinstance(prompts, Chat)]
+    if not chats or not isinstance(model, TextMethods) or not all(chat.begins_text(model.tokenizer) for chat in chats):
+        return pairs
+    answers: dict[str, Any] = {
+        name: first_words(getattr(pairs, name), name, model) for name in ("answers", "wrong_answers")
+    }
+    return replace(pairs, **answers)
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def pairs_of(
 def text_columns(
     model: TextMethods, source: object, columns: Mapping[str, str] | None = None, max_pairs: int | None = None
 ) -> dict[str, list[Any]]:
-    """The texts of pairs that run together, with their answers, by the arguments of `Pairs`.
+    """The texts or messages of pairs that run together, with their answers, by the arguments of `Pairs`.
 
     Raises as `pairs_of`, also for a source without wrong answers; ValueError for prompts of different lengths, or no texts.
     """
@@ -91,8 +91,9 @@ def text_columns(
         found = ", ".join(f"{n} of {length} tokens" for length, n in sorted(lengths.items()))
         raise ValueError(f"all pairs run together, so their prompts must have as many tokens each; there are {found}")
     parts = {name: [row[column] for row in rows] for name, column in names.items()}
-    if other := [part for name in ("clean", "corrupted") for part in parts[name] if not isinstance(part, str)]:
-        raise ValueError(f"the prompts must be texts, which a page shows; got {kind_of(other[0])}")
+    prompts = [part for name in ("clean", "corrupted") for part in parts[name]]
+    if other := [part for part in prompts if not isinstance(part, str) and conversations_in(part) is None]:
+        raise ValueError(f"the prompts must be texts or messages, which a page shows; got {kind_of(other[0])}")
     return {
         {"answer": "answers", "wrong_answer": "wrong_answers"}.get(name, name): part for name, part in parts.items()
     }

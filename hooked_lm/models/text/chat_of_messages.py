@@ -85,6 +85,19 @@ def as_prompts(model: object, conversations: Sequence[Any]) -> Chat:
     return model.chat(messages, **{"add_generation_prompt": not every[0].get("continue_final_message"), **every[0]})
 
 
+def transcript(conversation: object) -> str:
+    """A conversation in a line, each message with its role.
+
+    >>> transcript(
+    ...     [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    ... )
+    'user: Hello / assistant: Hi'
+    """
+    messages = conversation["messages"] if isinstance(conversation, Mapping) else conversation
+    assert isinstance(messages, (list, tuple)), "messages, as `conversations_in` knows them"
+    return " / ".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+
+
 def _without_none(messages: object) -> object:
     """Messages without the keys that files and tables fill with None, where another message has them."""
     if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
