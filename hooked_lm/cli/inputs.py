@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from hooked_lm.models.decoder import Decoder
     from hooked_lm.reports.circuit import Task
 
+CONVERSATION = re.compile(r"@\S+\.json")
 ONE_OR_RANGE = re.compile(r"(-?\d+)(?:-(-?\d+))?")
 
 
@@ -127,6 +128,20 @@ def check_writable_folder(path: str) -> None:
     writable_folder(path)
 
 
+def conversation_or_text(prompt: str) -> str | dict[str, Any]:
+    """The conversation in the file that a prompt such as "@chat.json" names: {"messages": [...]} and options of the template. Any
+    other prompt is unchanged. Raises ValueError for a file with something else."""
+    if not CONVERSATION.fullmatch(prompt):
+        return prompt
+    path = Path(prompt[1:])
+    check_readable(path, "a list of messages, dicts with 'role' and 'content'")
+    given = json.loads(path.read_text(encoding="utf-8"))
+    options = {"messages": given} if isinstance(given, list) else given
+    if not isinstance(options, dict) or "messages" not in options:
+        raise ValueError(f"{path} must hold a list of messages, or a mapping with 'messages'; got {str(given)[:60]!r}")
+    return options
+
+
 # ---- pairs of prompts ------------------------------------------------------------------------------------------------
 
 
@@ -141,16 +156,18 @@ def check_one_source(
 
 
 def typed_task(clean: Sequence[str] | None, corrupted: Sequence[str] | None, answers: Sequence[str] | None) -> "Task":
-    """Pairs that were typed, with answers such as " Mary, John"; raises ValueError for unequal numbers."""
+    """Pairs that were typed, texts or files with conversations, with answers such as " Mary, John"; raises ValueError for unequal
+    numbers."""
     from hooked_lm.reports.circuit import Task, answers_of
 
-    parts = [list(part or ()) for part in (clean, corrupted, answers)]
+    parts: list[list[Any]] = [list(part or ()) for part in (clean, corrupted, answers)]
     if len({*map(len, parts)}) > 1:
         n_clean, n_corrupted, n_answers = map(len, parts)
         raise ValueError(
             f"give as many --clean, --corrupted and --answers; got {n_clean}, {n_corrupted} and {n_answers}"
         )
-    return Task(parts[0], parts[1], *answers_of(parts[2]))
+    prompts: list[list[Any]] = [[conversation_or_text(prompt) for prompt in part] for part in parts[:2]]
+    return Task(prompts[0], prompts[1], *answers_of(parts[2]))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,9 +41,11 @@ from hooked_lm.cli.output import say, say_path, say_stored, show_result
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
+    from hooked_lm.models.text.chat import Chat
     from hooked_lm.reports.circuit import Task
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
+STRETCH = ("start", "stop", "turn", "role", "part")  # of the turns of a result
 
 
 DirectoryOption = Annotated[
@@ -137,13 +140,15 @@ def _options(sites: list[str] | None, further: list[str] | None, **chosen: str |
 def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, html: Path | None) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
     from hooked_lm import patching
+    from hooked_lm.engine.pairs import with_chats
     from hooked_lm.engine.study import SwapWarning
     from hooked_lm.reports import sweep
     from hooked_lm.reports.circuit import check_answers
 
     loaded = decoder(model, "patch")
+    task = with_chats(loaded, task)
     typed: list[Any] = [task.clean, task.corrupted]
-    tokens = [check_text(loaded, prompt, "patch") for prompts in typed for prompt in prompts]
+    tokens = [row for prompts in typed for row in _words(loaded, prompts)]
     if "heads" not in options and options.get("sites") == "z":
         options = {"heads": "each", "positions": None, **options}
     baselines = check_answers(loaded, task)
@@ -155,6 +160,7 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
         raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
     top, table = sweep.tables(result, normalized)
+    turns = result.about.get("turns", [])
     finding = sweep.finding(result).replace("`", "")
     scale = f"{shares.name}: 0 is the corrupted run, 1 the clean one" if normalized else "in nats"
     say(f"\nThe cells that move it most; {scale}:")
@@ -168,8 +174,18 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
         "logit_difference": baselines,
         "finding": finding,
         **found,
+        **({"turns": [dict(zip(STRETCH, each, strict=True)) for each in turns]} if turns else {}),
         "html": html and html.resolve(),
     }
+
+
+def _words(model: Any, prompts: "Chat | Sequence[str]") -> list[Sequence[str]]:
+    """The tokens of each prompt, as strings."""
+    from hooked_lm.models.text.chat import Chat
+
+    if isinstance(prompts, Chat):
+        return list(prompts.str_tokens)
+    return [check_text(model, prompt, "patch") for prompt in prompts]
 
 
 def _study(

@@ -68,11 +68,11 @@ def conversations_in(prompts: object) -> list[Any] | None:
 def as_prompts(model: object, conversations: Sequence[Any]) -> Chat:
     """Conversations up to where the assistant answers, or with `continue_final_message` where it goes on.
 
-    Each is a list of messages, or a mapping with "messages" and options of the template. Raises ValueError as `model.chat`, and
-    for other options than those of the first; TypeError for a model without `chat`.
+    Each is a list of messages, or a mapping with "messages" and options of the template. Raises ValueError as `model.chat`, for
+    other options than those of the first, and for a model without `chat`.
     """
     if not isinstance(model, Talks):
-        raise TypeError(f"the prompts are messages, which a {type(model).__name__} does not read")
+        raise ValueError(f"the prompts are messages, which a {type(model).__name__} does not continue")
     rows = [each if isinstance(each, Mapping) else {"messages": each} for each in conversations]
     every = [{name: value for name, value in row.items() if name != "messages"} for row in rows]
     for number, (row, options) in enumerate(zip(rows, every, strict=True)):
