@@ -58,8 +58,8 @@ def _with_chats(arguments: MutableMapping[str, Any]) -> dict[str, Chat]:
         elif name in PROMPTS and (several := conversations_in(given)) is not None:
             arguments[name] = as_prompts(model, several)
     in_pairs = [pairs for pairs in arguments.values() if isinstance(pairs, Pairs)]
-    chats = {name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")} | {**arguments}
-    chats = {name: given for name, given in chats.items() if isinstance(given, Chat)}
+    every = {**arguments, **{name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")}}
+    chats = {name: given for name, given in every.items() if isinstance(given, Chat)}
     if chats and isinstance(model, TextMethods) and all(chat.begins_text(model.tokenizer) for chat in chats.values()):
         arguments.update({name: first_words(arguments[name], name, model) for name in ANSWERS if name in arguments})
     return chats

@@ -287,7 +287,7 @@ def _grid(frame: "pd.DataFrame", axes: list[str], n_pairs: int) -> dict[str, lis
     n_rows = frame.groupby(PAIR).size()
     cells = frame[axes].to_numpy()
     if len(n_rows) == n_pairs and n_rows.nunique() == 1:
-        by_pair = cells.reshape(n_pairs, -1, len(axes))
+        by_pair = cells.reshape(n_pairs, len(frame) // n_pairs, len(axes))
         different = (by_pair != by_pair[0]).any((1, 2)).nonzero()[0]
     else:
         different = n_rows.index[n_rows != n_rows.iloc[0]] if len(n_rows) else []
