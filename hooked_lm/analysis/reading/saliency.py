@@ -21,6 +21,7 @@ from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
@@ -145,7 +146,7 @@ class Saliency:
 @reads_chats
 def saliency(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."] | VisionInputs,
+    prompt: str | Int[Tensor, "..."] | VisionInputs | Chat,
     *,
     max_new_tokens: int | None = None,
     continuation: str | Int[Tensor, "..."] | None = None,
@@ -225,7 +226,7 @@ def _check(name: str, value: str, known: Sequence[str]) -> None:
 
 def _continued(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."] | VisionInputs,
+    prompt: str | Int[Tensor, "..."] | VisionInputs | Chat,
     max_new_tokens: int | None,
     continuation: str | Int[Tensor, "..."] | None,
 ) -> tuple[PromptRows, int]:
