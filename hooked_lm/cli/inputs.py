@@ -1,5 +1,6 @@
 """What is typed: names of models, prompts, choices of layers, positions and heads. Mistakes are ValueErrors."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from hooked_lm.models.decoder import Decoder
     from hooked_lm.reports.circuit import Task
 
+CONVERSATION = re.compile(r"@\S+\.json")
 ONE_OR_RANGE = re.compile(r"(-?\d+)(?:-(-?\d+))?")
 
 
@@ -33,13 +35,20 @@ def integers(name: str, text: str) -> list[int]:
 
 
 def which(name: str, text: str) -> object:
-    """ "each", None for all together, indices and ranges, or labels of heads.
+    """ "each", None for all together, indices and ranges, labels of heads, or positions by meaning.
 
     >>> which("heads", "L1H7, L2H0"), which("layers", "together"), which("layers", "0")
     (['L1H7', 'L2H0'], None, [0])
+    >>> which("positions", "last_user"), which("positions", '["user", -1]')
+    ('last_user', ['user', -1])
     """
     if text in ("each", "together"):
         return None if text == "together" else text
+    if name == "positions":
+        from hooked_lm.hooks.token_labels import is_named  # of a package that imports torch
+
+        if is_named(found := json.loads(text) if text[:1] in "[{" else text):
+            return found
     labels = [part.strip() for part in text.split(",")]
     return labels if name == "heads" and labels[0].startswith("L") else integers(name, text)
 
@@ -119,6 +128,20 @@ def check_writable_folder(path: str) -> None:
     writable_folder(path)
 
 
+def conversation_or_text(prompt: str) -> str | dict[str, Any]:
+    """The conversation in the file that a prompt such as "@chat.json" names: {"messages": [...]} and options of the template. Any
+    other prompt is unchanged. Raises ValueError for a file with something else."""
+    if not CONVERSATION.fullmatch(prompt):
+        return prompt
+    path = Path(prompt[1:])
+    check_readable(path, "a list of messages, dicts with 'role' and 'content'")
+    given = json.loads(path.read_text(encoding="utf-8"))
+    options = {"messages": given} if isinstance(given, list) else given
+    if not isinstance(options, dict) or "messages" not in options:
+        raise ValueError(f"{path} must hold a list of messages, or a mapping with 'messages'; got {str(given)[:60]!r}")
+    return options
+
+
 # ---- pairs of prompts ------------------------------------------------------------------------------------------------
 
 
@@ -133,16 +156,18 @@ def check_one_source(
 
 
 def typed_task(clean: Sequence[str] | None, corrupted: Sequence[str] | None, answers: Sequence[str] | None) -> "Task":
-    """Pairs that were typed, with answers such as " Mary, John"; raises ValueError for unequal numbers."""
+    """Pairs that were typed, texts or files with conversations, with answers such as " Mary, John"; raises ValueError for unequal
+    numbers."""
     from hooked_lm.reports.circuit import Task, answers_of
 
-    parts = [list(part or ()) for part in (clean, corrupted, answers)]
+    parts: list[list[Any]] = [list(part or ()) for part in (clean, corrupted, answers)]
     if len({*map(len, parts)}) > 1:
         n_clean, n_corrupted, n_answers = map(len, parts)
         raise ValueError(
             f"give as many --clean, --corrupted and --answers; got {n_clean}, {n_corrupted} and {n_answers}"
         )
-    return Task(parts[0], parts[1], *answers_of(parts[2]))
+    prompts: list[list[Any]] = [[conversation_or_text(prompt) for prompt in part] for part in parts[:2]]
+    return Task(prompts[0], prompts[1], *answers_of(parts[2]))
 
 
 @contextmanager

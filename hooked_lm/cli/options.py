@@ -45,7 +45,8 @@ SitesOption = Annotated[
     ),
 ]
 CleanOption = Annotated[
-    list[str] | None, typer.Option(help="A prompt that the model answers correctly; may be repeated.")
+    list[str] | None,
+    typer.Option(help="A prompt that the model answers correctly, or @FILE.json of messages; may be repeated."),
 ]
 CorruptedOption = Annotated[list[str] | None, typer.Option(help="The prompt with a change that reverses the answer.")]
 AnswersOption = Annotated[

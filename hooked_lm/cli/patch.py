@@ -3,6 +3,7 @@
 import json
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,9 +41,11 @@ from hooked_lm.cli.output import say, say_path, say_stored, show_result
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
+    from hooked_lm.models.text.chat import Chat
     from hooked_lm.reports.circuit import Task
 
 NUMBERS = dict.fromkeys(("value", "effect", "restored", "kept", "low", "high"), "+.3f")
+STRETCH = ("start", "stop", "turn", "role", "part")  # of the turns of a result
 
 
 DirectoryOption = Annotated[
@@ -55,7 +58,9 @@ SiteOption = Annotated[
     typer.Option("--site", "--sites", help="The short name of a site, such as resid_pre; may be repeated."),
 ]
 LayersOption = Annotated[str | None, typer.Option(help="each, together, or indices such as 0,-1 or 0-2.")]
-PositionsOption = Annotated[str | None, typer.Option(help="each, together, or indices and ranges.")]
+PositionsOption = Annotated[
+    str | None, typer.Option(help="each, together, indices and ranges, or tokens by meaning such as last_user.")
+]
 HeadsOption = Annotated[str | None, typer.Option(help="each, together, indices, or labels such as L1H7,L2H0.")]
 FurtherOption = Annotated[
     list[str] | None,
@@ -135,13 +140,15 @@ def _options(sites: list[str] | None, further: list[str] | None, **chosen: str |
 def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, html: Path | None) -> Result:
     """Patches one cell after the other of the pairs that were typed."""
     from hooked_lm import patching
+    from hooked_lm.engine.pairs import with_chats
     from hooked_lm.engine.study import SwapWarning
     from hooked_lm.reports import sweep
     from hooked_lm.reports.circuit import check_answers
 
     loaded = decoder(model, "patch")
+    task = with_chats(loaded, task)
     typed: list[Any] = [task.clean, task.corrupted]
-    tokens = [check_text(loaded, prompt, "patch") for prompts in typed for prompt in prompts]
+    tokens = [row for prompts in typed for row in _words(loaded, prompts)]
     if "heads" not in options and options.get("sites") == "z":
         options = {"heads": "each", "positions": None, **options}
     baselines = check_answers(loaded, task)
@@ -153,6 +160,7 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
         raise ValueError("clean and corrupted run do not differ, so there are no shares to show: give --raw for nats")
     say("[bold]logit difference[/]  " + ", ".join(f"{name} {value:+.2f}" for name, value in baselines.items()))
     top, table = sweep.tables(result, normalized)
+    turns = result.about.get("turns", [])
     finding = sweep.finding(result).replace("`", "")
     scale = f"{shares.name}: 0 is the corrupted run, 1 the clean one" if normalized else "in nats"
     say(f"\nThe cells that move it most; {scale}:")
@@ -166,14 +174,25 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
         "logit_difference": baselines,
         "finding": finding,
         **found,
+        **({"turns": [dict(zip(STRETCH, each, strict=True)) for each in turns]} if turns else {}),
         "html": html and html.resolve(),
     }
+
+
+def _words(model: Any, prompts: "Chat | Sequence[str]") -> list[Sequence[str]]:
+    """The tokens of each prompt, as strings."""
+    from hooked_lm.models.text.chat import Chat
+
+    if isinstance(prompts, Chat):
+        return list(prompts.str_tokens)
+    return [check_text(model, prompt, "patch") for prompt in prompts]
 
 
 def _study(
     model: str, pairs: str, experiment: str, output: Path, settings: dict[str, Any], normalized: bool, html: Path | None
 ) -> Result:
-    """Runs an experiment on the pairs of a file, or goes on with it. Positions count from the end if pairs differ in length."""
+    """Runs an experiment on the pairs of a file, or goes on with it. Where pairs have other positions, these count from the end;
+    of conversations it shows the means over each turn."""
     from hooked_lm import viz
     from hooked_lm.engine.result import SweepResult
     from hooked_lm.reports import sweep
@@ -186,7 +205,7 @@ def _study(
     stored = say_stored(study, started, pairs=study.n_pairs, rows=len(study))
     if not study.is_complete:
         return {**facts, **stored}
-    scores = study.scores(align=None if study.has_one_length else "end")
+    scores = study.scores(align=study.alignment)
     top, table = sweep.tables(scores, normalized)
     intervals = " with 95% intervals of all cells at once" if "low" in top else ""
     say(f"\nThe largest effects, means over the pairs{intervals}:")

@@ -1,12 +1,10 @@
 """Prompts and sites as they are typed, and as the library takes them."""
 
-import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hooked_lm.cli.inputs import check_readable, integers
+from hooked_lm.cli.inputs import conversation_or_text, integers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +13,6 @@ if TYPE_CHECKING:
     from hooked_lm.models.encoder_decoder import EncoderDecoder
     from hooked_lm.models.text.chat import Chat
 
-CONVERSATION = re.compile(r"@\S+\.json")
 IN_A_LAYER = re.compile(r"blocks\.\d+\..*|[a-z_]+\d+")
 IN_ALL_LAYERS = re.compile(r"(?:blocks\.\*\.|\*\.?)?(?:attn\.|mlp\.|mixer\.)?hook_(\w+)")
 
@@ -90,23 +87,12 @@ def prompt_of(
                 f"{name} has the token id {wrong[0]}; those of this model are 0 to {model.cfg.d_vocab - 1}"
             )
         return torch.tensor([ids]), list(map(str, ids))
-    if CONVERSATION.fullmatch(text):
-        chat = _conversation(model, Path(text[1:]))
+    if isinstance(given := conversation_or_text(text), dict):
+        from hooked_lm.models.text.chat_of_messages import as_prompts
+
+        chat = as_prompts(model, [given])
         return chat, list(chat.str_tokens[0])
     words = list(map(str, model.to_str_tokens(text))) if text else []
     if not words:
         raise ValueError(f"{name} has no tokens: give some text")
     return text, words
-
-
-def _conversation(model: "Decoder | EncoderDecoder", path: Path) -> "Chat":
-    """The conversation of a file: a list of messages, or a mapping with "messages" and options of the template."""
-    check_readable(path, "a list of messages, dicts with 'role' and 'content'")
-    if not hasattr(model, "chat"):
-        raise ValueError(f"{path} has a conversation, which a {type(model).__name__} does not continue")
-    given = json.loads(path.read_text(encoding="utf-8"))
-    options = {"messages": given} if isinstance(given, list) else given
-    if not isinstance(options, dict) or "messages" not in options:
-        raise ValueError(f"{path} must hold a list of messages, or a mapping with 'messages'; got {str(given)[:60]!r}")
-    chat: Chat = model.chat(**{"add_generation_prompt": True, **options})
-    return chat

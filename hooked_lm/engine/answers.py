@@ -91,12 +91,21 @@ def whole_numbers(given: Any, name: str) -> Int[Tensor, "..."]:
     return numbers.detach().long().cpu()
 
 
+def first_words(answers: Any, name: str, model: TextMethods) -> Any:
+    """The ids of answers that begin a text, as after the generation prompt of a conversation, with the nesting of the answers.
+
+    Words have no leading space there. Raises ValueError for strings that are not one token.
+    """
+    return _ids(answers, name, model, begins_text=True) if _has_strings(answers) else answers
+
+
 def _has_strings(answers: Any) -> bool:
     return isinstance(answers, str) or (isinstance(answers, (list, tuple)) and any(map(_has_strings, answers)))
 
 
-def _ids(answers: Any, name: str, model: TextMethods) -> Any:
+def _ids(answers: Any, name: str, model: TextMethods, begins_text: bool = False) -> Any:
     """Strings replaced by ids, in nested lists as in the answers."""
     if isinstance(answers, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in answers):
-        return [_ids(row, name, model) for row in answers]
-    return model.tokens.answer_ids(answers, name).tolist()
+        return type(answers)(_ids(row, name, model, begins_text) for row in answers)
+    found = model.tokens.answer_ids(answers, name, begins_text).tolist()
+    return type(answers)(found) if isinstance(answers, tuple) else found

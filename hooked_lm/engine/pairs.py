@@ -3,18 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from hooked_lm.engine import metrics
-from hooked_lm.engine.answers import NEST, Answers
+from hooked_lm.engine.answers import NEST, Answers, first_words
 from hooked_lm.engine.prompts import Prompts, check_direction, kind_of, rows_of
 from hooked_lm.engine.stacks import Target, has_two_stacks, joined
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in, transcript
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -40,7 +41,9 @@ class Pairs(NotebookRepr):
     as those of circuits, pairs without answers have their default.
 
     Args:
-        clean, corrupted: texts or ids [batch, pos]; one text or [pos] is one pair. `VisionInputs` for a model that reads images.
+        clean, corrupted: texts or ids [batch, pos]; one text or [pos] is one pair. Conversations as a `Chat`, or as messages: a
+            list of lists, or of mappings with "messages" and options of the template. A model reads messages up to where the
+            assistant answers. `VisionInputs` for a model that reads images.
         answers, wrong_answers: as for `metrics.logit_difference`: a string or an id for all pairs; a list or a tensor [batch],
             with one for each pair; nested for several of each pair.
 
@@ -101,18 +104,21 @@ class Pairs(NotebookRepr):
                 f"the logit difference needs answers and wrong answers: give Pairs their {missing}, or give a metric=, such as "
                 "metrics.log_probability(answers, model=model)"
             )
-        return _difference(model, self.answers, self.wrong_answers, positions)
+        found = with_ids(model, with_chats(model, self))
+        return _difference(model, cast("Answers", found.answers), cast("Answers", found.wrong_answers), positions)
 
     def __repr__(self) -> str:
         n, names = len(self), {"clean": "clean", "corrupted": "corrupted", "answers": "answer", "wrong_answers": "not"}
         given = {word: getattr(self, name) for name, word in names.items() if getattr(self, name) is not None}
-        first = {word: of[0] if isinstance(of, (list, tuple)) else of for word, of in given.items()}
+        first = {word: _first(of) for word, of in given.items()}
         shown = ", ".join(f"{word} {_brief(of)}" for word, of in first.items())
         return f"{type(self).__name__}({'1 pair' if n == 1 else f'{n} pairs, the first'}: {shown})"
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, atomically. Raises TypeError for prompts with images."""
+        """Write everything to one safetensors file, atomically. Raises TypeError for prompts with images, and for a Chat."""
         given = {of.name: getattr(self, of.name) for of in fields(self)}
+        if any(isinstance(value, Chat) for value in given.values()):
+            raise TypeError("pairs of a Chat are not saved: give Pairs the messages, or save each with chat.save(path)")
         if any(isinstance(value, VisionInputs) for value in given.values()):
             raise TypeError("pairs with images are not saved: save their texts, and the images as files of their own")
         tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
@@ -127,8 +133,10 @@ class Pairs(NotebookRepr):
 
 
 def _n_prompts(prompts: Prompts, name: str) -> int:
-    if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs)):
-        raise TypeError(f"{name} must be texts, ids or VisionInputs, got {kind_of(prompts)}")
+    if (several := conversations_in(prompts)) is not None:
+        return len(several)
+    if not isinstance(prompts, (str, Tensor, Sequence, VisionInputs, Chat)):
+        raise TypeError(f"{name} must be texts, ids, conversations or VisionInputs, got {kind_of(prompts)}")
     if isinstance(prompts, VisionInputs):
         return len(prompts) if isinstance(prompts, ImagesAndTexts) else _n_prompts(prompts.tokens, name)
     return 1 if isinstance(prompts, str) or (isinstance(prompts, Tensor) and prompts.ndim < 2) else len(prompts)
@@ -148,7 +156,10 @@ def _some_prompts(prompts: Prompts, places: list[int]) -> Prompts:
         return (prompts if prompts.ndim > 1 else prompts[None])[places]
     if isinstance(prompts, Chat):
         return prompts[places]
-    return [([prompts] if isinstance(prompts, str) else prompts)[place] for place in places]
+    if (several := conversations_in(prompts)) is not None:
+        return [several[place] for place in places]
+    texts = cast("str | Sequence[str]", prompts)
+    return [([texts] if isinstance(texts, str) else texts)[place] for place in places]
 
 
 def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
@@ -158,11 +169,36 @@ def _some_answers(answers: Answers | None, places: list[int]) -> Answers | None:
     return answers[places] if isinstance(answers, Tensor) else [answers[place] for place in places]
 
 
+def _first(given: object) -> object:
+    """The first of prompts or answers; a conversation as a line."""
+    if (several := conversations_in(given.messages if isinstance(given, Chat) else given)) is not None:
+        return transcript(several[0])
+    return given[0] if isinstance(given, (list, tuple)) else given
+
+
 def _brief(given: object) -> str:
     """A prompt or an answer in a line: the beginning of a text."""
     return (
         f"{given[:MOST_LETTERS]!r}{'…' * (len(given) > MOST_LETTERS)}" if isinstance(given, str) else short_repr(given)
     )
+
+
+def with_chats(model: object, pairs: Own) -> Own:
+    """Pairs whose messages are a `Chat` each; others are unchanged."""
+    several = {name: conversations_in(getattr(pairs, name)) for name in ("clean", "corrupted")}
+    chats: dict[str, Any] = {name: as_prompts(model, each) for name, each in several.items() if each is not None}
+    return replace(pairs, **chats)
+
+
+def with_ids(model: object, pairs: Own) -> Own:
+    """Pairs of a `Chat` each, with the ids of answers that begin a text; others are unchanged."""
+    chats = [prompts for prompts in (pairs.clean, pairs.corrupted) if isinstance(prompts, Chat)]
+    if not chats or not isinstance(model, TextMethods) or not all(chat.begins_text(model.tokenizer) for chat in chats):
+        return pairs
+    answers: dict[str, Any] = {
+        name: first_words(getattr(pairs, name), name, model) for name in ("answers", "wrong_answers")
+    }
+    return replace(pairs, **answers)
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------

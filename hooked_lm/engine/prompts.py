@@ -10,20 +10,23 @@ from jaxtyping import Int
 from torch import Tensor
 
 from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
-from hooked_lm.engine.conversations import ids_of_equal_length
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
-from hooked_lm.hooks.token_labels import Named
+from hooked_lm.hooks.token_labels import PADDING, Named
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
 from hooked_lm.models.vision.dual_encoder import DualEncoder
 from hooked_lm.models.vision.inputs import PromptRows, Rows, SomeRows, VisionInputs, ids_of
 from hooked_lm.results import Label
 
 Tokens = str | Sequence[str] | Int[Tensor, "..."]  # texts, or ids [batch, pos] or [pos] (lengths are compared in words)
-Prompts = Tokens | VisionInputs | Chat  # or ids with the images among them, or conversations
+Messages = (
+    Mapping[str, Any] | Sequence[Mapping[str, Any] | Sequence[Mapping[str, Any]]]
+)  # of one conversation, or several
+Prompts = Tokens | VisionInputs | Chat | Messages  # or ids with the images among them, or conversations
 AxisSelection = Named | Indices  # "each": an axis of all; indices: an axis of these; None: no axis, all together
 PAIRED = ("clean", "corrupted")  # the prompts of an experiment on pairs
 STUDY = "; hooked_lm.studies.study_pairs, and hooked-lm patch --pairs, run pairs of different lengths"
@@ -47,14 +50,24 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
                 f"{type(prompts).__name__}"
             )
         return model.inputs(prompts)
+    if (several := conversations_in(prompts)) is not None:
+        prompts = as_prompts(model, several)
     if isinstance(prompts, Chat):
-        return ids_of_equal_length(prompts, name)
+        return _of_equal_length(prompts, name)
     if not isinstance(prompts, VisionInputs):
-        return tokens_of(model, prompts, name)
+        return tokens_of(model, prompts, name)  # type: ignore[arg-type]  # messages are a Chat now
     if not getattr(model, "sites_of_images", ()):
         raise TypeError(f"the {name} have images, which a {type(model).__name__} does not read")
     mask = prompts.attention_mask if isinstance(prompts.tokens, Tensor) else None  # texts of one length have no padding
     return replace(prompts, tokens=tokens_of(model, prompts.tokens, name), attention_mask=mask)
+
+
+def _of_equal_length(chat: Chat, name: str) -> Int[Tensor, "batch pos"]:
+    """The token ids; ValueError if some conversations are longer than others."""
+    lengths = [sum(label != PADDING for label in row) for row in chat.labels]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"all {name} must have the same number of tokens; these conversations have {lengths}")
+    return chat.tokens
 
 
 def some_rows(model: HookedRootModule, rows: SomeRows, which: slice | Sequence[int]) -> SomeRows:

@@ -81,6 +81,7 @@ class SweepResult(Scores):
     fingerprint: str = ""
     binary: Sequence[bool] | None = None
     _BY_METRIC: ClassVar[tuple[str, ...]] = ("corrupted", "clean", "binary")
+    _OF_MEANS: ClassVar[Mapping[str, Any]] = {"fingerprint": "", "binary": None}
     _METRIC_IN_ABOUT: ClassVar[str] = METRIC_NAME
 
     def __post_init__(self) -> None:

@@ -15,12 +15,13 @@ from torch import Tensor
 from hooked_lm.callers import warn_caller
 from hooked_lm.errors import ArgumentError
 from hooked_lm.files import names_the_file, replacing
-from hooked_lm.hooks.listed import layers_in_words
+from hooked_lm.hooks.listed import bytes_by, layers_in_words
 from hooked_lm.hooks.padding import Masks, last_real, warn_of_padding
 from hooked_lm.hooks.recorder import has_batch_axis, known_position_axis, only_row, position_axis
 from hooked_lm.hooks.select import UnknownSite, site_glob
 from hooked_lm.hooks.slice import Slice, SliceInput
-from hooked_lm.hooks.token_labels import KEYS, Labels, TokenLabel, select_positions
+from hooked_lm.hooks.token_labels import KEYS, Labels, TokenLabel, common_label, select_positions, token_groups
+from hooked_lm.hooks.token_values import at_columns, at_means
 from hooked_lm.keywords import check_keywords, nearest
 from hooked_lm.notebook_repr import bytes_in_words, html_table, summary
 
@@ -225,28 +226,50 @@ class Cache(Mapping[str, Tensor]):
 
     def _at(self, given: Mapping[str, object]) -> "Cache":
         """A cache of the tokens that these labels select."""
-        if self.labels is None:
-            raise ValueError(f"{given}: this cache is not of a conversation; run the model on model.chat(messages)")
-        columns = [select_positions(row, given) for row in self.labels]
+        labels = self._of_conversation(str(given))
+        columns = [select_positions(row, given) for row in labels]
         if len({len(row) for row in columns}) > 1:
             raise ValueError(
                 f"{given} selects {[len(row) for row in columns]} tokens in the rows, which cannot be one tensor: take one "
                 "conversation with cache.apply_slice_to_batch_dim(0)"
             )
-        found, n = {}, len(self.labels[0])
+        found = {name: at_columns(value, axis, columns, self.has_batch_dim) for name, value, axis in self._along()}
+        return self._with_tokens(found, [[row[i] for i in some] for row, some in zip(labels, columns, strict=True)])
+
+    def mean_by(self, by: str) -> "Cache":
+        """A cache of the means over the tokens of each "turn", "role" or "part" of a conversation, which take the place of the
+        positions. What a template adds is one of them, and `labels` says of each whose it is. Sites without positions, and those
+        of whole numbers, are left out. Raises ValueError as `select`, and for rows with other turns than the first.
+        """
+        groups = [token_groups(row, by) for row in self._of_conversation(f"means by {by}")]
+        if other := next((row for row in groups if [*row] != [*groups[0]]), None):
+            raise ValueError(f"the rows have different {by}s: {', '.join(groups[0])}; and {', '.join(other)}")
+        rows, labels = [[*row.values()] for row in groups], zip(groups, self.labels or (), strict=True)
+        found = {
+            name: at_means(value, axis, rows, self.has_batch_dim)
+            for name, value, axis in self._along()
+            if value.is_floating_point()
+        }
+        return self._with_tokens(
+            found, [[common_label([row[i] for i in some]) for some in of.values()] for of, row in labels]
+        )
+
+    def _of_conversation(self, asked: str) -> Sequence[Labels]:
+        if self.labels is None:
+            raise ValueError(f"{asked}: this cache is not of a conversation; run the model on model.chat(messages)")
+        return self.labels
+
+    def _along(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Yields the values that have the positions of the tokens, each with its name and its axis of positions."""
         for name, value in self.cache_dict.items():
             dims = self.dims_of(_site(name))
             axis = position_axis(value.ndim, dims if self.has_batch_dim or not has_batch_axis(dims) else dims[1:])
-            if axis is not None and value.shape[axis] == n:
-                index = torch.tensor(columns, device=value.device)
-                shape = [1] * value.ndim
-                shape[axis] = index.shape[1]
-                if self.has_batch_dim:
-                    shape[0] = len(index)
-                found[name] = value.take_along_dim(index.view(shape), axis)
+            if axis is not None and self.labels is not None and value.shape[axis] == len(self.labels[0]):
+                yield name, value, axis
+
+    def _with_tokens(self, found: dict[str, Tensor], labels: Sequence[Labels]) -> "Cache":
         made = self._with(found)
-        made.labels = [[row[i] for i in some] for row, some in zip(self.labels, columns, strict=True)]
-        made.attention_masks = {}
+        made.labels, made.attention_masks = labels, {}
         return made
 
     def _matching(self, pattern: str | Callable[[str], bool]) -> dict[str, Tensor]:
@@ -354,19 +377,7 @@ class Cache(Mapping[str, Tensor]):
 
         Memory that two values share is counted for each of them.
         """
-        kinds: dict[str, Callable[[str, Tensor], str]] = {
-            "site": lambda name, value: site_glob(name),
-            "name": lambda name, value: name,
-            "device": lambda name, value: str(value.device),
-            "dtype": lambda name, value: str(value.dtype).removeprefix("torch."),
-        }
-        if by not in kinds:
-            raise ValueError(f"by must be one of {', '.join(map(repr, kinds))}, got {by!r}")
-        report: dict[str, int] = {}
-        for name, value in self.cache_dict.items():
-            kind = kinds[by](name, value)
-            report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
-        return dict(sorted(report.items(), key=lambda item: -item[1]))
+        return bytes_by(self.cache_dict, by)
 
     def model_facts(self) -> dict[str, Any]:
         """What tells the model of this cache from others; `save` writes it, and `load` compares it."""

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hooked_lm.hooks.hook import Hook
+from hooked_lm.hooks.select import site_glob
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
-__all__ = ["ListedHooks", "ShownSites", "layers_in_words", "table_of_sites"]
+__all__ = ["ListedHooks", "ShownSites", "bytes_by", "layers_in_words", "table_of_sites"]
 
 
 class ListedHooks(NotebookRepr, dict[str, list[Hook]]):
@@ -84,3 +85,20 @@ def layers_in_words(layers: Iterable[int]) -> str:
         return "".join(map(str, found))
     is_range = found == list(range(found[0], found[-1] + 1))
     return f"{{{found[0]}-{found[-1]}}}" if is_range else f"{{{','.join(map(str, found))}}}"
+
+
+def bytes_by(values: Mapping[str, Tensor], by: str) -> dict[str, int]:
+    """The bytes of a cache; see `Cache.memory_report`."""
+    kinds: dict[str, Callable[[str, Tensor], str]] = {
+        "site": lambda name, value: site_glob(name),
+        "name": lambda name, value: name,
+        "device": lambda name, value: str(value.device),
+        "dtype": lambda name, value: str(value.dtype).removeprefix("torch."),
+    }
+    if by not in kinds:
+        raise ValueError(f"by must be one of {', '.join(map(repr, kinds))}, got {by!r}")
+    report: dict[str, int] = {}
+    for name, value in values.items():
+        kind = kinds[by](name, value)
+        report[kind] = report.get(kind, 0) + value.numel() * value.element_size()
+    return dict(sorted(report.items(), key=lambda item: -item[1]))

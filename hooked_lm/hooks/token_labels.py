@@ -93,6 +93,46 @@ def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) 
     return found
 
 
+def token_groups(labels: Labels, by: str) -> dict[str, list[int]]:
+    """The positions of each turn, role or part, by its name: "0 user", and "template" for what the template adds.
+
+    Raises ValueError for another `by`.
+
+    >>> user, answer = (
+    ...     TokenLabel(0, "user", "content"),
+    ...     TokenLabel(1, "assistant", "thinking"),
+    ... )
+    >>> token_groups([TEMPLATE, user, TEMPLATE, answer], "turn")
+    {'template': [0, 2], '0 user': [1], '1 assistant': [3]}
+    """
+    if by not in KEYS:
+        raise ValueError(f"by must be one of {', '.join(map(repr, KEYS))}, got {by!r}")
+    found: dict[str, list[int]] = {}
+    for position, label in enumerate(labels):
+        if label != PADDING:
+            found.setdefault(group_name(label, by), []).append(position)
+    return found
+
+
+def group_name(label: TokenLabel, by: str) -> str:
+    """The name of the turn, role or part of a token."""
+    turn = f"{label.turn} {label.role}" if label.turn >= 0 else label.role
+    return turn if by == "turn" else str(getattr(label, by))
+
+
+def common_label(labels: Labels) -> TokenLabel:
+    """What several tokens have in common; turn -1, and role or part "all", where they differ.
+
+    >>> common_label(
+    ...     [TokenLabel(1, "assistant", "thinking"), TokenLabel(1, "assistant", "content")]
+    ... )
+    TokenLabel(turn=1, role='assistant', part='all')
+    """
+    turns, roles, parts = ({*each} for each in zip(*labels, strict=True))
+    turn, role, part = (next(iter(of)) if len(of) == 1 else None for of in (turns, roles, parts))
+    return TokenLabel(-1 if turn is None else turn, role or "all", part or "all")
+
+
 def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> list[int]:
     """The positions of a name, or of a dict; turns are counted in the prompt."""
     if isinstance(given, str):

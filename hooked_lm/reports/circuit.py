@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm import viz
@@ -24,16 +24,19 @@ from hooked_lm.analysis.circuits.circuit import EFFECTS, SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, HeldOut
 from hooked_lm.analysis.circuits.run import check_replacement
 from hooked_lm.callers import warn_caller
-from hooked_lm.engine.pairs import Pairs, pair_of
-from hooked_lm.engine.prompts import rows_of
+from hooked_lm.engine.pairs import Pairs, pair_of, with_chats
+from hooked_lm.engine.prompts import Messages
 from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.extras import lazy_import
-from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import conversations_in
+from hooked_lm.models.vision.inputs import PromptRows, VisionInputs
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.renamed import former_names, renamed
 from hooked_lm.reports.controls import STEPS, faithfulness, in_search, nulls_of, range_of_nulls
+from hooked_lm.reports.prompts import last_text, turns_of, words_of
 from hooked_lm.results.gap import one_warning
 from hooked_lm.viz.numbers import rounded
 
@@ -58,16 +61,18 @@ class TaskWarning(UserWarning):
 class Task(Pairs):
     """Pairs of clean and corrupted prompts of equal lengths, with the right and a wrong next token for each pair.
 
-    Prompts are texts; or ids with the images among them, for a model that reads images.
+    Prompts are texts; conversations, as a `Chat` or as messages; or ids with the images among them, for a model that reads
+    images.
     """
 
-    clean: Sequence[str] | VisionInputs
-    corrupted: Sequence[str] | VisionInputs
+    clean: Sequence[str] | VisionInputs | Chat | Messages
+    corrupted: Sequence[str] | VisionInputs | Chat | Messages
     answers: Sequence[str]
     wrong_answers: Sequence[str]
 
     def __post_init__(self) -> None:
-        sizes = {name: len(getattr(self, name)) for name in ("clean", "corrupted", "answers", "wrong_answers")}
+        every = {name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong_answers")}
+        sizes = {name: len(conversations_in(given) or given) for name, given in every.items()}
         if len(set(sizes.values())) > 1 or not len(self.clean):
             raise ValueError(
                 f"a task has the same number of clean prompts, corrupted prompts, answers and wrong answers; got {sizes}"
@@ -244,6 +249,7 @@ def find(
     """
     started = time.perf_counter()
     _check_task(task)
+    task = with_chats(model, task)
     if by not in (KL, DIFFERENCE):
         raise ValueError(f"by must be {KL!r} or {DIFFERENCE!r}, got {by!r}")
     check_replacement(replace_with)
@@ -324,7 +330,10 @@ def _nodes(model: HookedTransformer, circuit: circuits.Circuit, common: dict[str
 
 def write_report(study: CircuitStudy, path: str | os.PathLike[str], command: str = "") -> Path:
     """Writes the study as one self-contained HTML page and returns its path; `command` is the line of a shell that did so."""
-    clean, (right, wrong) = _text(study), map(page.in_words, (study.task.answers[0], study.task.wrong_answers[0]))
+    clean, (right, wrong) = (
+        last_text(study.model, study.task.clean),
+        map(page.in_words, (study.task.answers[0], study.task.wrong_answers[0])),
+    )
     answer = f"“{right.strip()}” after “{clean}”"
     question = f"Why does the model say {answer}, and not “{wrong.strip()}”?"
     if not study.ahead["clean"] > 0:
@@ -339,38 +348,17 @@ def write_report(study: CircuitStudy, path: str | os.PathLike[str], command: str
     return viz.report("A circuit", sections, path, lead=lead)
 
 
-def _text(study: CircuitStudy) -> str:
-    """The first clean prompt."""
-    prompts = study.task.clean
-    return str(study.model.to_string(_ids(study, prompts))) if isinstance(prompts, VisionInputs) else prompts[0]
-
-
-def _ids(study: CircuitStudy, prompts: VisionInputs) -> Int[Tensor, " word"]:
-    """The ids of the first prompt, of which an image is one."""
-    tokens = ids_of(rows_of(study.model, prompts)).cpu()
-    among = study.model.images_among(tokens)
-    assert among is not None, "a model that reads images"
-    ids, is_image = tokens[0], among[0]
-    return torch.cat([ids[:1], ids[1:][~(is_image[1:] & is_image[:-1])]])
-
-
-def _words(study: CircuitStudy, prompts: Sequence[str] | VisionInputs) -> list[str]:
-    """The tokens of the first prompt, of which an image is one."""
-    given = _ids(study, prompts) if isinstance(prompts, VisionInputs) else prompts[0]
-    return list(map(str, study.model.to_str_tokens(given)))
-
-
 def _task_section(study: CircuitStudy) -> viz.Section:
     task, n = study.task, len(study.task)
-    clean, corrupted = _words(study, task.clean), _words(study, task.corrupted)
+    clean, corrupted = words_of(study.model, task.clean), words_of(study.model, task.corrupted)
     marked = [pos for pos, (one, other) in enumerate(zip(clean, corrupted, strict=True)) if one != other]
     which, known = f"The first of {n} pairs", "Intervals hold 95% of the means that these pairs make plausible."
     if n == 1:
         which, known = "One pair", "One pair says nothing about others."
     return viz.Section(
         "The task",
-        viz.TokenRow("clean", clean, marked),
-        viz.TokenRow("corrupted", corrupted, marked),
+        viz.TokenRow("clean", clean, marked, turns_of(task.clean)),
+        viz.TokenRow("corrupted", corrupted, marked, turns_of(task.corrupted)),
         f"{which} of prompts. The circuit runs on the clean prompts; every edge outside of it "
         + f"carries {REPLACED[str(study.chosen.about['replace_with'])]}. The metric is {study.chosen.about['metric']}. "
         + known

@@ -10,6 +10,7 @@ from hooked_lm import viz
 from hooked_lm.engine.result import WHAT, SweepResult
 from hooked_lm.extras import lazy_import
 from hooked_lm.reports.circuit import Task
+from hooked_lm.reports.prompts import turns_of
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.scores import METRIC
 from hooked_lm.viz.labels import POSITION
@@ -140,8 +141,8 @@ def write_report(
 ) -> Path:
     """Writes a sweep of the pairs of a task as one self-contained HTML page; returns its path.
 
-    `tokens` are those of the first clean and corrupted prompt. The figure shows shares of the difference between the runs, or
-    nats if not `normalized`.
+    `tokens` are those of the first clean and corrupted prompt; a task of a `Chat` says whose they are. The figure shows shares of
+    the difference between the runs, or nats if not `normalized`.
     """
     clean, corrupted = tokens
     right, wrong, n = task.answers[0].strip(), task.wrong_answers[0].strip(), len(task)
@@ -158,8 +159,8 @@ def write_report(
     )
     prompts = viz.Section(
         "The prompts",
-        viz.TokenRow("clean", clean, marked),
-        viz.TokenRow("corrupted", corrupted, marked),
+        viz.TokenRow("clean", clean, marked, turns_of(task.clean)),
+        viz.TokenRow("corrupted", corrupted, marked, turns_of(task.corrupted)),
         f"The first of {n} pairs." if n > 1 else "One pair, which says nothing about others.",
         viz.KeyFigures({"prompt pairs": str(n), **facts}),
     )

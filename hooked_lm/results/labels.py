@@ -132,6 +132,18 @@ def _nearest(labels: Sequence[Label], tokens: Sequence[re.Match[str] | None], wa
     return f"; did you mean {', '.join(map(repr, near))}?" if near else ""
 
 
+def headline(of: str, axes: Mapping[str, Sequence[Label]]) -> str:
+    """The title of a figure of which all that is known is what the values are.
+
+    >>> headline("loss", {"layer": [0, 1], "position": [0, 1]}), headline("loss", {})
+    ('Loss by layer and position', 'Loss')
+    """
+    long = [name for name, labels in axes.items() if len(labels) > 1 and name not in APART]
+    *first, last = [name.replace("_", " ") for name in long] or [""]
+    by = f" by {' and '.join(filter(None, [', '.join(first), last]))}" if last else ""
+    return f"{of[0].upper()}{of[1:]}{by}" if of else ""
+
+
 def labels_at(axes: list[list[Label]], place: int) -> list[Label]:
     """The label on each axis of a place in the flattened grid."""
     found: list[Label] = []

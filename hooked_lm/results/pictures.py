@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hooked_lm import viz
 from hooked_lm.results.labels import APART, Label, over_image
+from hooked_lm.viz.labels import Who
 from hooked_lm.viz.numbers import short
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class ScoreFigure:
 
     `values` [which, *grid] are the means, and the lower and upper ends of their intervals if there are any. `baselines` are the
     values of unchanged runs by name, the first of which is the middle of the colours; one mapping, or one for each metric.
-    `image` is that of the patches.
+    `image` is that of the patches, `turns` says whose the token of each position is.
     `note` is what the values and their intervals are: below the title where intervals are drawn, else the last line on hover.
     """
 
@@ -53,6 +54,7 @@ class ScoreFigure:
     note: str
     show_values: bool
     image: Float[Tensor, "channel height width"] | None = None
+    turns: Sequence[Who | None] | None = None
 
     def draw(self) -> "go.Figure":
         """The figure. Raises ValueError if more than three axes have several labels, with each layer and its heads as one."""
@@ -186,6 +188,7 @@ class ScoreFigure:
         settings: dict[str, Any] = {
             **common,
             "x_labels": shown(columns, self.axes[columns]),
+            "x_turns": self.turns if columns == POSITION else None,
             "y_labels": shown(rows, self.axes[rows]),
             "x_title": axis_title(columns, self.axes[columns]),
             "y_title": axis_title(rows, self.axes[rows]),

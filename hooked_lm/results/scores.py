@@ -18,8 +18,9 @@ from hooked_lm.results import stored
 from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
 from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
-from hooked_lm.results.labels import APART, Label, Wanted, check_labels, chosen_places, entries_at, labels_at
-from hooked_lm.results.tabular import as_text, with_values
+from hooked_lm.results.labels import Label, Wanted, check_labels, chosen_places, entries_at, headline, labels_at
+from hooked_lm.results.tabular import as_text, in_summary, with_values
+from hooked_lm.results.turns import means_by, turns_along, turns_read_now
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +63,7 @@ class Scores(NotebookRepr):
     groups: Sequence[Label] | None = field(default=None, kw_only=True)
     GRID: ClassVar[tuple[str, ...]] = ("values",)  # the tensors that have the axes of the grid
     _BY_METRIC: ClassVar[tuple[str, ...]] = ()  # the fields with an entry for each metric
+    _OF_MEANS: ClassVar[Mapping[str, Any]] = {}  # other fields of means over cells
     _METRIC_IN_ABOUT: ClassVar[str] = "of"  # where `about` has the metric that was selected
 
     def __post_init__(self) -> None:
@@ -69,7 +71,7 @@ class Scores(NotebookRepr):
             if (tensor := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tensor.detach().to("cpu", torch.float32, copy=True).contiguous())
         object.__setattr__(self, "axes", {name: tuple(labels) for name, labels in self.axes.items()})
-        object.__setattr__(self, "about", dict(self.about))
+        object.__setattr__(self, "about", {**(turns_read_now() if POSITION in self.axes else {}), **self.about})
         check_labels(self.axes)
         if METRIC in self.axes and next(iter(self.axes)) != METRIC:
             raise ValueError(f"the metric must be the first axis, these are {list(self.axes)}")
@@ -250,6 +252,14 @@ class Scores(NotebookRepr):
         """Other fields that differ in a part of the grid."""
         return None
 
+    def mean_by(self: Own, by: str) -> Own:
+        """The means over the positions of each "turn", "role" or "part" of a conversation, an axis in place of "position".
+
+        Raises ValueError for another word, and for positions that are not of a conversation (`model.chat`), or of no one turn.
+        """
+        axes, about, means = means_by(self.axes, self.about, by)
+        return replace(self, axes=axes, about=about, **self._of_cells(means), **self._OF_MEANS)
+
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
@@ -335,14 +345,17 @@ class Scores(NotebookRepr):
         from hooked_lm.results.pictures import ScoreFigure, selected
 
         ends = self.interval(simultaneous=True) if self.n_prompts > 1 and self._has_intervals else ()
-        name = self._measured() or ("mean" if self.n_prompts > 1 else "value")
-        about = self._pictured() or {"title": self._headline(), "subtitle": "", "value_name": name, "baselines": [{}]}
+        name, of = (
+            self._measured() or ("mean" if self.n_prompts > 1 else "value"),
+            headline(self._measured(), self.axes),
+        )
+        about = self._pictured() or {"title": of, "subtitle": "", "value_name": name, "baselines": [{}]}
         about["title"] = title or about["title"]
         about["subtitle"] = "; ".join(filter(None, [about["subtitle"], selected(self.about.get(SELECTED, {}))]))
         note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
-        return ScoreFigure(
-            torch.stack([self.mean, *ends]), self.axes, note=note, show_values=show_values, **about
-        ).draw()
+        about["turns"] = turns_along(self.about, self.axes.get(POSITION, ()))
+        means = torch.stack([self.mean, *ends])
+        return ScoreFigure(means, self.axes, note=note, show_values=show_values, **about).draw()
 
     @property
     def _about_intervals(self) -> str:
@@ -359,14 +372,6 @@ class Scores(NotebookRepr):
     def _pictured(self) -> dict[str, Any] | None:
         """Titles and baselines of the figure, if they are known: `title`, `subtitle`, `value_name`, `baselines`."""
         return None
-
-    def _headline(self) -> str:
-        """The title of the figure, if all that is known is what the values are: "Loss by layer"."""
-        long = [name for name, labels in self.axes.items() if len(labels) > 1 and name not in APART]
-        *first, last = [name.replace("_", " ") for name in long] or [""]
-        by = f" by {' and '.join(filter(None, [', '.join(first), last]))}" if last else ""
-        of = self._measured()
-        return f"{of[0].upper()}{of[1:]}{by}" if of else ""
 
     def _measured(self) -> str:
         """What the values are: what `about` says, or the label of the only metric; "" if nothing says it."""
@@ -395,7 +400,7 @@ class Scores(NotebookRepr):
     # ---- at a glance -------------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
-        grid = " x ".join(_length(name, labels) for name, labels in self.axes.items()) or "one cell"
+        grid = " x ".join(in_summary(name, labels) for name, labels in self.axes.items()) or "one cell"
         prompts = f"{self.n_prompts} {self._counted}{'s' * (self.n_prompts != 1)}"
         if self.groups is not None:
             n_groups = len({*self.groups})
@@ -437,11 +442,6 @@ class Scores(NotebookRepr):
         about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
         return [html_table(columns, rows), about, how]
-
-
-def _length(axis: str, labels: Sequence[Label]) -> str:
-    """An axis in a summary: "layer 4", or the labels themselves of what was measured, as "circuit and complement"."""
-    return " and ".join(map(str, labels)) if axis == "of" else f"{axis} {len(labels)}"
 
 
 def provenance(model: Any, **settings: Any) -> dict[str, Any]:

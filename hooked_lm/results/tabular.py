@@ -1,7 +1,7 @@
 """What results with a table show in a notebook."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hooked_lm.notebook_repr import NotebookRepr, html_table
 from hooked_lm.results.bootstrap import in_words
+from hooked_lm.results.labels import Label
 
 __all__ = ["Tabular"]
 
@@ -50,3 +51,8 @@ def as_text(cell: object) -> str:
 def with_values(**columns: Tensor) -> Mapping[str, Tensor]:
     """The columns of a table that have a value, such as intervals if there are several prompts."""
     return {name: column for name, column in columns.items() if not column.isnan().all()}
+
+
+def in_summary(axis: str, labels: Sequence[Label]) -> str:
+    """An axis in a summary: "layer 4", or the labels themselves of what was measured, as "circuit and complement"."""
+    return " and ".join(map(str, labels)) if axis == "of" else f"{axis} {len(labels)}"

@@ -17,10 +17,11 @@ from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.interventions.steering import SteeringVectors
 from hooked_lm.interventions.steering_sweep import sweep_steering
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.renamed import in_present_names
 from hooked_lm.results import Scores
 
-Ids = Int[Tensor, "pair pos"]
+Ids = Int[Tensor, "pair pos"] | Chat
 Answers = list[list[int]]  # of each pair
 # a function as `patching.sweep`: (model, corrupted, clean, metric=), to numbers with named axes, one for each pair
 Experiment = Callable[..., Scores]

@@ -16,6 +16,8 @@ from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.engine.study import SwapWarning
 from hooked_lm.files import unfinished_path
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.token_labels import KEYS
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.labels import POSITION
 from hooked_lm.shards.job import Advance
@@ -78,8 +80,8 @@ class StudyJob(shards.Job):
         return True
 
     def _together(self, start: int, end: int) -> Iterator[list[int]]:
-        """Yields the numbers of pairs that run together: of one length, `batch_size` at most."""
-        groups: dict[tuple[int, int, int], list[int]] = {}
+        """Yields the numbers of pairs that run together: of one length and the same turns, `batch_size` at most."""
+        groups: dict[tuple[object, ...], list[int]] = {}
         for number in range(start, end):
             groups.setdefault(self.pairs[number].sizes, []).append(number)
         size = self.plan.batch_size
@@ -89,9 +91,7 @@ class StudyJob(shards.Job):
     def run(self, numbers: Sequence[int]) -> Scores:
         """The result of the experiment on some pairs of one length. Raises ValueError for anything but a number for each pair."""
         device, some = next(self.model.parameters()).device, [self.pairs[number] for number in numbers]
-        clean, corrupted = (
-            torch.tensor([getattr(pair, side) for pair in some], device=device) for side in ("clean", "corrupted")
-        )
+        clean, corrupted = _prompts(some, device)
         answers = [list(pair.answer) for pair in some], [list(pair.wrong_answer) for pair in some]
         metrics = {name: make(*answers) for name, make in self.metrics.items()}
         metric = metrics if len(metrics) > 1 else next(iter(metrics.values()))
@@ -116,11 +116,25 @@ class StudyJob(shards.Job):
         columns = {name: labels[name].take(place) for name, place in zip(labels, places, strict=True)}
         n_tokens = len(self.pairs[numbers[0]].clean)
         if "position" in columns and columns["position"].type == "int64" and not has_two_stacks(self.model):
-            columns[FROM_END] = pyarrow.array(columns["position"].to_numpy() - n_tokens)
+            numbered = columns["position"].to_numpy()
+            columns[FROM_END] = pyarrow.array(numbered - n_tokens)
+            for of_clean, *_ in filter(None, [self.pairs[numbers[0]].labels]):
+                some = [of_clean[position] for position in numbered]
+                columns |= {name: pyarrow.array([getattr(label, name) for label in some]) for name in KEYS}
         measured = _measured(result)
         for i, number in enumerate(numbers):
             values = {name: pyarrow.array(tensor[..., i].flatten().numpy()) for name, tensor in measured.items()}
             yield pyarrow.table({PAIR: pyarrow.array(np.full(n_cells, number)), **columns, **values})
+
+
+def _prompts(pairs: Sequence[Pair], device: torch.device) -> tuple[Tensor | Chat, Tensor | Chat]:
+    """The clean and the corrupted prompts of pairs of one length."""
+    chats = [pair.chats for pair in pairs if pair.chats is not None]
+    if chats:
+        sides = [Chat.joined(side) for side in zip(*chats, strict=True)]
+        return sides[0].to(device), sides[1].to(device)
+    ids = [torch.tensor([getattr(pair, side) for pair in pairs], device=device) for side in ("clean", "corrupted")]
+    return ids[0], ids[1]
 
 
 def _measured(result: Scores) -> dict[str, Tensor]:

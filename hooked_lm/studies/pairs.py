@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,9 @@ from hooked_lm.engine.pairs import Pairs, aligned
 from hooked_lm.engine.prompts import kind_of, tokens_of
 from hooked_lm.extras import lazy_import
 from hooked_lm.harvest.documents import loaded
+from hooked_lm.hooks.token_labels import Labels, Named, select_positions
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
 from hooked_lm.models.text.methods import TextMethods
 
 if TYPE_CHECKING:
@@ -41,17 +44,24 @@ class MissingColumns(ValueError):
 
 @dataclass(frozen=True)
 class Pair:
-    """The ids of two prompts of one length, of the right answers, and of wrong ones (none if there is no such column)."""
+    """The ids of two prompts of one length, of the right answers, and of wrong ones (none if there is no such column); and both
+    conversations, if the prompts are that."""
 
     clean: tuple[int, ...]
     corrupted: tuple[int, ...]
     answer: tuple[int, ...]
     wrong_answer: tuple[int, ...]
+    chats: tuple[Chat, Chat] | None = None
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
-        """The numbers of tokens, answers and wrong answers: pairs that agree in these can run together."""
-        return len(self.clean), len(self.answer), len(self.wrong_answer)
+    def sizes(self) -> tuple[object, ...]:
+        """The numbers of tokens, answers and wrong answers, and the labels of the tokens: pairs that agree can run together."""
+        return len(self.clean), len(self.answer), len(self.wrong_answer), self.labels
+
+    @property
+    def labels(self) -> tuple[Labels, ...]:
+        """Of each conversation, what its tokens are."""
+        return tuple(chat.labels[0] for chat in self.chats or ())
 
 
 def pairs_of(
@@ -69,7 +79,7 @@ def pairs_of(
 def text_columns(
     model: TextMethods, source: object, columns: Mapping[str, str] | None = None, max_pairs: int | None = None
 ) -> dict[str, list[Any]]:
-    """The texts of pairs that run together, with their answers, by the arguments of `Pairs`.
+    """The texts or messages of pairs that run together, with their answers, by the arguments of `Pairs`.
 
     Raises as `pairs_of`, also for a source without wrong answers; ValueError for prompts of different lengths, or no texts.
     """
@@ -81,8 +91,9 @@ def text_columns(
         found = ", ".join(f"{n} of {length} tokens" for length, n in sorted(lengths.items()))
         raise ValueError(f"all pairs run together, so their prompts must have as many tokens each; there are {found}")
     parts = {name: [row[column] for row in rows] for name, column in names.items()}
-    if other := [part for name in ("clean", "corrupted") for part in parts[name] if not isinstance(part, str)]:
-        raise ValueError(f"the prompts must be texts, which a page shows; got {kind_of(other[0])}")
+    prompts = [part for name in ("clean", "corrupted") for part in parts[name]]
+    if other := [part for part in prompts if not isinstance(part, str) and conversations_in(part) is None]:
+        raise ValueError(f"the prompts must be texts or messages, which a page shows; got {kind_of(other[0])}")
     return {
         {"answer": "answers", "wrong_answer": "wrong_answers"}.get(name, name): part for name, part in parts.items()
     }
@@ -119,10 +130,45 @@ def _checked_rows(model: TextMethods, rows: Sequence[Row], names: Mapping[str, s
             pairs.append(found)
         else:
             wrong.append(f"pair {number}: {found}")
+    kinds = [pair.chats is None for pair in pairs]
+    if not wrong and len({*kinds}) > 1:
+        wrong = [
+            f"pair {kinds.index(not kinds[0])}: its prompts are "
+            + ("text" if kinds[0] is False else "messages")
+            + ", unlike those of pair 0"
+        ]
+    _refuse(wrong, len(rows))
+    return pairs
+
+
+def check_positions(pairs: Sequence[Pair], positions: Mapping[str, Named]) -> None:
+    """Raises ValueError that names the pairs without such tokens, or with other positions in the clean than in the corrupted
+    prompt. `positions` are arguments by name."""
+    every = product(positions.items(), enumerate(pairs))
+    reasons = [(number, _wrong_positions(pair, name, given)) for (name, given), (number, pair) in every]
+    _refuse([f"pair {number}: {why}" for number, why in reasons if why], len(pairs))
+
+
+def _wrong_positions(pair: Pair, name: str, given: Named) -> str:
+    """What is wrong with positions in a pair, if anything is."""
+    if pair.chats is None:
+        return f"{name}={given!r} needs messages, and its prompts have no roles"
+    try:
+        clean, corrupted = (select_positions(labels, given) for labels in pair.labels)
+    except (ValueError, IndexError) as error:
+        return str(error)
+    return (
+        ""
+        if clean == corrupted
+        else f"{name}={given!r} are {clean} in its clean and {corrupted} in its corrupted prompt"
+    )
+
+
+def _refuse(wrong: Sequence[str], n: int) -> None:
+    """Raises ValueError that says what is wrong with pairs, if anything is."""
     if wrong:
         more = f"\n... and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ValueError(f"{len(wrong)} of {len(rows)} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
-    return pairs
+        raise ValueError(f"{len(wrong)} of {n} pairs cannot run:\n" + "\n".join(wrong[:SHOWN]) + more)
 
 
 def _rows_of(pairs: Pairs) -> list[Row]:
@@ -140,7 +186,7 @@ def _only(part: object) -> object:
 
 def digest(pairs: Sequence[Pair]) -> str:
     """A hash of pairs."""
-    ids = [[pair.clean, pair.corrupted, pair.answer, pair.wrong_answer] for pair in pairs]
+    ids = [[pair.clean, pair.corrupted, pair.answer, pair.wrong_answer, *pair.labels] for pair in pairs]
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()
 
 
@@ -175,12 +221,34 @@ def _pair(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair:
     given = {name: row.get(column) for name, column in names.items()}
     if empty := [names[name] for name, value in given.items() if value is None]:
         raise ValueError(f"it has no {empty[0]!r}")
-    clean, corrupted = (_prompt(model, given[name], names[name]) for name in ("clean", "corrupted"))
-    aligned(torch.tensor([corrupted]), torch.tensor([clean]), model)
-    answer, wrong = (
-        _answer(model, given[name], names[name]) if name in given else () for name in ("answer", "wrong_answer")
+    chats = [_chat(model, given[name]) for name in ("clean", "corrupted")]
+    prompts = [
+        given[name] if chat is None else chat.tokens for chat, name in zip(chats, ("clean", "corrupted"), strict=True)
+    ]
+    clean, corrupted = (
+        _prompt(model, prompt, names[name]) for prompt, name in zip(prompts, ("clean", "corrupted"), strict=True)
     )
-    return Pair(clean, corrupted, answer, wrong)
+    aligned(torch.tensor([corrupted]), torch.tensor([clean]), model)
+    both = [chat for chat in chats if chat is not None]
+    if len(both) == 1:
+        raise ValueError("one of its prompts are messages, the other is not: give both as messages")
+    begins_text = bool(both) and both[0].begins_text(model.tokens.need_tokenizer())
+    answer, wrong = (
+        _answer(model, given[name], names[name], begins_text) if name in given else ()
+        for name in ("answer", "wrong_answer")
+    )
+    return Pair(clean, corrupted, answer, wrong, (both[0], both[1]) if both else None)
+
+
+def _chat(model: TextMethods, prompt: object) -> Chat | None:
+    """A conversation up to where the assistant answers; None for another prompt."""
+    if (several := conversations_in(prompt)) is not None:
+        prompt = as_prompts(model, several)
+    if not isinstance(prompt, Chat):
+        return None
+    if len(prompt) != 1:
+        raise ValueError(f"a prompt is one conversation, got {len(prompt)}")
+    return prompt.to("cpu")
 
 
 def _prompt(model: TextMethods, prompt: object, name: str) -> tuple[int, ...]:
@@ -190,15 +258,15 @@ def _prompt(model: TextMethods, prompt: object, name: str) -> tuple[int, ...]:
     elif isinstance(prompt, (Sequence, Tensor)):
         ids = whole_numbers(prompt, name).reshape(-1)
     else:
-        raise TypeError(f"{name} must be a text or a list of token ids, got {prompt!r}")
+        raise TypeError(f"{name} must be a text, a list of token ids or of messages, got {prompt!r}")
     if len(ids) > model.cfg.n_ctx:
         raise ValueError(f"{name} has {len(ids)} tokens, and the model reads {model.cfg.n_ctx}")
     return _checked(model, ids)
 
 
-def _answer(model: TextMethods, answer: object, name: str) -> tuple[int, ...]:
+def _answer(model: TextMethods, answer: object, name: str, begins_text: bool) -> tuple[int, ...]:
     """The ids of an answer, or of several that are all right."""
-    ids = model.tokens.answer_ids(answer, name).reshape(-1).cpu()
+    ids = model.tokens.answer_ids(answer, name, begins_text).reshape(-1).cpu()
     if not len(ids):
         raise ValueError(f"{name} is empty")
     if (smallest := int(ids.min())) < 0:

@@ -8,16 +8,18 @@ from importlib.util import find_spec
 
 import torch
 
+from hooked_lm.engine.conversations import POSITIONS
 from hooked_lm.engine.fingerprint import Digest, Unknown
 from hooked_lm.files import writable_folder
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.token_labels import is_named
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.renamed import renamed
 from hooked_lm.shards import Part, carry_out, check_workers, facts_of_model, part_of, versions
 from hooked_lm.shards.plan import check_counts
 from hooked_lm.studies.experiments import Experiment, MakesMetric, experiment_of, metrics_of
 from hooked_lm.studies.job import StudyJob
-from hooked_lm.studies.pairs import MissingColumns, Pair, digest, pairs_of
+from hooked_lm.studies.pairs import MissingColumns, Pair, check_positions, digest, pairs_of
 from hooked_lm.studies.plan import StudyPlan
 from hooked_lm.studies.swapped import warn_if_swapped
 from hooked_lm.studies.table import PairTable
@@ -52,12 +54,15 @@ def study_pairs(
         pairs: dicts with `clean` and `corrupted` (texts or ids, as many tokens in both), `answer` and `wrong_answer` (a string
             that is one token, an id, or several that are all right or wrong); or a data frame, a data set of Hugging Face or
             its name, or a path: a file, a folder or a pattern of jsonl, parquet or csv; or `Pairs`. They may differ in length.
+            Prompts may be conversations: lists of messages, or mappings with "messages" and options of the template, which are
+            read up to where the assistant answers. Where that begins a text, answers have no leading space.
         experiment: "sweep" (`patching.sweep`), "attribute" (`analysis.attribute`, without exact checks), "ablate"
             (`patching.ablate` of the clean prompts) or "steer" (`sweep_steering` of the corrupted prompts, with the options
             `vectors` and `coefficients`); or a function with the arguments (model, corrupted, clean, metric=), ids [pair, pos]
-            of one length, that returns Scores with a number for each pair.
+            of one length, or a `Chat` of conversations with the same turns, that returns Scores with a number for each pair.
         directory: the study is a folder in it, whose name has the hash of its plan.
-        options: keyword arguments of the experiment, such as {"sites": "z", "positions": None, "heads": "each"}. On a GPU
+        options: keyword arguments of the experiment, such as {"sites": "z", "positions": None, "heads": "each"}. Positions by
+            meaning, such as "last_user", are those of each pair, the same in its clean and its corrupted prompt. On a GPU
             `max_memory` is 8 GiB by default, not half of what is free, which would change the bits from run to run.
         metric: "logit_difference", "logit", "probability", "log_probability", "rank", or several, which add an axis; or a
             function of lists of ids, (answers, wrong_answers) of each pair, that returns a metric.
@@ -105,6 +110,7 @@ def study_pairs(
     makers = metrics_of(metric)
     read = pairs_of(model, pairs, columns, max_pairs)
     _check_metrics(makers, read)
+    check_positions(read, {key: value for key, value in settings.items() if key in POSITIONS and is_named(value)})
     if n_workers > 1 or executor == "ray":
         _check_can_travel(function, makers)
     lengths = [len(pair.clean) for pair in read]

@@ -1,7 +1,7 @@
 """The table of a study: a row for each pair and cell."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -12,10 +12,12 @@ from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import lazy_import
 from hooked_lm.files import replacing, unfinished_path
+from hooked_lm.hooks.token_labels import KEYS, TokenLabel, group_name
 from hooked_lm.notebook_repr import Table
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.groups import Groups, checked_groups
-from hooked_lm.results.scores import METRIC
+from hooked_lm.results.scores import METRIC, POSITION
+from hooked_lm.results.turns import TURNS, stretches
 from hooked_lm.shards import Shards
 from hooked_lm.shards.records import checksum, read_record, record_path, seal, sync_folder
 from hooked_lm.shards.stored import n_shards
@@ -39,9 +41,9 @@ class PairTable(Shards):
     """The results of a study, a row for each pair and cell of the experiment's grid.
 
     The columns are `pair` (the number of the pair), the axes of the experiment (`layer`, `position`, `head`, ...; `from_end` is
-    the position from the end, -1 the last), `value`, `exact` where attribution was checked, and the metric of the unchanged
-    runs, `corrupted` and `clean`, where the experiment has them. A study in progress can be read: `missing` are the shards
-    without a record.
+    the position from the end, -1 the last; of conversations `turn`, `role` and `part` say whose the token of the clean prompt
+    is), `value`, `exact` where attribution was checked, and the metric of the unchanged runs, `corrupted` and `clean`, where the
+    experiment has them. A study in progress can be read: `missing` are the shards without a record.
 
     Raises FileNotFoundError for a folder that is not of a study, ValueError for a damaged one.
     """
@@ -64,6 +66,15 @@ class PairTable(Shards):
     def has_one_length(self) -> bool:
         """Whether all pairs have the same number of tokens."""
         return self.plan.data["tokens"][0] == self.plan.data["tokens"][1]
+
+    @property
+    def alignment(self) -> str | None:
+        """How positions of the pairs line up, for `scores`: None where all pairs have the same, else "turn" for conversations,
+        and "end" for other prompts. Raises ValueError if no shard is there."""
+        frame = self.to_dataframe()
+        if POSITION not in frame or len({tuple(some.unique()) for _, some in frame.groupby(PAIR)[POSITION]}) == 1:
+            return None
+        return "turn" if {*KEYS} <= {*frame} else "end"
 
     def __repr__(self) -> str:
         return (
@@ -115,12 +126,13 @@ class PairTable(Shards):
 
         A SweepResult where the experiment has the metric of unchanged runs, and an Attribution, with exact values if they were
         computed, where it estimates. Pairs of different lengths have different positions: `align` takes the positions that all
-        pairs have, counted from the "start" or from the "end" (-1 is the last). `groups` is a label for each pair, such as its
+        pairs have, counted from the "start" or from the "end" (-1 is the last); or, of conversations, the means over the
+        positions of each "turn", "role" or "part", as `Scores.mean_by`. `groups` is a label for each pair, such as its
         template: intervals count groups, not pairs (see `Scores`). Raises ValueError if shards are missing, if the
         pairs have different cells, and for groups that are not one label for each pair.
         """
-        if align is not None and align not in ALIGN:
-            raise ValueError(f"align must be 'start', 'end' or None, got {align!r}")
+        if align is not None and align not in (*ALIGN, *KEYS):
+            raise ValueError(f"align must be {', '.join(map(repr, (*ALIGN, *KEYS)))} or None, got {align!r}")
         if self.missing:
             raise ValueError(
                 f"{len(self.missing)} shards of {self.path} are missing: run the study again to complete it"
@@ -128,7 +140,11 @@ class PairTable(Shards):
         about: dict[str, Any] = {"about": self._about, "groups": checked_groups(groups, self.n_pairs)}
         frame, record = self.to_dataframe(), self._record
         axes = list(record["axes"])
-        if align is not None and FROM_END in frame:
+        if align in KEYS:
+            frame, axes = _means_by(frame, axes, align), [align if name == POSITION else name for name in axes]
+        elif align is None and {*KEYS} <= {*frame}:
+            about["about"] = {**self._about, **_turns(frame)}
+        elif align is not None and FROM_END in frame:
             frame["position"] = frame[ALIGN[align]]
             pairs = frame[[PAIR, "position"]].drop_duplicates().groupby("position").size()
             frame = frame[frame["position"].isin(pairs[pairs == self.n_pairs].index)]
@@ -235,12 +251,43 @@ class PairTable(Shards):
                 trial.unlink(missing_ok=True)
 
 
+def _means_by(frame: "pd.DataFrame", axes: Sequence[str], by: str) -> "pd.DataFrame":
+    """The means over positions of each turn, role or part, in the order in which pairs have them first."""
+    if not {*KEYS} <= {*frame}:
+        raise ValueError(
+            f"align={by!r} needs positions of conversations, and these pairs have none: give messages as prompts"
+        )
+    columns = zip(*(frame[name] for name in KEYS), strict=True)
+    names = [group_name(TokenLabel(int(turn), role, part), by) for turn, role, part in columns]
+    order = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    others = [name for name in axes if name != POSITION]
+    keys = [PAIR, *(by if name == POSITION else name for name in axes)]
+    numbers = [name for name in frame.columns if name not in {*KEYS, *others, PAIR, POSITION, FROM_END}]
+    means = frame.assign(**{by: names}).groupby(keys, sort=False)[numbers].mean().reset_index()
+    places = {name: list(dict.fromkeys(frame[name])) for name in others}
+    place_of = {name: {label: i for i, label in enumerate(labels)} for name, labels in places.items()} | {by: order}
+    return means.sort_values(
+        keys, key=lambda column: column.map(place_of[column.name]) if column.name in place_of else column
+    )
+
+
+def _turns(frame: "pd.DataFrame") -> dict[str, Any]:
+    """For `about`: whose the token of each position is; nothing if that differs between pairs."""
+    labels = frame[[POSITION, *KEYS]].drop_duplicates()
+    if labels[POSITION].duplicated().any():
+        return {}
+    by_position = {
+        int(place): TokenLabel(int(turn), role, part) for place, turn, role, part in labels.itertuples(index=False)
+    }
+    return {TURNS: stretches([by_position.get(place) for place in range(max(by_position) + 1)])}
+
+
 def _grid(frame: "pd.DataFrame", axes: list[str], n_pairs: int) -> dict[str, list[Label]]:
     """The labels of each axis. Raises ValueError unless all pairs have the same cells."""
     n_rows = frame.groupby(PAIR).size()
     cells = frame[axes].to_numpy()
     if len(n_rows) == n_pairs and n_rows.nunique() == 1:
-        by_pair = cells.reshape(n_pairs, -1, len(axes))
+        by_pair = cells.reshape(n_pairs, len(frame) // n_pairs, len(axes))
         different = (by_pair != by_pair[0]).any((1, 2)).nonzero()[0]
     else:
         different = n_rows.index[n_rows != n_rows.iloc[0]] if len(n_rows) else []

@@ -42,8 +42,10 @@ class Cells:
         names = self.x_axis.names
         if not FEWEST <= n < len(names):
             return self
-        label = f"{n} equal {self.x_axis.of_several}"
-        return replace(self, numbers=self.numbers[..., n - 1 :], x_axis=replace(self.x_axis, names=(label, *names[n:])))
+        label, turns = f"{n} equal {self.x_axis.of_several}", self.x_axis.turns
+        turns = (turns[0] if len({*turns[:n]}) == 1 else None, *turns[n:]) if turns else ()
+        axis = replace(self.x_axis, names=(label, *names[n:]), turns=turns)
+        return replace(self, numbers=self.numbers[..., n - 1 :], x_axis=axis)
 
     def in_blocks(self, white: Sequence[float], across: int) -> "Cells":
         """The value of each block that is farthest from white, if there are more cells than pixels: so single ones are seen.
@@ -65,6 +67,7 @@ class Cells:
 
 
 def _blocks(axis: Axis, n: int) -> Axis:
-    """The axis with a name for every `n` labels: the first and the last of them."""
+    """The axis with a name for every `n` labels: the first and the last of them; the turn is that of the first."""
     ends = pairwise([*range(0, len(axis.names), n), len(axis.names)])
-    return replace(axis, names=tuple(f"{axis.names[a]} … {axis.names[b - 1]}" for a, b in ends)) if n > 1 else axis
+    names = tuple(f"{axis.names[a]} … {axis.names[b - 1]}" for a, b in ends)
+    return replace(axis, names=names, turns=axis.turns[::n]) if n > 1 else axis

@@ -8,13 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.viz.labels import LETTER, token_label
+from hooked_lm.viz.labels import LETTER, Who, token_label, who
 from hooked_lm.viz.scales import scale_of
 from hooked_lm.viz.token_views import LONGEST, SCRIPT, coloured_text
 from hooked_lm.viz.token_views import STYLE as OF_TOKENS
 from hooked_lm.viz.view import View
 
-Who = tuple[int, str, str]  # turn, role, part
 STYLE = (
     OF_TOKENS
     + """
@@ -57,14 +56,13 @@ def conversation(
             raise ValueError(f"{len(tokens)} tokens for {len(several)} {what}")
     scale = None if numbers is None else scale_of(torch.tensor(numbers), 0.0, limit)
     rows, start = [], 0
-    for (turn, role, part), stretch in groupby(labels):
+    for label, stretch in groupby(labels):
         stop = start + len(list(stretch))
         if scale is None or numbers is None:
             text = "".join(_plain(token) for token in tokens[start:stop])
         else:
             text = coloured_text(tokens[start:stop], numbers[start:stop], scale)
-        name = role if part in ("content", "marker") else f"{role}, {part}"
-        head = html.escape(name if turn < 0 else f"{turn} {name}")
+        head, (_, role, part) = html.escape(who(label)), label
         kinds = html.escape(f"turn {role} {part}", quote=True)
         rows.append(f'<tr class="{kinds}"><th scope="row">{head}</th><td class="text">{text}</td></tr>')
         start = stop

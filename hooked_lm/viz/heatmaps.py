@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
+from hooked_lm.viz import bands
 from hooked_lm.viz.cells import Cells
 from hooked_lm.viz.figure import (
     WIDEST,
@@ -23,7 +24,7 @@ from hooked_lm.viz.figure import (
     style,
     widen,
 )
-from hooked_lm.viz.labels import MOST, Axis, cut
+from hooked_lm.viz.labels import MOST, Axis, Who, cut
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.scales import ColourScale, colour_bar, scale_of
 from hooked_lm.viz.theme import FAINT, INK, MISSING, PAPER
@@ -66,6 +67,7 @@ def heatmap(
     panels: Sequence[Any] | None = None,
     columns: int | None = None,
     every_cell: bool = False,
+    x_turns: Sequence[Who | None] | None = None,
 ) -> "go.Figure":
     """A heat map of a matrix, or a panel for each of several; row 0 is at the top.
 
@@ -91,6 +93,8 @@ def heatmap(
         panels: the title of each panel; numbers if None.
         columns: the number of panels beside each other; None: few enough for their labels, as many in each row as possible.
         every_cell: draw each column and row, even if they are equal or many.
+        x_turns: of each column the turn, the role and the part of its token, as for `conversation`; None for one without. They
+            are drawn as bands above the columns.
 
     Raises ValueError for values with other axes or none at all, the wrong number of labels, titles or centres, an interval of
     another shape, and more than 32 panels.
@@ -112,7 +116,7 @@ def heatmap(
     titles = panel_titles(panels, n) if table.ndim > 2 or panels is not None else []
     scales = _scales(matrices, centre, limit)
     below = and_missing(subtitle, matrices, marks if isinstance(marks, Mapping) else None)
-    x_axis = Axis.of(x_labels, matrices.shape[2], "columns", x_title)
+    x_axis = Axis.of(x_labels, matrices.shape[2], "columns", x_title, turns=x_turns)
     y_axis = Axis.of(y_labels, matrices.shape[1], "rows", y_title)
     cells = Cells.of(table, interval, x_axis, y_axis, every_cell)
     across = _across(n, len(cells.x_axis.names), len(scales) > 1, columns)
@@ -127,12 +131,13 @@ def heatmap(
         figure.add_traces([shown, *holes], i // across + 1, i % across + 1)
     figure.update_traces(xgap=int(n_columns <= 128), ygap=int(n_rows <= 64), selector={"type": "heatmap"})
     _set_axes(figure, n, across, x_axis, y_axis, upwards)
-    top, bottom = room_above(title, below) + 24 * bool(titles), x_axis.height
+    top, bottom = room_above(title, below) + 24 * bool(titles) + bands.ROOM * bool(x_axis.turns), x_axis.height
     style(figure, title, drawn + top + bottom, {"t": top, "b": bottom, "l": x_axis.left}, below)
     _colour_bars(figure, scales, marks, value_name, drawn)
     cell = 30 if show_values else 18 if n == 1 else 14
-    beside = BAR + max(x_axis.left, y_axis.width + 16)
-    name_panels(figure, titles, across, beside + across * max(cell * min(n_columns, MOST), 90 * bool(titles)))
+    beside, wide = BAR + max(x_axis.left, y_axis.width + 16), cell * min(n_columns, MOST)
+    name_panels(figure, titles, across, beside + across * max(wide, 90 * bool(titles)))
+    bands.draw_bands(figure, n, x_axis, wide / n_columns, len(titles))
     return figure
 
 

@@ -15,6 +15,7 @@ HALVES = dict.fromkeys(
     map(chr, range(0xD800, 0xE000)), "\N{REPLACEMENT CHARACTER}"
 )  # of a character: no file can hold them
 VISIBLE = str.maketrans({**CONTROLS, **HALVES, "\n": "↵", "\t": "⇥", "\u00a0": "⍽"})
+Who = tuple[int, str, str]  # of a token of a conversation: the turn, the role and the part
 POSITION = re.compile(r"(\d+) (.*)", re.DOTALL)  # "10  Mary": a position and its token
 SPACES = re.compile("^ +| +$| {2,}")
 ROOM = 36  # letters of the longest label of an axis
@@ -42,6 +43,21 @@ def token_label(token: str, longest: int = 16) -> str:
     return html.escape(visible(token, longest), quote=False)
 
 
+def who(label: Who) -> str:
+    """Whose a token of a conversation is, in words; what a template adds has no turn.
+
+    >>> (
+    ...     who((1, "assistant", "thinking")),
+    ...     who((0, "user", "content")),
+    ...     who((-1, "template", "marker")),
+    ... )
+    ('1 assistant, thinking', '0 user', 'template')
+    """
+    turn, role, part = label
+    name = role if part in ("content", "marker") else f"{role}, {part}"
+    return name if turn < 0 else f"{turn} {name}"
+
+
 def cut(text: str, longest: int) -> str:
     """A text of at most so many letters, the last of which is an ellipsis if there were more."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
@@ -67,22 +83,32 @@ def position_labels(labels: Sequence[Any]) -> list[str]:
 class Axis:
     """An axis over integers with labels, so that equal labels stay separate.
 
-    `names` are the whole labels, for hover texts. On the axis labels of more than `room` letters are cut, and of more than
-    `most` labels only every second, third, ... is written.
+    `names` are the whole labels, for hover texts, and `turns` say whose the tokens of a conversation are. On the axis labels of
+    more than `room` letters are cut, and of more than `most` labels only every second, third, ... is written.
     """
 
     names: tuple[str, ...]
     title: str
     room: int = ROOM
     most: int = MOST
+    turns: tuple[Who | None, ...] = ()
 
     @classmethod
-    def of(cls, labels: Sequence[Any] | None, length: int, what: str, title: str = "", most: int = MOST) -> "Axis":
-        """The axis of labels, or of indices if None. Raises ValueError for the wrong number of labels."""
+    def of(
+        cls,
+        labels: Sequence[Any] | None,
+        length: int,
+        what: str,
+        title: str = "",
+        most: int = MOST,
+        turns: Sequence[Who | None] | None = None,
+    ) -> "Axis":
+        """The axis of labels, or of indices if None. Raises ValueError for the wrong number of labels or turns."""
         labels = range(length) if labels is None else labels
-        if len(labels) != length:
-            raise ValueError(f"{len(labels)} labels for {length} {what}")
-        return cls(tuple(visible(str(label), 10_000) for label in labels), title, most=most)
+        for given, name in ((labels, "labels"), (labels if turns is None else turns, "turns")):
+            if len(given) != length:
+                raise ValueError(f"{len(given)} {name} for {length} {what}")
+        return cls(tuple(visible(str(label), 10_000) for label in labels), title, most=most, turns=tuple(turns or ()))
 
     @property
     def every(self) -> int:

@@ -120,6 +120,7 @@ figcaption { font: 14px/1.5 var(--sans); color: var(--faint); max-width: 56em; m
 .strip { display: flex; align-items: baseline; margin: 0 0 8px; font: 14px/1.5 var(--sans); }
 .strip b { flex: 0 0 88px; font-weight: 400; color: var(--faint); }
 .tokens { display: flex; flex-wrap: wrap; gap: 4px; }
+.strip .turn { display: block; margin: 6px 0 2px; font-size: 12px; color: var(--faint); }
 .token { font: 13px/1.4 var(--mono); background: var(--panel); border-radius: 4px; padding: 2px 6px; white-space: pre; }
 .token.marked { background: var(--marked); box-shadow: inset 0 -2px var(--marker); }
 .strip + p, .strip + figure, .strip + .table { margin-top: 20px; }

@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +18,7 @@ else:
     go = lazy_import("plotly.graph_objects", "viz")
 
 
-from hooked_lm.viz.labels import token_label
+from hooked_lm.viz.labels import Who, token_label, who
 from hooked_lm.viz.numbers import rounded
 from hooked_lm.viz.view import View
 
@@ -40,11 +41,19 @@ class KeyFigures:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """A prompt, token by token, with some positions marked."""
+    """A prompt, token by token, with some positions marked; of a conversation `turns` say whose each token is, turn by turn.
+
+    Raises ValueError for another number of turns than of tokens.
+    """
 
     label: str
     tokens: Sequence[str]
     marked: Iterable[int] = ()
+    turns: Sequence[Who | None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.turns is not None and len(self.turns) != len(self.tokens):
+            raise ValueError(f"{len(self.turns)} turns for {len(self.tokens)} tokens")
 
 
 Part: TypeAlias = "str | pd.DataFrame | go.Figure | CaptionedFigure | KeyFigures | TokenRow | View"
@@ -122,8 +131,12 @@ def _cell(value: Any) -> str:
 
 def _strip(strip: TokenRow) -> str:
     marked = set(strip.marked)
-    tokens = (
+    tokens = [
         f'<span class="token{" marked" if pos in marked else ""}">{token_label(token)}</span>'
         for pos, token in enumerate(strip.tokens)
-    )
-    return f'<div class="strip"><b>{text_html(strip.label)}</b><span class="tokens">{"".join(tokens)}</span></div>'
+    ]
+    parts = []
+    for label, several in groupby(range(len(tokens)), key=lambda pos: strip.turns[pos] if strip.turns else None):
+        name = "" if label is None else f'<span class="turn {html.escape(label[1])}">{html.escape(who(label))}</span>'
+        parts.append(f'{name}<span class="tokens">{"".join(tokens[pos] for pos in several)}</span>')
+    return f'<div class="strip"><b>{text_html(strip.label)}</b><div>{"".join(parts)}</div></div>'

@@ -13,7 +13,7 @@ from torch import Tensor
 from hooked_lm.extras import lazy_import
 from hooked_lm.viz.figure import WIDEST, as_numbers, widen
 from hooked_lm.viz.heatmaps import BESIDE, heatmap
-from hooked_lm.viz.labels import LETTER, Axis, token_label, visible
+from hooked_lm.viz.labels import LETTER, Axis, Who, token_label, visible
 from hooked_lm.viz.numbers import short
 from hooked_lm.viz.scales import ColourScale, scale_of
 from hooked_lm.viz.view import View
@@ -46,11 +46,13 @@ def token_grid(
     value_name: str = "",
     limit: float | None = None,
     details: Sequence[Sequence[Sequence[str]]] | None = None,
+    x_turns: Sequence[Who | None] | None = None,
 ) -> "go.Figure":
     """A grid of tokens, coloured by their numbers as in `heatmap`; row 0 is at the top.
 
     Tokens that are longer than their cells are cut, and left out where cells are very narrow. On hover a cell shows its whole
-    token and its number, or its lines in `details`. Raises ValueError for tokens, details or labels that do not fit.
+    token and its number, or its lines in `details`. `x_turns` are as in `heatmap`. Raises ValueError for tokens,
+    details or labels that do not fit.
 
     >>> import torch
     >>> figure = token_grid(
@@ -62,9 +64,8 @@ def token_grid(
     sizes = [len(row) for row in tokens]
     if sizes != [values.shape[1]] * values.shape[0]:
         raise ValueError(f"tokens in rows of {sizes} do not fit values {list(values.shape)}")
-    figure = heatmap(
-        values, x_labels, y_labels, title, x_title, y_title, value_name, limit=limit, centre=0.0, every_cell=True
-    )
+    shown: dict[str, Any] = {"limit": limit, "centre": 0.0, "every_cell": True, "x_turns": x_turns}
+    figure = heatmap(values, x_labels, y_labels, title, x_title, y_title, value_name, **shown)
     longest = max((len(visible(token, TOKEN)) for row in tokens for token in row), default=0)
     beside, letter = BESIDE + Axis.of(y_labels, len(tokens), "rows").width, LETTER + GAP / max(longest, 1)
     widen(figure, beside + round(values.shape[1] * longest * letter))

@@ -8,6 +8,8 @@ from torch import Tensor
 from hooked_lm import viz
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.extras import lazy_import
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import conversations_in, transcript
 from hooked_lm.results.scores import Scores
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def pairs_section(pairs: Pairs) -> viz.Section:
 
 def in_words(part: object) -> str:
     """A prompt or an answer, one of several, or ids."""
+    if (several := conversations_in(part.messages if isinstance(part, Chat) else part)) is not None:
+        return " or ".join(map(transcript, several))
     if isinstance(part, Tensor):
         part = part.reshape(-1).tolist()
         return ", ".join(map(str, part))

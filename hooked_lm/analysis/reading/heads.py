@@ -344,7 +344,7 @@ def rows_of(model: Decoder, prompts: Prompts) -> HeadRows:
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if not texts:
             raise ArgumentError("prompts is empty: give at least one")
-        rows = HeadRows(model.to_tokens(text, truncate=False)[0] for text in texts)
+        rows = HeadRows(model.to_tokens(text, truncate=False)[0] for text in texts)  # type: ignore[arg-type]
     for i, row in enumerate(rows):
         if not 2 <= len(row) <= model.cfg.n_ctx:
             raise ArgumentError(f"prompt {i} has {len(row)} tokens; expected 2 to {model.cfg.n_ctx}, the model's n_ctx")

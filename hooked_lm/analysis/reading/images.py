@@ -18,7 +18,7 @@ from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import Label
-from hooked_lm.results.labels import over_image
+from hooked_lm.results.labels import headline, over_image
 from hooked_lm.results.scores import Scores, provenance
 
 if TYPE_CHECKING:
@@ -47,7 +47,11 @@ class ImageScores(Scores):
     image: Float[Tensor, "channel height width"] | None = None
 
     def _pictured(self) -> dict[str, Any]:
-        common = {"title": self._headline(), "subtitle": "", "value_name": self._measured() or "value"}
+        common = {
+            "title": headline(self._measured(), self.axes),
+            "subtitle": "",
+            "value_name": self._measured() or "value",
+        }
         return {**common, "baselines": [{}], "image": self.image}
 
 

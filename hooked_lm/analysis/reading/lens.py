@@ -26,6 +26,7 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
+from hooked_lm.results.turns import turns_along
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +118,7 @@ class Lens(Tabular):
             value_name="probability",
             limit=1.0,
             details=[list(map(lines, *pair)) for pair in zip(ids, shares.tolist(), strict=True)],
+            x_turns=turns_along(self.about, self.axes["position"]),
         )
 
     def _title(self, prompt: int) -> str:

@@ -21,10 +21,12 @@ from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.prompts import rows_of
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import PromptRows, VisionInputs, ids_of, repeated_rows
 from hooked_lm.models.vision.vision_language import VisionLanguage
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
+from hooked_lm.results.turns import turns_along, turns_read_now
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,6 +107,7 @@ class Saliency:
             x_title="input",
             y_title="generated",
             value_name=variant,
+            x_turns=turns_along(self.about, range(len(self.tokens) - 1)),
         )
 
     def view(self, variant: str = "signed", title: str = "") -> "View":
@@ -143,7 +146,7 @@ class Saliency:
 @reads_chats
 def saliency(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."] | VisionInputs,
+    prompt: str | Int[Tensor, "..."] | VisionInputs | Chat,
     *,
     max_new_tokens: int | None = None,
     continuation: str | Int[Tensor, "..."] | None = None,
@@ -213,7 +216,7 @@ def saliency(
     )
     has_tokenizer = getattr(model, "tokenizer", None) is not None
     words = [model.to_single_str_token(int(token)) if has_tokenizer else str(int(token)) for token in ids[0]]
-    return Saliency(signed, norm, scores, bases, words, start, about)
+    return Saliency(signed, norm, scores, bases, words, start, {**about, **turns_read_now()})
 
 
 def _check(name: str, value: str, known: Sequence[str]) -> None:
@@ -223,7 +226,7 @@ def _check(name: str, value: str, known: Sequence[str]) -> None:
 
 def _continued(
     model: Decoder,
-    prompt: str | Int[Tensor, "..."] | VisionInputs,
+    prompt: str | Int[Tensor, "..."] | VisionInputs | Chat,
     max_new_tokens: int | None,
     continuation: str | Int[Tensor, "..."] | None,
 ) -> tuple[PromptRows, int]:

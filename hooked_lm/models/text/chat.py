@@ -5,21 +5,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, takewhile
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from hooked_lm.files import names_the_file
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.own_run import OwnRun
 from hooked_lm.hooks.token_labels import PADDING, PARTS, Labels, Named, TokenLabel, reading, select_positions
 from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
-from hooked_lm.results import stored
-from hooked_lm.viz import View, conversation
+
+if TYPE_CHECKING:
+    from hooked_lm.viz import View
 
 FORMAT = "hooked_lm.Chat"
 MOST_OF_A_CHARACTER = 8  # tokens
@@ -114,6 +116,26 @@ class Chat(OwnRun, NotebookRepr):
             changed=tuple(self.changed[row] for row in rows),
         )
 
+    @classmethod
+    def joined(cls, chats: Sequence["Chat"]) -> "Chat":
+        """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
+        lengths = [chat.shape[1] for chat in chats]
+        if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
+            raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
+        starts = accumulate([len(chat) for chat in chats], initial=0)
+        shared = (
+            (row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared
+        )
+        names = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
+        of_rows: dict[str, Any] = {name: tuple(row for chat in chats for row in getattr(chat, name)) for name in names}
+        return replace(
+            chats[0],
+            tokens=torch.cat([chat.tokens for chat in chats]),
+            attention_mask=torch.cat([chat.attention_mask for chat in chats]),
+            shared=tuple(shared),
+            **of_rows,
+        )
+
     @property
     def shape(self) -> torch.Size:
         """[batch, pos]."""
@@ -149,6 +171,14 @@ class Chat(OwnRun, NotebookRepr):
         """The text of the tokens that named positions select, as the template wrote it."""
         return _text_at(self.positions(given, row), self.texts[row], self.offsets[row])
 
+    def begins_text(self, tokenizer: object) -> bool:
+        """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
+        space, or with a special token of the template."""
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {token for token, one in added.items() if one.special}
+        ends = zip(self.texts, self.tokens[:, -1].tolist(), strict=True)
+        return all(text[-1:].isspace() or last in special for text, last in ends)
+
     def n_common(self, other: "Chat") -> int:
         """How many tokens two conversations have in common at their beginnings; ValueError if one of them is several."""
         if len(self) != 1 or len(other) != 1:
@@ -162,8 +192,12 @@ class Chat(OwnRun, NotebookRepr):
         rows = [(i, repr(token)[1:-1], *label) for i, (token, label) in enumerate(each) if label != PADDING]
         return Table(("position", "token", "turn", "role", "part"), rows)
 
-    def show(self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation") -> View:
+    def show(
+        self, values: "Sequence[float] | Tensor | None" = None, row: int = 0, title: str = "Conversation"
+    ) -> "View":
         """A view of a conversation, with the role of each turn; `values`, a number for each token, colour its text."""
+        from hooked_lm.viz import conversation  # not when a model starts
+
         kept = [i for i, label in enumerate(self.labels[row]) if label != PADDING]
         tokens, labels = [self.str_tokens[row][i] for i in kept], [self.labels[row][i] for i in kept]
         if values is not None and len(values) == len(self.labels[row]):
@@ -205,14 +239,18 @@ class Chat(OwnRun, NotebookRepr):
 
     def save(self, path: str | Path) -> None:
         """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
+        from hooked_lm.results import stored
+
         others = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "prefix"}
         tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
         stored.write(path, FORMAT, tensors, others)
 
     @classmethod
-    @stored.names_the_file
+    @names_the_file
     def load(cls, path: str | Path) -> "Chat":
         """Reads what `save` wrote. Raises ValueError for any other file."""
+        from hooked_lm.results import stored
+
         tensors, others = stored.read(path, FORMAT)
         others["labels"] = [[TokenLabel(*label) for label in row] for row in others["labels"]]
         others["offsets"] = [[tuple(place) for place in row] for row in others["offsets"]]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
-from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat import Chat, Talks
 from hooked_lm.models.text.chat_spans import THINKING, Message, Spans, label_at, spans_of
 from hooked_lm.models.text.tokenizer import ChatTokenizer
 from hooked_lm.models.text.tokens import Tokens, padded
@@ -40,6 +40,72 @@ def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> C
         str_tokens=tuple(tuple(tokens.to_str_tokens(row)) for row in ids),  # type: ignore[arg-type]  # strings of a row
         options=dict(options),
     )
+
+
+def conversations_in(prompts: object) -> list[Any] | None:
+    """The conversations, if prompts are messages: those of one, or of several, each a list of messages or a mapping with
+    "messages" and options of the template. None for other prompts.
+
+    >>> hello = {"role": "user", "content": "Hello"}
+    >>> [
+    ...     len(conversations_in(each))
+    ...     for each in ([hello, hello], [[hello], {"messages": [hello]}])
+    ... ]
+    [1, 2]
+    """
+    if isinstance(prompts, Mapping):
+        return [prompts] if "messages" in prompts else None
+    if not isinstance(prompts, (list, tuple)) or not prompts:
+        return None
+    if isinstance(prompts[0], Mapping) and "messages" not in prompts[0]:
+        return [prompts]
+    are_messages = isinstance(prompts[0], Mapping) or (
+        isinstance(prompts[0], (list, tuple)) and prompts[0] and isinstance(prompts[0][0], Mapping)
+    )
+    return list(prompts) if are_messages else None
+
+
+def as_prompts(model: object, conversations: Sequence[Any]) -> Chat:
+    """Conversations up to where the assistant answers, or with `continue_final_message` where it goes on.
+
+    Each is a list of messages, or a mapping with "messages" and options of the template. Raises ValueError as `model.chat`, for
+    other options than those of the first, and for a model without `chat`.
+    """
+    if not isinstance(model, Talks):
+        raise ValueError(f"the prompts are messages, which a {type(model).__name__} does not continue")
+    rows = [each if isinstance(each, Mapping) else {"messages": each} for each in conversations]
+    every = [{name: value for name, value in row.items() if name != "messages"} for row in rows]
+    for number, (row, options) in enumerate(zip(rows, every, strict=True)):
+        if "messages" not in row or options != every[0]:
+            raise ValueError(
+                f"conversation {number} has {', '.join(map(repr, row)) or 'nothing'}: it must have 'messages', and the options "
+                f"of the first, {every[0]}"
+            )
+    messages = [_without_none(row["messages"]) for row in rows]
+    return model.chat(messages, **{"add_generation_prompt": not every[0].get("continue_final_message"), **every[0]})
+
+
+def transcript(conversation: object) -> str:
+    """A conversation in a line, each message with its role.
+
+    >>> transcript(
+    ...     [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]
+    ... )
+    'user: Hello / assistant: Hi'
+    """
+    messages = conversation["messages"] if isinstance(conversation, Mapping) else conversation
+    assert isinstance(messages, (list, tuple)), "messages, as `conversations_in` knows them"
+    return " / ".join(f"{message.get('role')}: {message.get('content')}" for message in messages)
+
+
+def _without_none(messages: object) -> object:
+    """Messages without the keys that files and tables fill with None, where another message has them."""
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, Mapping) for message in messages):
+        return messages
+    return [
+        {name: value for name, value in message.items() if value is not None or name == "content"}
+        for message in messages
+    ]
 
 
 class _Row(NamedTuple):

@@ -224,24 +224,23 @@ class Tokens:
         self.check_ids(ids)
         return ids
 
-    def answer_ids(
-        self, answers: object, name: str = "answers", device: torch.device | str | None = None
-    ) -> Int[Tensor, "..."]:
+    def answer_ids(self, answers: object, name: str = "answers", begins_text: bool = False) -> Int[Tensor, "..."]:
         """The ids of answers: a string that is one token, a list of such strings or ids, or a tensor of ids of any shape.
 
         Raises ValueError for a string of several tokens, and for a word without the leading space that the same word has
-        after another word, where these are two different tokens; TypeError for anything else. `name` is the argument in errors.
+        after another word, where these are two different tokens, unless answers begin a text; TypeError for anything else. `name`
+        is the argument in errors.
         """
         several = list(answers) if isinstance(answers, (list, tuple)) else [answers]
         for word in (answer for answer in several if isinstance(answer, str)):
             token = self.to_single_token(word)
-            if self.without_space(word):
+            if not begins_text and self.without_space(word):
                 raise ValueError(
                     f"{name}: {word!r} has no leading space, so it is not the token that follows a word: give {f' {word}'!r}, "
                     f"or the id {token} for the token without a space"
                 )
         try:
-            ids = self.single_token_ids(answers, device)
+            ids = self.single_token_ids(answers)
         except (TypeError, RuntimeError):
             raise TypeError(f"{name} must be strings, ids, or a tensor of ids; got {answers!r}") from None
         return ids
