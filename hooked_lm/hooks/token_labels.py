@@ -83,20 +83,20 @@ def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) 
     ([1, 2, 5], [5], [2, 5])
     """
     check_named(given)
-    several = isinstance(given, (tuple, list))
-    if several:
+    if isinstance(given, (tuple, list)):
         name, index = given
         for here in _by_turn(labels[:n_prompt], name):
             if not -len(here) <= index < len(here):
                 raise IndexError(f"positions={given!r}: turn {labels[here[0]].turn} has {len(here)} such tokens")
     found = find_positions(labels, given, n_prompt)
-    if not found and (n_prompt is None or several or not _may_be_written(given)):
+    is_later = n_prompt is not None and not isinstance(given, (tuple, list)) and _may_be_written(given)
+    if not found and not is_later:
         raise ValueError(f"positions={given!r} selects no token: this conversation has {described(labels)}")
     return found
 
 
 def find_positions(labels: Labels, given: Named, n_prompt: int | None = None) -> list[int]:
-    """`select_positions` of well formed ones, where a conversation may have no such token, and a turn fewer than an index says."""
+    """`select_positions`, where a conversation may have no such token, and a turn fewer than an index says."""
     if isinstance(given, (tuple, list)):
         name, index = given
         return [here[index] for here in _by_turn(labels[:n_prompt], name) if -len(here) <= index < len(here)]

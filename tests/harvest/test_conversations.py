@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from tests.close import assert_apart, assert_close, assert_equal
 SITE = "blocks.1.hook_resid_post"
 TEMPLATE = (
     "Read this.\n{% for t in tools or [] %}Tool: {{ t.function.name }}\n{% endfor %}"
-    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}\n{% endfor %}"
+    "{% for m in messages %}{{ m.role }}: "
+    "{% if m.reasoning_content is defined %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}\n{% endfor %}"
 )
 THOUGHT = {"role": "assistant", "content": "John has it.", "reasoning_content": "Mary gave it away."}
 CORPUS: list[list[dict[str, str]]] = [
@@ -92,10 +93,8 @@ def test_a_store_selects_what_a_cache_does(
     numbers: list[int] = []
     start = 0
     for chat in chats(model):
-        try:
+        with suppress(ValueError):
             numbers += [start + position for position in chat.positions(labels)]
-        except ValueError:
-            pass
         start += len(chat.labels[0])
     if not numbers:
         with pytest.raises(ValueError, match=r"selects no token: these conversations have 0 system, 0 user"):
