@@ -53,8 +53,8 @@ class DocumentRows:
 
     @property
     def first(self) -> "DocumentRows":
-        """The first row, of which each token is kept."""
-        kept = torch.ones(len(self.ids[0]), dtype=torch.bool)
+        """The first row, of which the last token is kept."""
+        kept = torch.arange(len(self.ids[0])) == len(self.ids[0]) - 1
         labels = None if self.labels is None else self.labels[:1]
         return DocumentRows(self.ids[:1], self.documents[:1], [kept], self.special, labels, self.n_turns[:1])
 

@@ -120,5 +120,5 @@ def padded_on_the_right(chat: Chat) -> tuple[Int[Tensor, "batch pos"], Bool[Tens
     mask = chat.attention_mask.cpu().bool()
     order = (~mask).int().argsort(dim=1, stable=True)
     rows = ([label for label in row if label != PADDING] for row in chat.labels)
-    labels = [[*row, *[PADDING] * (mask.shape[1] - len(row))] for row in rows]
+    labels: list[Labels] = [[*row, *[PADDING] * (mask.shape[1] - len(row))] for row in rows]
     return chat.tokens.cpu().gather(1, order), mask.gather(1, order), labels
