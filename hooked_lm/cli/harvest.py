@@ -1,13 +1,14 @@
 """`harvest`: the activations of a corpus."""
 
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from hooked_lm.cli.command import Result, command
-from hooked_lm.cli.inputs import check_writable_folder, integers, load, without_weights
+from hooked_lm.cli.inputs import check_writable_folder, load, options_of, positions_of, without_weights
 from hooked_lm.cli.options import ExecutorOption, ModelArgument, ShardOption, SitesOption, ThreadsOption, WorkersOption
 from hooked_lm.cli.output import say, say_stored, show_table
 from hooked_lm.cli.prompts_and_sites import sites_of
@@ -33,17 +34,30 @@ def harvest(
     model: ModelArgument,
     documents: Annotated[
         str,
-        typer.Argument(metavar="DATA", help="A file, folder or pattern of jsonl, parquet, csv or txt; or a data set."),
+        typer.Argument(
+            metavar="DATA",
+            help="A file, folder or pattern of jsonl, parquet, csv or txt, of texts or conversations; or a data set.",
+        ),
     ],
     output: Annotated[str, typer.Argument(metavar="DIRECTORY", help="The harvest is a folder in this directory.")],
     sites: SitesOption,
     positions: Annotated[
-        str, typer.Option(help="all, text (no special tokens), or indices such as 0,-1 or 0-3.")
+        str,
+        typer.Option(
+            help="all, text (no special tokens), indices such as 0,-1 or 0-3, or of conversations assistant, user:-1 or "
+            "turn=-1,part=content."
+        ),
     ] = "all",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     reduce: Annotated[str | None, typer.Option(help="Keep one vector of each row: mean, max or last.")] = None,
     context: Annotated[int | None, typer.Option(help="The most tokens of a row; by default the model's.")] = None,
     long: Annotated[str, typer.Option(help="What to do with longer documents: truncate, split or error.")] = "truncate",
+    chunk: Annotated[
+        int | None, typer.Option(help="Read rows in pieces of so many tokens, which takes less memory.")
+    ] = None,
+    template_options: Annotated[
+        Path | None, typer.Option(help="A JSON file with options of the chat template, for conversations.")
+    ] = None,
     column: Annotated[str | None, typer.Option(help="The column that holds the documents.")] = None,
     max_documents: Annotated[int | None, typer.Option(help="The number of documents to read.")] = None,
     seed: Annotated[int | None, typer.Option(help="Read the documents in a random order with this seed.")] = None,
@@ -64,7 +78,9 @@ def harvest(
     """
     check_writable_folder(output)
     of_rows: dict[str, Any] = {
-        "positions": positions if positions in ("all", "text") else integers("positions", positions),
+        "positions": positions if positions in ("all", "text") else positions_of(positions),
+        "chunk": chunk,
+        "template_options": template_options and options_of(template_options),
     }
     of_rows |= {"dtype": dtype, "reduce": reduce, "context": context, "long": long, "column": column}
     of_rows |= {"max_documents": max_documents, "batch_size": batch_size, "shard_size": shard_size}

@@ -34,6 +34,26 @@ def integers(name: str, text: str) -> list[int]:
     return found
 
 
+def positions_of(text: str) -> Any:
+    """Integers and ranges, or tokens of conversations: a name, the index in each such turn, or turn, role and part.
+
+    >>> positions_of("0,-1"), positions_of("last_user"), positions_of("assistant:-1")
+    ([0, -1], 'last_user', ('assistant', -1))
+    >>> positions_of("turn=-1,part=content")
+    {'turn': -1, 'part': 'content'}
+    """
+    from hooked_lm.hooks.token_labels import is_named
+
+    if "=" in text:
+        labels: dict[str, Any] = dict(named("positions", text.split(",")))
+        turns = {key: integers("a turn", turn)[0] for key, turn in labels.items() if key == "turn"}
+        return {**labels, **turns}
+    name, _, index = text.partition(":")
+    if not is_named(name):
+        return integers("positions", text)
+    return (name, integers("an index", index)[0]) if index else name
+
+
 def which(name: str, text: str) -> object:
     """ "each", None for all together, indices and ranges, labels of heads, or positions by meaning.
 
@@ -110,6 +130,18 @@ def check_readable(path: str | Path, what: str) -> None:
     """Raises FileNotFoundError for a file that is not there, before the work. `what` says what it should hold."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"cannot read {path}: there is no such file; it should hold {what}")
+
+
+def options_of(path: str | Path) -> dict[str, Any]:
+    """The mapping in a JSON file. Raises FileNotFoundError without one, ValueError for a file with anything else."""
+    check_readable(path, "a JSON object with options of the chat template")
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} must hold a JSON object with options of the chat template; got {str(found)[:60]!r}")
+    return found
 
 
 def check_writable(*paths: Path | None) -> None:

@@ -1,24 +1,30 @@
-"""The documents of a corpus, by number: texts or token ids from memory, files, or a dataset of Hugging Face."""
+"""The documents of a corpus, by number: texts, token ids or conversations, from memory, files, or a data set of Hugging Face."""
 
 import glob
 import hashlib
+import json
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from hooked_lm import hub_files
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import checked_messages
 from hooked_lm.shards.plan import check_counts, check_integers
 
-Document = str | Sequence[int]
+Conversation = Mapping[str, Any]  # "messages", and perhaps "tools"
+Document = str | Sequence[int] | Conversation
 STREAM = "stream"  # the kind of data whose documents are known only when they are read
-COLUMNS = ("text", "input_ids", "tokens")  # the column of documents, if none is named
+COLUMNS = ("text", "input_ids", "tokens", "messages")  # the column of documents, if none is named
+TOOLS = "tools"  # the column of what conversations can call, beside that of the messages
 BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text", ".csv": "csv"}
 NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")  # of a data set on the hub
 SAMPLE = 1000  # documents, evenly spaced: the sample by which a corpus is measured
@@ -79,14 +85,15 @@ class InDataset(Listed):
 
     def __init__(self, dataset: Any, column: str | None, n_documents: int, seed: int | None) -> None:
         self.column = column_of(dataset.column_names, column)
-        self.dataset = dataset.select_columns([self.column])
+        self.dataset = dataset.select_columns([name for name in dataset.column_names if name in (self.column, TOOLS)])
         super().__init__(n_documents, seed, "dataset", column=self.column)
 
     def _read(self, numbers: Sequence[int]) -> list[Document]:
         if not len(numbers):
             return []
-        column = self.dataset[list(numbers)][self.column]
-        return [checked(each, number) for number, each in zip(numbers, column, strict=True)]
+        columns = self.dataset[list(numbers)]
+        rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+        return [checked(in_row(row, self.column), number) for number, row in zip(numbers, rows, strict=True)]
 
 
 class Streamed:
@@ -112,7 +119,7 @@ class Streamed:
         if not isinstance(row, dict):
             return row
         self.column = column_of(list(row), self.column)
-        return row[self.column]
+        return in_row(row, self.column)
 
     def about(self) -> dict[str, Any]:
         first = [document for _, document in self.between(0, SAMPLE)]
@@ -134,6 +141,8 @@ def documents_of(
         source = loaded(source)
     if isinstance(source, Tensor):
         source = source.tolist()
+    if isinstance(source, Chat):
+        source = source.messages
     if isinstance(source, Sequence):
         made: Documents = InMemory(source, _at_most(len(source), max_documents), seed)
     elif hasattr(source, "select_columns") and hasattr(source, "__len__"):
@@ -144,8 +153,8 @@ def documents_of(
         made = Streamed(source, column, max_documents)
     else:
         raise TypeError(
-            "the data must be a list of texts, token ids [document, pos], a path, the name of a data set or a data set of "
-            f"Hugging Face; got a {type(source).__name__}"
+            "the data must be a list of texts or conversations, token ids [document, pos], a path, the name of a data set or a "
+            f"data set of Hugging Face; got a {type(source).__name__}"
         )
     if not made.between(0, 1):
         raise ValueError("the data set is empty: there is nothing to harvest")
@@ -198,23 +207,73 @@ def column_of(columns: Sequence[str], column: str | None) -> str:
     return wanted[0]
 
 
+def in_row(row: Mapping[str, Any], column: str) -> object:
+    """The document in a row of a data set; a conversation with its tools, and without the nulls by which a table fills fields."""
+    document = row[column]
+    return _filled({"messages": document, TOOLS: row.get(TOOLS)}) if is_conversation(document) else document
+
+
+def _filled(value: Any) -> Any:
+    """The same without the fields of dicts that are null, but for the content of a message."""
+    if isinstance(value, Mapping):
+        return {name: _filled(of) for name, of in value.items() if of is not None or name == "content"}
+    return [_filled(each) for each in value] if isinstance(value, list) else value
+
+
+def is_conversation(document: object) -> TypeGuard[Conversation | Sequence[Mapping[str, Any]]]:
+    """Whether a document is a list of messages, or a dict with "messages"."""
+    if isinstance(document, Mapping):
+        return "messages" in document
+    return isinstance(document, (list, tuple)) and bool(document) and isinstance(document[0], Mapping)
+
+
 def checked(document: object, number: int) -> Document:
-    """A text or a list of ids; raises TypeError for anything else."""
+    """A text, a list of ids or a conversation; TypeError for anything else, and ValueError for messages that say nothing."""
     if isinstance(document, Tensor):
         document = document.tolist()
+    if is_conversation(document):
+        return _conversation(document, number)
     if isinstance(document, str) or (isinstance(document, Sequence) and all(isinstance(i, int) for i in document)):
         return document
     raise TypeError(
-        f"document {number} must be a text or a list of token ids, got {str(document)[:40]!r} ({type(document).__name__})"
+        f"document {number} must be a text, a list of token ids or a list of messages, got {str(document)[:40]!r} "
+        f"({type(document).__name__})"
     )
+
+
+def _conversation(document: Conversation | Sequence[Mapping[str, Any]], number: int) -> Conversation:
+    """The conversation in a document, checked but for what its template says of it."""
+    given = document if isinstance(document, Mapping) else {"messages": document}
+    with named(number):
+        tools = {TOOLS: given[TOOLS]} if given.get(TOOLS) else {}
+        found = {"messages": list(checked_messages(given["messages"])), **tools}
+        json.dumps(found)
+    return found
+
+
+@contextmanager
+def named(number: int) -> Iterator[None]:
+    """A block whose errors name the document."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"document {number}: {error}") from error
 
 
 def digest(documents: Iterable[Document]) -> str:
     """A hash of documents."""
     whole = hashlib.sha256()
     for document in documents:
-        whole.update(hashlib.sha256(repr(document if isinstance(document, str) else list(document)).encode()).digest())
+        whole.update(hashlib.sha256(_text(document).encode()).digest())
     return whole.hexdigest()
+
+
+def _text(document: Document) -> str:
+    """What identifies a document."""
+    if isinstance(document, Mapping):
+        return json.dumps(document, sort_keys=True)
+    return repr(document if isinstance(document, str) else list(document))
 
 
 def _at_most(n: int, most: int | None) -> int:

@@ -1,7 +1,7 @@
 """What a harvest will cost, before it begins: tokens, bytes, and hours by a small shard that is timed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
 
@@ -9,13 +9,14 @@ import torch
 
 from hooked_lm.engine.budget import bytes_of
 from hooked_lm.harvest.documents import SAMPLE, Document, Documents, InMemory, documents_of
-from hooked_lm.harvest.plan import OF_COLUMNS, HarvestPlan, sketched
-from hooked_lm.harvest.rows import RowMaker
+from hooked_lm.harvest.plan import HarvestPlan, sketched
+from hooked_lm.harvest.rows import RowMaker, row_maker
 from hooked_lm.harvest.run import dtype_of
 from hooked_lm.harvest.shard import write_shard
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.token_labels import Named
 from hooked_lm.notebook_repr import NotebookRepr, Table, bytes_in_words
 from hooked_lm.shards.plan import check_counts
 
@@ -74,12 +75,14 @@ def estimate_harvest(
     sites: Site,
     *,
     tokens_per_document: int | None = None,
-    positions: str | Indices = "all",
+    positions: str | Indices | Named = "all",
     dtype: str | torch.dtype = torch.float32,
     reduce: str | None = None,
     context: int | None = None,
     long: str = "truncate",
+    chunk: int | None = None,
     prepend_bos: bool | None = None,
+    template_options: Mapping[str, object] | None = None,
     column: str | None = None,
     max_documents: int | None = None,
     batch_size: int = 32,
@@ -104,7 +107,7 @@ def estimate_harvest(
     >>> found.tokens, found.bytes == 20_000 * (128 * 2 + 17)
     (20000, True)
     """
-    rows = RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos)
+    rows = row_maker(model, documents, context, long, positions, prepend_bos, template_options, chunk)
     if isinstance(documents, int):
         if tokens_per_document is None:
             raise ValueError(f"of {documents} documents nothing else is known: give tokens_per_document=")
@@ -125,7 +128,7 @@ def estimate_harvest(
         n,
         round(plan.tokens_per_document * n),
         vectors,
-        by_site | {"ids and positions": OF_COLUMNS * vectors},
+        by_site | {"ids and positions": plan.bytes_of_columns * vectors},
         max(1, -(-vectors * plan.bytes_per_vector // settings[-1])),
         None if next(model.parameters()).is_meta else _speed(plan, known, rows),
         sum(is_cut) / len(is_cut),

@@ -5,13 +5,12 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from hooked_lm.callers import warn_caller
-from hooked_lm.harvest.columns import Column, Columns
-from hooked_lm.harvest.shard import COLUMNS
+from hooked_lm.harvest.columns import Column, Columns, LabelColumn
+from hooked_lm.hooks.token_labels import KEYS, TokenLabel
 
 TOKENS_AT_ONCE = 4096
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float32"}  # Arrow has no bfloat16
@@ -21,8 +20,10 @@ def by_token(store: Columns, sites: Sequence[str]) -> Any:
     """A `datasets.Dataset` with an example for each token: its vectors, heads flattened, and what is known of it."""
     datasets = _datasets()
     features = {site: _vector(datasets, store[site]) for site in sites}
-    kinds = {"tokens": "int32", "documents": "int64", "positions": "int32", "is_special": "bool"}
-    features |= {name: datasets.Value(kinds[name]) for name in COLUMNS}
+    kinds = {torch.int32: "int32", torch.int64: "int64", torch.bool: "bool"}
+    features |= {name: datasets.Value(kinds[dtype]) for name, dtype in store.plan.columns.items()}
+    if store.plan.has_labels:
+        features["labels"] = dict(zip(KEYS, map(datasets.Value, ("int32", "string", "string")), strict=True))
 
     def examples() -> Iterator[dict[str, Any]]:
         for start in range(0, len(store), TOKENS_AT_ONCE):
@@ -66,20 +67,20 @@ def rows_of(store: Columns) -> list[tuple[int, int]]:
     return [] if not len(store) else list(pairwise(bounds))
 
 
-class TokenDataset(Dataset[dict[str, Tensor]]):
+class TokenDataset(Dataset[dict[str, Any]]):
     """A data set of torch with an example for each token; read many at once with a `BatchSampler`, as `__getitems__` does."""
 
     def __init__(self, store: Columns, names: Sequence[str]) -> None:
-        self.columns: dict[str, Column] = {name: store[name] for name in names}
+        self.columns: dict[str, Column | LabelColumn] = {name: store[name] for name in names}
         self.n = len(store)
 
     def __len__(self) -> int:
         return self.n
 
-    def __getitem__(self, token: int) -> dict[str, Tensor]:
+    def __getitem__(self, token: int) -> dict[str, Any]:
         return {name: column[token] for name, column in self.columns.items()}
 
-    def __getitems__(self, tokens: list[int]) -> list[dict[str, Tensor]]:
+    def __getitems__(self, tokens: list[int]) -> list[dict[str, Any]]:
         found = {name: column[tokens] for name, column in self.columns.items()}
         return [{name: values[i] for name, values in found.items()} for i in range(len(tokens))]
 
@@ -98,7 +99,9 @@ def _vector(datasets: Any, column: Column) -> Any:
     return datasets.Sequence(datasets.Value(KINDS[column.dtype]), length=torch.Size(column.shape[1:]).numel())
 
 
-def _plain(values: Tensor | Int[Tensor, " token"]) -> Any:
+def _plain(values: Tensor | Sequence[TokenLabel]) -> Any:
+    if not isinstance(values, Tensor):
+        return [label._asdict() for label in values]
     if values.dtype == torch.bfloat16:
         values = values.float()
     return values.flatten(1).numpy() if values.ndim > 1 else values.tolist()

@@ -1,6 +1,8 @@
 """The plan of a harvest: everything that determines its files, written before the first forward pass of the corpus."""
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -8,13 +10,19 @@ import torch
 
 from hooked_lm import shards
 from hooked_lm.harvest.documents import SAMPLE, Documents
+from hooked_lm.harvest.forwards import forwards
 from hooked_lm.harvest.rows import DocumentRows, RowMaker
 from hooked_lm.harvest.stored_value import DTYPES, REDUCTIONS, StoredValue
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.token_labels import Named, is_named
 from hooked_lm.shards.plan import check_counts, facts_of_model, name_of
 
-OF_COLUMNS = 17  # bytes of the id, the document, the position and the flag of a token
+COLUMNS = {
+    "tokens": torch.int32, "documents": torch.int64, "positions": torch.int32, "is_special": torch.bool,
+}  # fmt: skip
+OF_CONVERSATIONS = {"labels": torch.int32, "n_turns": torch.int32}
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,9 +50,24 @@ class HarvestPlan(shards.Plan):
         return {site: StoredValue(**about) for site, about in self.sites.items()}
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the documents are conversations, of which the role of each token is stored."""
+        return "template" in self.rows
+
+    @property
+    def columns(self) -> dict[str, torch.dtype]:
+        """What is stored of each token that is kept, beside its vectors."""
+        return COLUMNS | (OF_CONVERSATIONS if self.has_labels else {})
+
+    @property
+    def bytes_of_columns(self) -> int:
+        """The bytes of these columns of one token."""
+        return sum(dtype.itemsize for dtype in self.columns.values())
+
+    @property
     def bytes_per_vector(self) -> int:
-        """The bytes on disk of one token that is kept, at all sites, with its id, document, position and flag."""
-        return sum(value.bytes_per_token for value in self.values.values()) + OF_COLUMNS
+        """The bytes on disk of one token that is kept, at all sites, with its columns."""
+        return sum(value.bytes_per_token for value in self.values.values()) + self.bytes_of_columns
 
     def n_vectors(self, rows: DocumentRows) -> int:
         """How many vectors of each site are kept of these rows."""
@@ -105,7 +128,7 @@ def sketched(
             f"positions={rows.positions!r} keep no token of the first {len(sample)} documents, whose rows have up to {longest} "
             "tokens: there is nothing to harvest"
         )
-    values = stored_values(model, sites, found.ids[0], dtype)
+    values = stored_values(rows, found, sites, dtype)
     plan = HarvestPlan(
         model={"name": name_of(model)},
         data={"kind": "sample", "documents": documents.n_documents},
@@ -113,7 +136,7 @@ def sketched(
         batch_size=batch_size,
         threads=threads or torch.get_num_threads(),
         versions=shards.versions(),
-        rows=_about_rows(rows),
+        rows=_about_rows(rows, found.labels is not None),
         sites={site: asdict(value) for site, value in values.items()},
         reduce=reduce,
         tokens_per_document=sum(map(len, found.ids)) / len(sample),
@@ -123,27 +146,26 @@ def sketched(
     return replace(plan, items_per_shard=min(n_documents, documents.n_documents or n_documents)), found
 
 
-def _about_rows(rows: RowMaker) -> dict[str, Any]:
-    given = rows.positions
-    bos = (
-        rows.model.tokens.default_prepend_bos
-        if rows.prepend_bos is None and hasattr(rows.model, "tokens")
-        else rows.prepend_bos
-    )
-    positions = (
-        given
-        if isinstance(given, str)
-        else repr(given)
-        if isinstance(given, slice)
-        else torch.as_tensor(given).tolist()
-    )
-    return {"context": rows.context, "long": rows.long, "positions": positions, "prepend_bos": bos}
+def _about_rows(rows: RowMaker, are_conversations: bool) -> dict[str, Any]:
+    tokens = getattr(rows.model, "tokens", None)
+    bos = tokens.default_prepend_bos if rows.prepend_bos is None and tokens is not None else rows.prepend_bos
+    about = {"context": rows.context, "long": rows.long, "positions": _about_positions(rows.positions)}
+    about |= {} if rows.chunk is None else {"chunk": rows.chunk}
+    if not are_conversations:
+        return {**about, "prepend_bos": bos}
+    template = json.dumps(rows.model.tokenizer.chat_template).encode()
+    return {**about, "template": {"sha256": hashlib.sha256(template).hexdigest(), **rows.template_options}}
 
 
-def stored_values(
-    model: HookedRootModule, sites: Site, ids: Sequence[int], dtype: torch.dtype
-) -> dict[str, StoredValue]:
+def _about_positions(given: str | Indices | Named) -> Any:
+    if isinstance(given, str) or is_named(given):
+        return dict(given) if isinstance(given, Mapping) else given
+    return repr(given) if isinstance(given, slice) else torch.as_tensor(given).tolist()
+
+
+def stored_values(maker: RowMaker, rows: DocumentRows, sites: Site, dtype: torch.dtype) -> dict[str, StoredValue]:
     """How the value of each site is stored, found by a forward pass of one row."""
+    model = maker.model
     names = [] if isinstance(sites, Sequence) and not sites else model.names(sites)
     if not names:
         raise ValueError(f"sites={sites!r} name no site: there is nothing to harvest")
@@ -153,12 +175,8 @@ def stored_values(
             raise ValueError(
                 f"'{name}' has {list(dims)}: a harvest keeps sites with one vector for each token [batch, pos, ...]"
             )
-    tokens = torch.tensor([list(ids)], device=next(model.parameters()).device)
-    with torch.no_grad():
-        cache = model.run_with_cache(tokens, names_filter=names, return_cache_object=False, return_type=None)[1]
-    if missing := [name for name in names if name not in cache]:
-        raise ValueError(f"'{missing[0]}' was not reached in a forward pass, so that there is nothing to keep")
+    _, values = next(forwards(rows.first, maker, names, 1))
     kind = str(dtype).removeprefix("torch.")
     return {
-        name: StoredValue(list(cache[name].shape[2:]), kind, list(model.hook_dict[name].dims[2:])) for name in names
+        name: StoredValue(list(values[name].shape[1:]), kind, list(model.hook_dict[name].dims[2:])) for name in names
     }

@@ -1,6 +1,7 @@
 """Harvests the activations of a corpus: plans, computes the shards that are missing, and opens the store."""
 
 import os
+from collections.abc import Mapping
 
 import torch
 
@@ -8,11 +9,12 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.files import writable_folder
 from hooked_lm.harvest.documents import documents_of
 from hooked_lm.harvest.job import job_of
-from hooked_lm.harvest.rows import RowMaker
+from hooked_lm.harvest.rows import row_maker
 from hooked_lm.harvest.store import ActivationStore
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices
 from hooked_lm.hooks.select import Site
+from hooked_lm.hooks.token_labels import Named
 from hooked_lm.renamed import renamed
 from hooked_lm.shards import Part, carry_out, check_workers, part_of
 
@@ -24,12 +26,14 @@ def harvest(
     sites: Site,
     directory: str | os.PathLike[str],
     *,
-    positions: str | Indices = "all",
+    positions: str | Indices | Named = "all",
     dtype: str | torch.dtype = torch.float32,
     reduce: str | None = None,
     context: int | None = None,
     long: str = "truncate",
+    chunk: int | None = None,
     prepend_bos: bool | None = None,
+    template_options: Mapping[str, object] | None = None,
     column: str | None = None,
     max_documents: int | None = None,
     seed: int | None = None,
@@ -48,18 +52,23 @@ def harvest(
     harvest: shards with a record are not computed again. Several processes may work on one directory, each on its `shard`.
 
     Args:
-        documents: a list of texts, token ids [document, pos], a data set of Hugging Face (also streaming) or its name, or a path:
-            a file, a folder or a pattern of jsonl, parquet, csv or txt (a line of a txt file is a document). All of them are
-            read once more, to identify the corpus; of a stream those of shards that are complete, to compare them.
+        documents: a list of texts or of conversations (lists of messages, or a `Chat`), token ids [document, pos], a data set of
+            Hugging Face (also streaming) or its name, or a path: a file, a folder or a pattern of jsonl, parquet, csv or txt (a
+            line of a txt file is a document). All of them are read once more, to identify the corpus; of a stream those of
+            shards that are complete, to compare them.
         sites: names, short names or globs of sites with a vector for each token.
         directory: the harvest is a folder in it, whose name has the hash of its plan.
-        positions: "all" tokens, those of the "text" (without special tokens), or indices of positions in each row.
+        positions: "all" tokens, those of the "text" (without special tokens), or indices of positions in each row. Of
+            conversations also positions by meaning, such as "assistant" or ("user", -1), in the whole conversation.
         dtype: "float32", "bfloat16", "float16", or "int8" with one scale for each vector; or a dtype of torch.
         reduce: "mean", "max" or "last" of each row's tokens that are kept; None: every token.
         context: the largest number of tokens in a row; the model's n_ctx if None.
         long: what happens to longer documents: "truncate", "split" (into several rows, each with BOS) or "error".
+        chunk: read rows in pieces of so many tokens, which takes the memory of one beside keys, values and what is kept.
         prepend_bos: whether texts begin with a BOS token; the model's default if None.
-        column: the column of the documents; by default "text", "input_ids" or "tokens".
+        template_options: those of the chat template, as `model.chat` takes them, for all conversations.
+        column: the column of the documents; by default "text", "input_ids", "tokens" or "messages". Tools that a conversation
+            can call are in the column "tools".
         max_documents: how many documents are read.
         seed: of a random order of the documents; None: their own order.
         batch_size: how many rows run together.
@@ -72,7 +81,8 @@ def harvest(
             were folded with another number of threads (`torch.set_num_threads`) may differ in their last bits, too.
 
     Raises, before anything is computed, ValueError and TypeError for unsuitable arguments or documents; OSError if the disk
-    is full; FloatingPointError for activations that are not finite. Shards that are complete are kept.
+    is full; FloatingPointError for activations that are not finite; ValueError with its number for a conversation that the
+    template refuses, or of which it cannot be told what is whose. Shards that are complete are kept.
 
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer
@@ -91,7 +101,7 @@ def harvest(
         documents_of(documents, column, max_documents, seed),
         sites,
         directory,
-        RowMaker(model, model.cfg.n_ctx if context is None else context, long, positions, prepend_bos),
+        row_maker(model, documents, context, long, positions, prepend_bos, template_options, chunk),
         dtype=dtype_of(dtype),
         reduce=reduce,
         batch_size=batch_size,

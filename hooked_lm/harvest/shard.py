@@ -11,18 +11,13 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from hooked_lm.harvest.documents import Documents, digest
+from hooked_lm.harvest.forwards import Values, forwards
 from hooked_lm.harvest.plan import HarvestPlan
-from hooked_lm.harvest.rows import DocumentRows, RowMaker, batched, padded_batch
+from hooked_lm.harvest.rows import RowMaker
 from hooked_lm.harvest.shard_file import Layout, ShardFile
-from hooked_lm.harvest.stored_value import REDUCTIONS
 from hooked_lm.interventions.statistics import Moments
 
-COLUMNS = {
-    "tokens": torch.int32, "documents": torch.int64, "positions": torch.int32, "is_special": torch.bool,
-}  # fmt: skip
 AHEAD = 2  # batches that wait to be written
-
-Values = dict[str, Tensor]
 
 
 def write_shard(
@@ -41,7 +36,7 @@ def write_shard(
     texts = documents.between(start, end)
     if not texts:
         return None
-    rows = maker.rows(texts)
+    rows = maker.rows(texts, plan.has_labels)
     counts = [min(1, n) for n in rows.n_kept] if plan.reduce else rows.n_kept
     columns = rows.columns()
     if plan.reduce:
@@ -51,9 +46,9 @@ def write_shard(
     try:
         moments = {site: moments_of(value.shape) for site, value in plan.values.items()}
         for name, column in columns.items():
-            file.write(name, 0, column.to(COLUMNS[name]))
+            file.write(name, 0, column.to(plan.columns[name]))
         with Writer(plan, file, moments, counts) as writer:
-            for which, values in forwards(plan, rows, maker, advance):
+            for which, values in forwards(rows, maker, [*plan.sites], plan.batch_size, plan.reduce, advance):
                 writer.put(which, values)
         return file.commit(
             {
@@ -64,6 +59,7 @@ def write_shard(
                 "tokens": sum(counts),
                 "is_last": plan.data["documents"] is None and len(texts) < end - start,
                 "sites": {site: about(of) for site, of in moments.items()},
+                **({"labels": rows.table} if plan.has_labels else {}),
             }
         )
     except BaseException:
@@ -73,40 +69,10 @@ def write_shard(
 
 def layout(plan: HarvestPlan, n: int) -> Layout:
     """The tensors of a shard of `n` tokens."""
-    found: dict[str, tuple[torch.dtype, list[int]]] = {name: (dtype, [n]) for name, dtype in COLUMNS.items()}
+    found: dict[str, tuple[torch.dtype, list[int]]] = {name: (dtype, [n]) for name, dtype in plan.columns.items()}
     for site, value in plan.values.items():
         found |= {f"{site}{ending}": tensor for ending, tensor in value.tensors(n).items()}
     return found
-
-
-@torch.no_grad()
-def forwards(plan: HarvestPlan, rows: DocumentRows, maker: RowMaker, advance: Callable[[int], Any]) -> Any:
-    """Yields the rows of each batch, and the values of the tokens that are kept of them, row after row."""
-    model = maker.model
-    device = next(model.parameters()).device
-    sites = list(plan.sites)
-    pad = 0 if getattr(model, "tokenizer", None) is None else model.tokens.pad_id
-    options = {"names_filter": sites, "return_cache_object": False, "return_type": None}
-    for which in batched(rows, plan.batch_size):
-        tokens, mask = padded_batch(rows, which, pad)
-        masked = {} if mask is None else {"attention_mask": mask.long().to(device)}
-        _, cache = model.run_with_cache(tokens.to(device), **options, **masked)
-        yield which, {site: _kept(cache[site], rows, which, plan) for site in sites}
-        advance(sum(len(rows.ids[row]) for row in which))
-
-
-def _kept(value: Tensor, rows: DocumentRows, which: list[int], plan: HarvestPlan) -> Tensor:
-    """The vectors that are kept of a batch, row after row, or one for each row."""
-    longest = value.shape[1]
-    kept = torch.zeros(len(which), longest, dtype=torch.bool)
-    for i, row in enumerate(which):
-        kept[i, : len(rows.kept[row])] = rows.kept[row]
-    if plan.reduce is None:
-        return value.flatten(0, 1) if bool(kept.all()) else value[kept.to(value.device)]
-    reduced = [
-        REDUCTIONS[plan.reduce](own[k.to(own.device)]) for own, k in zip(value, kept, strict=True) if bool(k.any())
-    ]
-    return torch.stack(reduced) if reduced else value[:0, 0]
 
 
 class Writer:

@@ -59,4 +59,6 @@ class ShuffledVectors:
             read_record(record_path(self.store.path, shard), ("sha256",))["sha256"] for shard in self.store.shards
         ]
         identity = {"harvest": self.store.plan.digest, "sha256": hashlib.sha256("".join(shards).encode()).hexdigest()}
+        if (selected := self.store._selected) is not None:
+            identity["selected"] = hashlib.sha256(selected.numpy().tobytes()).hexdigest()
         return {**identity, "sites": names, "seed": self.seed, **counts}

@@ -11,18 +11,21 @@ from hooked_lm.engine.budget import bytes_of
 from hooked_lm.files import OF_DAMAGE
 from hooked_lm.harvest import export
 from hooked_lm.harvest.columns import Columns, SiteName
-from hooked_lm.harvest.shard import COLUMNS, moments_of
+from hooked_lm.harvest.shard import moments_of
 from hooked_lm.harvest.shuffled import ShuffledVectors
 from hooked_lm.interventions.statistics import Summary
 from hooked_lm.shards.records import AGAIN, read_record, record_path
+
+AT_ONCE = 4096  # tokens that are read together
 
 
 class ActivationStore(Columns):
     """The activations of a harvest: for each token, in the order of the documents, its vectors at the sites.
 
     `store[site]` and the columns "tokens", "documents" (the number of the token's document), "positions" (in its row) and
-    "is_special" are indexed as tensors are; `store[10:20]` is everything that is known of these tokens. Nothing is read before
-    it is asked for. With `reduce`, the columns are those of the last token of each row that is kept. A harvest in progress can
+    "is_special" are indexed as tensors are; `store[10:20]` is everything that is known of these tokens. Of conversations
+    `store["labels"]` says what each token is, and `store.select(role="assistant")` are some of them. Nothing is read before it
+    is asked for. With `reduce`, the columns are those of the last token of each row that is kept. A harvest in progress can
     be read: `missing` are the shards without a record.
 
     Raises FileNotFoundError for a folder that is not of a harvest, ValueError for a damaged one.
@@ -41,6 +44,10 @@ class ActivationStore(Columns):
     def _summary(self, site: SiteName) -> Summary:
         name = self.site(site)
         whole = moments_of(self[name].shape[1:])
+        if self._selected is not None:
+            for start in range(0, len(self), AT_ONCE):
+                whole.add(self[name][start : start + AT_ONCE].flatten(1))
+            return whole.summary()
         for shard in self.shards:
             path = record_path(self.path, shard)
             record = read_record(path, ("tokens", "sites"))
@@ -79,7 +86,7 @@ class ActivationStore(Columns):
 
     def to_torch_dataset(self, sites: str | Sequence[str] | None = None) -> export.TokenDataset:
         """A map-style data set of torch with an example for each token: its vectors, and the columns."""
-        return export.TokenDataset(self, [*self._names(sites), *COLUMNS])
+        return export.TokenDataset(self, [*self._names(sites), *self.plan.columns])
 
     def _names(self, sites: str | Sequence[str] | None) -> list[str]:
         return (

@@ -1,6 +1,6 @@
 """Positions by meaning: what each token of a conversation is, and which tokens a name such as "assistant" selects."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import groupby
@@ -83,13 +83,15 @@ def select_positions(labels: Labels, given: Named, n_prompt: int | None = None) 
     ([1, 2, 5], [5], [2, 5])
     """
     check_named(given)
-    prompt = labels[:n_prompt]
     if isinstance(given, (tuple, list)):
         name, index = given
-        return _of_each_turn(prompt, name, index)
-    found = _fitting(labels, given, prompt)
-    if not found and (n_prompt is None or not _may_be_written(given)):
-        raise ValueError(f"positions={given!r} selects no token: this conversation has {_described(labels)}")
+        for here in _by_turn(labels[:n_prompt], name):
+            if not -len(here) <= index < len(here):
+                raise IndexError(f"positions={given!r}: turn {labels[here[0]].turn} has {len(here)} such tokens")
+    found = find_positions(labels, given, n_prompt)
+    is_later = n_prompt is not None and not isinstance(given, (tuple, list)) and _may_be_written(given)
+    if not found and not is_later:
+        raise ValueError(f"positions={given!r} selects no token: this conversation has {described(labels)}")
     return found
 
 
@@ -133,6 +135,14 @@ def common_label(labels: Labels) -> TokenLabel:
     return TokenLabel(-1 if turn is None else turn, role or "all", part or "all")
 
 
+def find_positions(labels: Labels, given: Named, n_prompt: int | None = None) -> list[int]:
+    """`select_positions`, where a conversation may have no such token, and a turn fewer than an index says."""
+    if isinstance(given, (tuple, list)):
+        name, index = given
+        return [here[index] for here in _by_turn(labels[:n_prompt], name) if -len(here) <= index < len(here)]
+    return _fitting(labels, given, labels[:n_prompt])
+
+
 def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> list[int]:
     """The positions of a name, or of a dict; turns are counted in the prompt."""
     if isinstance(given, str):
@@ -143,15 +153,27 @@ def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> 
         turns = [label.turn for label in prompt if name in (label.role, label.part)]
         wanted = (max if given.startswith("last_") else min)(turns, default=None)
         return [position for position in found if labels[position].turn == wanted]
-    n_turns = 1 + max((label.turn for label in prompt), default=-1)
-    chosen = {turn + n_turns if turn < 0 else turn for turn in turns_of(given)}
-    return [
-        position
-        for position, (turn, role, part) in enumerate(labels)
-        if ("turn" not in given or turn in chosen)
-        and given.get("role", role) == role
-        and given.get("part", part) == part
-    ]
+    fits = fitting(given, n_turns(prompt))
+    return [position for position, label in enumerate(labels) if fits(label)]
+
+
+def n_turns(labels: Labels) -> int:
+    """The number of turns of a conversation, from which negative turns count."""
+    return 1 + max((label.turn for label in labels), default=-1)
+
+
+def fitting(given: Mapping[str, Any], n_turns: int) -> Callable[[TokenLabel], bool]:
+    """Whether a token of a conversation with so many turns is what a dict of `KEYS` says."""
+    turns = {turn + n_turns if turn < 0 else turn for turn in turns_of(given)}
+
+    def fits(label: TokenLabel) -> bool:
+        return (
+            ("turn" not in given or 0 <= label.turn in turns)
+            and given.get("role", label.role) == label.role
+            and given.get("part", label.part) == label.part
+        )
+
+    return fits
 
 
 def turns_of(given: Mapping[str, Any]) -> Sequence[Any]:
@@ -167,17 +189,12 @@ def _may_be_written(given: str | Mapping[str, Any]) -> bool:
     return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in turns_of(given))
 
 
-def _of_each_turn(labels: Labels, name: str, index: int) -> list[int]:
-    """The token at this index of each turn, or of each stretch of the template."""
-    found = []
-    chosen = set(select_positions(labels, name))
-    for turn, several in groupby(enumerate(labels), key=lambda each: each[1].turn):
-        here = [position for position, _ in several if position in chosen]
-        if here:
-            if not -len(here) <= index < len(here):
-                raise IndexError(f"positions={(name, index)!r}: turn {turn} has {len(here)} such tokens")
-            found.append(here[index])
-    return found
+def _by_turn(labels: Labels, name: str) -> Iterator[list[int]]:
+    """The positions of a name in each turn, and in each stretch of the template, that has any."""
+    chosen = set(_fitting(labels, name, labels))
+    for _, several in groupby(enumerate(labels), key=lambda each: each[1].turn):
+        if here := [position for position, _ in several if position in chosen]:
+            yield here
 
 
 def _name(given: str) -> str:
@@ -190,7 +207,7 @@ def _names() -> str:
     return f"names are {', '.join((*ROLES, *PARTS))}, each also with 'first_' or 'last_'"
 
 
-def _described(labels: Labels) -> str:
+def described(labels: Labels) -> str:
     """The turns of a conversation in words."""
     kept = dict.fromkeys((label.turn, label.role) for label in labels if label.turn >= 0)
     parts = sorted({label.part for label in labels} - {"padding"})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.norms.norm import upcast
@@ -143,6 +143,7 @@ class TopExamples(Streaming[TopPositions]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._only: Tensor | None = None
         for name, least in (("k", 1), ("context", 0), ("skip", 0)):
             if (number := getattr(self, name)) < least:
                 raise ValueError(f"{name} must be at least {least}, got {number}")
@@ -151,6 +152,10 @@ class TopExamples(Streaming[TopPositions]):
         if self.directions is not None and (self.directions.ndim != 2 or self.measure != "entries"):
             got = f"{list(self.directions.shape)} and measure={self.measure!r}"
             raise ValueError(f"directions are [direction, width], with measure='entries'; got {got}")
+
+    def only(self, counts: Bool[Tensor, "batch pos"] | None) -> None:
+        """Which tokens of the next batches may be examples, beside padding; None: all of them."""
+        self._only = counts
 
     def found_shown(self) -> Table:
         """A row for each site that had values, with its features and the memory of its state."""
@@ -172,8 +177,8 @@ class TopExamples(Streaming[TopPositions]):
         settings = self.k, self.context, self.largest, self.activations
         best = self._state(name, features, lambda: TopPositions(features, *settings, found))
         values = found.reshape(*found.shape[:2], prod(features))
-        only = None if not self.one_per_text else "max" if self.largest else "min"
-        if not best.add(NewTokens(values, texts, self.context, self.skip, only)):
+        best_of_text = None if not self.one_per_text else "max" if self.largest else "min"
+        if not best.add(NewTokens(values, texts, self.context, self.skip, best_of_text, self._only)):
             raise ValueError(f"'{name}' is NaN at some position of the texts from {texts.first} on")
 
     def _measured(self, value: Tensor, name: str) -> Tensor:

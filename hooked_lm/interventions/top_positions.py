@@ -5,7 +5,7 @@ from math import gcd, isnan, prod
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from hooked_lm.interventions.input_tokens import Texts
@@ -19,8 +19,8 @@ GROUP = 16  # places, at most, whose maximum is compared first
 class NewTokens:
     """The values at the new tokens of a batch, which of them count, and the ids of their context (-1: no token).
 
-    Places are rows of `flat` [place, feature]. Padding and the first `skip` real tokens of a text do not count. With
-    `best`, "max" or "min", `flat` has one place of each text for each feature, and no search finds the others.
+    Places are rows of `flat` [place, feature]. Padding, the first `skip` real tokens of a text, and tokens that are not in `only`
+    do not count. With `best`, "max" or "min", `flat` has one place of each text for each feature, and no search finds the others.
     """
 
     def __init__(
@@ -30,10 +30,12 @@ class NewTokens:
         context: int,
         skip: int,
         best: str | None = None,
+        only: Bool[Tensor, "batch pos"] | None = None,
     ) -> None:
         self.values, self.texts, self.context, self.n_new = values, texts, context, values.shape[1]
         self.flat, self.n_before = values.flatten(0, 1), texts.ids.shape[1] - self.n_new
         real = texts.mask & (texts.mask.cumsum(1) > skip) if skip else texts.mask
+        real = real if only is None else real & only
         real = real[:, -self.n_new :].flatten()
         self.n_counted, self.counts = int(real.count_nonzero()), real.to(values.device)
         if best is not None:

@@ -37,7 +37,7 @@ def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyV
     for bound in (start, stop):
         if bound is not None and not -n_layers <= bound <= n_layers:
             raise IndexError(f"layer {bound} is out of range: a bound may be {-n_layers} to {n_layers}")
-    if cache is None:
+    if cache is None or range(n_layers)[start:stop] == range(len(cache)):  # a cache of the first layers
         return
     if len(cache) != n_layers:
         raise ValueError(f"the key/value cache is for {len(cache)} layers, but the model has {n_layers}")

@@ -438,6 +438,22 @@ def test_harvest_says_what_was_there(tmp_path: Path) -> None:
     assert not [text for text in strings(found) if REPR.search(text)]
 
 
+def test_harvest_reads_conversations(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Mary went home."}, {"role": "assistant", "content": "John did."}]
+    (tmp_path / "corpus.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    template = {"chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"}
+    (tmp_path / "template.json").write_text(json.dumps(template))
+    given = ("harvest", "demo", tmp_path / "corpus.jsonl", tmp_path / "out", "--site", "resid_post1")
+    options = ("--positions", "role=assistant,part=content", "--template-options", tmp_path / "template.json")
+    store = ActivationStore(from_json(*given, *options, "--chunk", 4)["path"])
+    assert {label.role for label in store["labels"][:]} == {"assistant"}
+    assert (store.plan.rows["positions"], store.plan.rows["chunk"]) == ({"role": "assistant", "part": "content"}, 4)
+    (tmp_path / "template.json").write_text("[]")
+    for path, message in (("template.json", "must hold a JSON object"), ("no.json", "there is no such file")):
+        assert message in call(*given, "--template-options", tmp_path / path).stderr
+    assert "has no chat template" in call(*given, "--positions", "assistant").stderr
+
+
 def test_generate_streams_the_text_of_the_library(model: HookedTransformer) -> None:
     options = ("--max-new-tokens", 8, "--seed", 3)
     expected = model.generate("Mary went to", max_new_tokens=8, seed=3, verbose=False)

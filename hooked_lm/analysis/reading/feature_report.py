@@ -9,13 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.analysis.reading.corpus import Corpus
 from hooked_lm.analysis.reading.feature_runs import FeatureRuns, logit_effects, neighbours, sites_of
-from hooked_lm.analysis.reading.max_activating import FeatureValues, MaxActivating, batches, examples_of
+from hooked_lm.analysis.reading.max_activating import FeatureValues, MaxActivating, examples_of
 from hooked_lm.analysis.reading.neurons import token_strings
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.extras import lazy_import
+from hooked_lm.hooks.token_labels import Named, TokenLabel
 from hooked_lm.interventions.dictionaries.hook import Coder
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
 
@@ -120,6 +123,7 @@ class FeatureReport:
             "losses": [repr(self.loss), repr(self.loss_ablated)]
         }
         header |= {"words": list(self.examples.words.items()), "examples_about": self.examples.about}
+        header |= {"labels": self.examples.labels}
         stored.write(path, FORMAT, tensors, header)
 
     @classmethod
@@ -128,9 +132,9 @@ class FeatureReport:
         """Reads what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
         words, about = dict(header.pop("words")), header.pop("examples_about")
-        examples = MaxActivating(
-            **{name: tensors.pop(f"examples.{name}") for name in EXAMPLES}, words=words, about=about
-        )
+        labels = tuple(TokenLabel(*label) for label in header.pop("labels", ()))
+        of_examples = {name: tensors.pop(f"examples.{name}") for name in EXAMPLES}
+        examples = MaxActivating(**of_examples, words=words, about=about, labels=labels)
         loss, ablated = map(float, header.pop("losses"))
         header["tables"] = {name: [(token, value) for token, value in rows] for name, rows in header["tables"].items()}
         header["neighbours"] = [(other, cosine) for other, cosine in header.get("neighbours", [])]
@@ -158,13 +162,15 @@ NOTES = {
 # fmt: off
 @overload
 def feature_report(
-    model: Decoder, sae: Coder, feature: int, prompts: Sequence[str] | Tensor, *, site: Site | None = None,
-    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0, batch_size: int = 8,
+    model: Decoder, sae: Coder, feature: int, prompts: Sequence[str] | Tensor | Chat, *, site: Site | None = None,
+    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0,
+    positions: Named | None = None, batch_size: int = 8,
 ) -> FeatureReport: ...
 @overload
 def feature_report(
-    model: Decoder, sae: Coder, feature: Sequence[int], prompts: Sequence[str] | Tensor, *, site: Site | None = None,
-    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0, batch_size: int = 8,
+    model: Decoder, sae: Coder, feature: Sequence[int], prompts: Sequence[str] | Tensor | Chat, *, site: Site | None = None,
+    site_out: Site | None = None, n_examples: int = 10, context: int = 10, k: int = 10, skip: int = 0,
+    positions: Named | None = None, batch_size: int = 8,
 ) -> list[FeatureReport]: ...
 # fmt: on
 @keeps_torch_state
@@ -173,7 +179,7 @@ def feature_report(
     model: Decoder,
     sae: Coder,
     feature: int | Sequence[int],
-    prompts: Sequence[str] | Tensor,
+    prompts: Sequence[str] | Tensor | Chat,
     *,
     site: Site | None = None,
     site_out: Site | None = None,
@@ -181,6 +187,7 @@ def feature_report(
     context: int = 10,
     k: int = 10,
     skip: int = 0,
+    positions: Named | None = None,
     batch_size: int = 8,
 ) -> FeatureReport | list[FeatureReport]:
     """Describes a feature of a sparse dictionary on a data set, or several features in the same passes.
@@ -188,13 +195,14 @@ def feature_report(
     Args:
         sae: a dictionary with `encode` and `decode`, an autoencoder or a transcoder.
         feature: an index, or a list of several.
-        prompts: texts, or token ids [prompt, pos]; the data set is read twice, and the texts in which a feature is active once
-            more for each feature, to ablate it.
+        prompts: texts, token ids [prompt, pos], or conversations (`model.chat`); the data set is read twice, and the texts in
+            which a feature is active once more for each feature, to ablate it.
         site, site_out: the site of a dictionary, and the output site of a transcoder; by default those in its config.
         n_examples, context: the number of top texts, of each of which the strongest position is shown, and of tokens on each
             side.
         k: the number of tokens in each table, and of neighbours.
         skip: the number of tokens left out at the start of each text, such as a BOS.
+        positions: of conversations only these tokens, by meaning, such as "assistant".
         batch_size: how many prompts run together.
 
     Returns a FeatureReport, or a list of them: `plot()` is its page, `to_dataframe()` its numbers. The logit effects are those
@@ -220,12 +228,13 @@ def feature_report(
     if not 1 <= k <= model.cfg.d_vocab:
         raise ValueError(f"k must be from 1 to {model.cfg.d_vocab}, the number of tokens, got {k}")
     features = [feature] if isinstance(feature, int) else list(feature)
-    found: dict[str, Any] = {"k": n_examples, "context": context, "skip": skip, "one_per_text": True}
-    examples = examples_of(model, prompts, FeatureValues(model, read, sae, features), batch_size, **found)
+    corpus = Corpus(model, prompts, batch_size, skip, positions)
+    examples = examples_of(corpus, FeatureValues(model, read, sae, features), n_examples, context, one_per_text=True)
     runs = FeatureRuns(model, sae, features, read, write)
-    for tokens, real in batches(model, prompts, batch_size):
-        runs.add(tokens, real, real & (real.cumsum(1) > skip))
+    for batch in corpus:
+        runs.add(batch)
     about = provenance(model, site=read, site_out=write, skip=skip, prompts=len(prompts))
+    about |= {} if positions is None else {"positions": positions}
     reports = [_report(model, sae, runs, i, of, k, about | {"feature": features[i]}) for i, of in enumerate(examples)]
     return reports[0] if isinstance(feature, int) else reports
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.analysis.reading.corpus import Batch
 from hooked_lm.analysis.reading.neurons import to_logits
 from hooked_lm.engine.prompts import some_rows
+from hooked_lm.hooks.token_labels import reading
 from hooked_lm.interventions.dictionaries.hook import (
     Coder,
     Dictionary,
@@ -22,7 +24,7 @@ from hooked_lm.interventions.dictionaries.hook import (
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
-from hooked_lm.models.vision.inputs import Rows, ids_of
+from hooked_lm.models.vision.inputs import ids_of
 
 
 def sites_of(
@@ -84,9 +86,10 @@ class FeatureRuns:
         self.where: Any = read if read == write else [read, write]
         self.kind: type[Dictionary] = Dictionary if read == write else Transcode
 
-    def add(self, tokens: Rows, real: Bool[Tensor, "batch pos"], counts: Bool[Tensor, "batch pos"]) -> None:
-        """Adds a batch of `batches`; `counts` says which of its positions count."""
-        logits, features = self._run(tokens, real, None)
+    def add(self, batch: Batch) -> None:
+        """Adds a batch."""
+        tokens, real, counts = batch.tokens, batch.real, batch.counts
+        logits, features = self._run(batch, [*range(len(real))], None)
         values = next(iter(features.values())).detach().float()
         size = values.shape[-1]
         values = values[..., [checked_index(of, size, "feature", "the dictionary") for of in self.features]].cpu()
@@ -103,16 +106,15 @@ class FeatureRuns:
             def without(found: Tensor, feature: int = feature, there: Tensor = counts[rows]) -> None:
                 found[..., feature].masked_fill_(there.to(found.device), 0.0)
 
-            ablated, _ = self._run(some_rows(self.model, tokens, rows), real[rows], without)
+            ablated, _ = self._run(batch, rows, without)
             both = logits[active.to(logits.device)], ablated[active[rows].to(ablated.device)]
             sums.add(acts[active], [found.double().log_softmax(-1).cpu() for found in both], following[active])
 
-    def _run(
-        self, tokens: Rows, real: Bool[Tensor, "batch pos"], edit: Edit | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        hook = self.kind(self.where, sae=self.sae, error="keep", edit=edit)
-        mask = real.long().to(self.model.device)
-        return run_with_features(self.model, tokens.to(self.model.device), hook, attention_mask=mask)
+    def _run(self, batch: Batch, rows: Sequence[int], edit: Edit | None) -> tuple[Tensor, dict[str, Tensor]]:
+        model, hook = self.model, self.kind(self.where, sae=self.sae, error="keep", edit=edit)
+        tokens, mask = some_rows(model, batch.tokens, rows), batch.real[rows].long()
+        with reading(None if batch.labels is None else [batch.labels[row] for row in rows]):
+            return run_with_features(model, tokens.to(model.device), hook, attention_mask=mask.to(model.device))
 
 
 def logit_effects(model: Decoder, sae: Coder, feature: int, site: str) -> Float[Tensor, " d_vocab"] | None:

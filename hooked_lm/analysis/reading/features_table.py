@@ -9,19 +9,22 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.reading.corpus import Corpus
 from hooked_lm.analysis.reading.feature_report import FeatureReport
 from hooked_lm.analysis.reading.feature_runs import FeatureRuns, logit_effects, sites_of
-from hooked_lm.analysis.reading.max_activating import FeatureValues, batches, run_to
+from hooked_lm.analysis.reading.max_activating import FeatureValues
 from hooked_lm.analysis.reading.neurons import token_strings
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import RightAndWrong, metric_of
 from hooked_lm.extras import lazy_import
 from hooked_lm.files import made_folder
+from hooked_lm.hooks.token_labels import Named
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, run_with_features
 from hooked_lm.interventions.top_examples import TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
@@ -133,13 +136,14 @@ class FeaturesTable(Tabular):
 def features_table(
     model: Decoder,
     sae: Coder,
-    prompts: Sequence[str] | Int[Tensor, "prompt pos"],
+    prompts: Sequence[str] | Int[Tensor, "prompt pos"] | Chat,
     *,
     ablate: int | Sequence[int] = 20,
     site: Site | None = None,
     site_out: Site | None = None,
     n_tokens: int = 3,
     skip: int = 0,
+    positions: Named | None = None,
     batch_size: int = 8,
     progress: bool | None = None,
 ) -> FeaturesTable:
@@ -150,13 +154,14 @@ def features_table(
 
     Args:
         sae: a dictionary with `encode` and `decode`, an autoencoder or a transcoder.
-        prompts: texts, or token ids [prompt, pos].
+        prompts: texts, token ids [prompt, pos], or conversations (`model.chat`).
         ablate: the features with a "loss": as many of those that are active most often, or a list of indices; the others have
             NaN, and without any there is no such column. Density, largest activation and tokens cost one pass of the data, as far
             as the site; losses a whole pass, and for each feature another one of the texts in which it is active.
         site, site_out: the site of a dictionary, and the output site of a transcoder; by default those in its config.
         n_tokens: how many different tokens are shown of each feature, at most: those of its largest activations.
         skip: the number of tokens left out at the start of each text, such as a BOS.
+        positions: of conversations only these tokens, by meaning, such as "assistant".
         batch_size: how many prompts run together.
         progress: a bar for the ablations; None: if they take more than two seconds.
 
@@ -180,27 +185,28 @@ def features_table(
     """
     read, write = sites_of(model, sae, site, site_out)
     measure = _Counted(model, read, sae)
-    top, n_positions = TopExamples(read, measure=measure, k=N_PLACES, context=0, skip=skip), 0
-    for tokens, real in batches(model, prompts, batch_size):
-        measure.counts = real & (real.cumsum(1) > skip)
-        n_positions += int(measure.counts.sum())
-        run_to(model, read, tokens, real, top)
+    top, n_positions = TopExamples(read, measure=measure, k=N_PLACES, context=0), 0
+    corpus = Corpus(model, prompts, batch_size, skip, positions)
+    for batch in corpus:
+        measure.counts = batch.counts
+        n_positions += int(batch.counts.sum())
+        batch.run_to(read, top)
     if measure.n_active is None or not n_positions:
-        raise ValueError(f"the data have no position to look at: {len(prompts)} texts, skip {skip}")
+        raise ValueError(f"the data have no position to look at: {len(prompts)} texts{corpus.described}")
     density, best = measure.n_active.double().cpu() / n_positions, top.examples()
     largest = best.values[:, 0].nan_to_num(0.0)
     loss = torch.full_like(largest, torch.nan)
     chosen = _chosen(ablate, density)
     runs = FeatureRuns(model, sae, chosen, read, write)
     n_batches = -(-len(prompts) // batch_size)
-    given = batches(model, prompts, batch_size) if chosen else ()
-    for tokens, real in progress_bar("ablated features", n_batches, progress, "batches", given):
-        runs.add(tokens, real, real & (real.cumsum(1) > skip))
+    for batch in progress_bar("ablated features", n_batches, progress, "batches", corpus if chosen else ()):
+        runs.add(batch)
     for feature, sums in zip(chosen, runs.sums, strict=True):
         whole, without = sums.mean_losses
         loss[feature] = without - whole
     columns = {"density": density.float(), "largest": largest, **({"loss": loss} if chosen else {})}
     about = provenance(model, site=read, site_out=write, skip=skip, prompts=len(prompts), positions=n_positions)
+    about |= {} if positions is None else {"of_positions": positions}
     acts = best.values.nan_to_num(0.0) != 0
     ids = best.tokens[..., 0].where(acts, -1).tolist()
     distinct = [[of for of in dict.fromkeys(row) if of >= 0][:n_tokens] for row in ids]

@@ -1,27 +1,27 @@
 """Max-activating examples: the positions of a dataset with the largest activations of a direction, neuron, head or feature."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.reading.corpus import Corpus, Data
 from hooked_lm.analysis.reading.lens import spelled
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.cells_before_blocks import is_of_images
-from hooked_lm.engine.prompts import rows_of, some_rows
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.head_labels import head_at_site
+from hooked_lm.hooks.token_labels import KEYS, Labels, Named, TokenLabel
 from hooked_lm.interventions.dictionaries.hook import Coder, encoded, flat
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.top_examples import Examples, TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.names import checked_index
-from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import stored
 from hooked_lm.results.scores import provenance
 
@@ -35,8 +35,6 @@ else:
 
 __all__ = ["MaxActivating", "max_activating_examples"]
 
-Batch = Int[Tensor, "batch pos"] | Sequence[str] | VisionInputs
-Data = Int[Tensor, "prompt pos"] | Sequence[str] | VisionInputs | Iterable[Any]
 Site = str | tuple[str, int]
 
 
@@ -46,7 +44,8 @@ class MaxActivating:
 
     `values` [example] are the activations; `texts` and `positions` [example] are the row in the dataset and the position in it.
     `tokens` and `activations` [example, place] are the context around the example, which is in the middle; -1 and NaN beyond
-    the ends of the text. `words` maps ids to strings.
+    the ends of the text. `words` maps ids to strings. `labels` say what the token of each example is, if the data are
+    conversations.
     """
 
     values: Float[Tensor, " example"]
@@ -56,6 +55,7 @@ class MaxActivating:
     activations: Float[Tensor, "example place"]
     words: dict[int, str]
     about: dict[str, Any]
+    labels: tuple[TokenLabel, ...] = ()
 
     @property
     def context(self) -> int:
@@ -66,9 +66,13 @@ class MaxActivating:
         return len(self.values)
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """A row for each example: `value`, `text`, `position`, `token`, and the `snippet` with the token in brackets."""
+        """A row for each example: `value`, `text`, `position`, `token`, and the `snippet` with the token in brackets.
+
+        Of conversations also `turn`, `role` and `part`.
+        """
         found = Examples(self.values, self.texts, self.positions, self.tokens)
-        return found.to_dataframe(self.words).drop(columns="rank")
+        table = found.to_dataframe(self.words).drop(columns="rank")
+        return table.assign(**{key: [getattr(label, key) for label in self.labels] for key in KEYS if self.labels})
 
     def view(self, title: str = "") -> "View":
         """The snippets as a view: each token coloured by its activation, with the number on hover and focus."""
@@ -82,7 +86,7 @@ class MaxActivating:
         return f"{which} activations of {self.about.get('of', 'the site')}"
 
     def snippets(self) -> list[tuple[str, list[str], list[float], int]]:
-        """For each example its value, the tokens around it with their activations, and its place among them."""
+        """For each example its value and role, the tokens around it with their activations, and its place among them."""
         from hooked_lm.viz.numbers import aligned
 
         found, labels = [], aligned(self.values)
@@ -90,7 +94,8 @@ class MaxActivating:
             there = self.tokens[i] >= 0
             words = [self.words[token] for token in self.tokens[i][there].tolist()]
             place = int(there[: self.context].sum())
-            found.append((labels[i], words, self.activations[i][there].tolist(), place))
+            head = f"{labels[i]} {who(self.labels[i])}" if self.labels else labels[i]
+            found.append((head, words, self.activations[i][there].tolist(), place))
         return found
 
     def _repr_html_(self) -> str:
@@ -115,7 +120,7 @@ class MaxActivating:
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""
         names = ("values", "texts", "positions", "tokens", "activations")
-        header = {"words": list(self.words.items()), "about": self.about}
+        header = {"words": list(self.words.items()), "about": self.about, "labels": self.labels}
         stored.write(path, "hooked_lm.MaxActivating", {name: getattr(self, name) for name in names}, header)
 
     @classmethod
@@ -123,7 +128,8 @@ class MaxActivating:
     def load(cls, path: str | Path) -> "MaxActivating":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, "hooked_lm.MaxActivating")
-        return cls(**tensors, words=dict(header["words"]), about=header["about"])
+        labels = tuple(TokenLabel(*label) for label in header.get("labels", ()))
+        return cls(**tensors, words=dict(header["words"]), about=header["about"], labels=labels)
 
     def __repr__(self) -> str:
         ends = f"{self.values[0]:.4g} to {self.values[-1]:.4g}" if len(self) else "none"
@@ -145,6 +151,7 @@ def max_activating_examples(
     context: int = 10,
     largest: bool = True,
     skip: int = 0,
+    positions: Named | None = None,
     batch_size: int = 8,
     one_per_text: bool = False,
 ) -> MaxActivating:
@@ -156,13 +163,15 @@ def max_activating_examples(
     one batch and `k` examples are in memory.
 
     Args:
-        prompts: texts, token ids [prompt, pos], `VisionInputs`, or an iterator of batches of these. Texts get the model's BOS
-            and are truncated at n_ctx; padding is left out.
+        prompts: texts, token ids [prompt, pos], `VisionInputs`, conversations (`model.chat`), or an iterator of batches of
+            these. Texts get the model's BOS and are truncated at n_ctx; padding is left out.
         site: a full name, or a short one with its layer, such as ("post", 2); None: that in the config of `sae`.
         sae: a dictionary with `encode`, whose `feature` is an index.
         context: the number of context tokens on each side.
         largest: False for the smallest activations.
         skip: the number of tokens left out at the start of each text, such as a BOS, whose activations are often extreme.
+        positions: of conversations only these tokens, by meaning, such as "assistant" or ("user", -1); a conversation may have
+            none of them.
         one_per_text: take the best position of each text alone.
 
     Raises ValueError for data without positions, a site without positions, a direction of another width, or activations that
@@ -178,47 +187,53 @@ def max_activating_examples(
     ['value', 'text', 'position', 'token', 'snippet']
     """
     measure = _measure(model, site, direction, neuron, heads, sae, feature, largest)
-    settings: dict[str, Any] = {"k": k, "context": context, "largest": largest, "skip": skip}
-    return examples_of(model, prompts, measure, batch_size, **settings, one_per_text=one_per_text)[0]
+    corpus = Corpus(model, prompts, batch_size, skip, positions)
+    return examples_of(corpus, measure, k=k, context=context, largest=largest, one_per_text=one_per_text)[0]
 
 
 def examples_of(
-    model: Decoder, prompts: Data, measure: "_Measure | FeatureValues", batch_size: int, **settings: int | bool
+    corpus: Corpus,
+    measure: "_Measure | FeatureValues",
+    k: int,
+    context: int,
+    largest: bool = True,
+    one_per_text: bool = False,
 ) -> list[MaxActivating]:
-    """The examples of each of the numbers that a measure gives, in one pass; `settings` are those of TopExamples."""
-    for name in ("k", "context", "skip"):
-        if (number := settings[name]) < (least := int(name == "k")):
+    """The examples of each of the numbers that a measure gives, in one pass."""
+    for name, number, least in (("k", k, 1), ("context", context, 0)):
+        if number < least:
             raise ValueError(f"{name} must be at least {least}, got {number}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    options: dict[str, Any] = {**settings, "activations": True}
-    top, n_positions, skip = TopExamples(measure.site, measure=measure, **options), 0, settings["skip"]
-    for tokens, real in batches(model, prompts, batch_size):
-        run_to(model, measure.site, tokens, real, top)
-        n_positions += int((real.cumsum(1) > skip)[real].sum())
+    settings: dict[str, Any] = {"largest": largest, "one_per_text": one_per_text, "activations": True}
+    top = TopExamples(measure.site, measure=measure, k=k, context=context, **settings)
+    n_positions, labels = 0, list[Labels]()
+    for batch in corpus:
+        batch.run_to(measure.site, top)
+        n_positions += int(batch.counts.sum())
+        labels += batch.labels or ()
     n_texts = top.inputs.n_texts
     if not n_positions:
-        raise ValueError(f"the data have no position to look at: {n_texts} texts" + f", skip {skip}" * (skip > 0))
+        raise ValueError(f"the data have no position to look at: {n_texts} texts{corpus.described}")
     results, whole = [], top.examples()
     for i, of in enumerate(measure.names):
-        found = {name: value[: min(settings["k"], n_positions)] for name, value in whole[i].tensors().items()}
+        found = {name: value[: min(k, n_positions)] for name, value in whole[i].tensors().items()}
         acts = found["texts"] >= 0
         if isinstance(measure, FeatureValues):
             acts &= (found["values"] != 0) & found["values"].isfinite()
             found["activations"] = found["activations"].masked_fill(found["activations"] == torch.inf, 0.0)
         found = {name: value[acts] for name, value in found.items()}
-        words = spelled(model, found["tokens"][found["tokens"] >= 0])
-        about = provenance(model, of=of, largest=settings.get("largest", True), positions=n_positions, prompts=n_texts)
-        results.append(MaxActivating(**found, words=words, about=about))
+        words = spelled(corpus.model, found["tokens"][found["tokens"] >= 0])
+        about = provenance(corpus.model, of=of, largest=largest, positions=n_positions, prompts=n_texts)
+        places = zip(found["texts"].tolist(), found["positions"].tolist(), strict=True)
+        which = tuple(labels[text][position] for text, position in places) if labels else ()
+        results.append(MaxActivating(**found, words=words, about=about, labels=which))
     return results
 
 
-def run_to(model: Decoder, site: str, tokens: Rows, real: Bool[Tensor, "batch pos"], top: TopExamples) -> None:
-    """A forward pass of a batch of `batches`, as far as the site, for what `top` keeps of it."""
-    top.batch(ids_of(tokens).cpu(), real)
-    with model.hooks([top]):  # `names_filter` stops the run after the site
-        run: dict[str, Any] = {"return_type": None, "attention_mask": real.long().to(model.device)}
-        model.run_with_cache(tokens.to(model.device), names_filter=site, **run)
+def who(label: TokenLabel) -> str:
+    """Whose a token is, in words."""
+    turn, role, part = label
+    name = role if part == "content" else f"{role}, {part}"
+    return name if turn < 0 else f"{turn} {name}"
 
 
 class FeatureValues:
@@ -310,30 +325,3 @@ class _Measure:
                 f"the direction is {list(self.direction.shape)}, and the vectors at '{self.site}' have {value.shape[2]} entries"
             )
         return value @ self.direction.detach().to(value)
-
-
-def batches(model: Decoder, data: Data, size: int) -> Iterator[tuple[Rows, Bool[Tensor, "batch pos"]]]:
-    """Yield batches on the CPU with a mask that is True except at padding."""
-    if isinstance(data, str):
-        data = [data]
-    if isinstance(data, VisionInputs):
-        whole, n = rows_of(model, data), len(data)
-        batches: Iterable[Any] = (some_rows(model, whole, range(i, min(i + size, n))) for i in range(0, n, size))
-    elif isinstance(data, Tensor):
-        batches = data.split(size) if data.numel() else []
-    elif isinstance(data, Sequence) and all(isinstance(text, str) for text in data):
-        batches = (data[start : start + size] for start in range(0, len(data), size))
-    else:
-        batches = data
-    for batch in batches:
-        if isinstance(batch, Tensor):
-            if batch.ndim != 2 or batch.is_floating_point():
-                raise ValueError(f"a batch is token ids [batch, pos] or texts, got {batch.dtype} {list(batch.shape)}")
-            model.tokens.check_ids(batch)
-            yield batch.cpu(), torch.ones_like(batch, dtype=torch.bool, device="cpu")
-        elif isinstance(batch, VisionInputs):
-            rows, given = rows_of(model, batch), batch.attention_mask
-            yield rows, (torch.ones(rows.shape) if given is None else given.cpu()).bool()
-        else:
-            tokens, mask = model.tokens.encode(batch, padding_side="right", truncate=True)
-            yield tokens, mask.bool()

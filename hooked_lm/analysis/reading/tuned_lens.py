@@ -10,12 +10,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
+from hooked_lm.analysis.reading.corpus import padded_on_the_right
 from hooked_lm.analysis.reading.lens import decode
 from hooked_lm.engine.prompts import AxisSelection, chosen, rows_of, some_rows
 from hooked_lm.engine.stacks import refuse_two_stacks
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.checks import check_one_stream
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
@@ -30,7 +32,7 @@ else:
 
 __all__ = ["TunedLens", "train_tuned_lens"]
 
-Texts = Sequence[str] | Int[Tensor, "*prompt pos"] | VisionInputs  # `_tokens` checks the shape
+Texts = Sequence[str] | Int[Tensor, "*prompt pos"] | VisionInputs | Chat  # `_tokens` checks the shape
 
 
 MEASURE = "KL divergence, nats"
@@ -174,7 +176,8 @@ def train_tuned_lens(
     learning rate decays linearly to zero. Logits of one layer are in memory at a time. The model's weights get no gradient.
 
     Args:
-        prompts: texts, truncated at n_ctx, token ids [prompt, pos], or `VisionInputs`; split long texts into several prompts.
+        prompts: texts, truncated at n_ctx, token ids [prompt, pos], conversations (`model.chat`), or `VisionInputs`; split long
+            texts into several prompts.
         held_out: the fraction of prompts (at least one prompt) on which the divergence is measured before and after training.
         layers, site: the sites whose values are translated.
         seed: seed of the order of the prompts.
@@ -239,6 +242,9 @@ def _tokens(model: Decoder, texts: Texts) -> tuple[Rows, Bool[Tensor, "prompt po
         raise TypeError("a lens is trained on several texts, in a list, got one string")
     if len(texts) < 2:
         raise ValueError(f"a lens is trained on some prompts and measured on others: give at least 2, not {len(texts)}")
+    if isinstance(texts, Chat):
+        tokens, real, _ = padded_on_the_right(texts)
+        return tokens, real
     if isinstance(texts, VisionInputs):
         rows, given = rows_of(model, texts), texts.attention_mask
         return rows, (torch.ones(rows.shape) if given is None else given.cpu()).bool()

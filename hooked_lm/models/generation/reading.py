@@ -1,5 +1,7 @@
 """Reads a prompt in several forward passes, and keeps its activations."""
 
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,11 +37,11 @@ class PromptReader(Reader):
 
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
         """The model's logits at the last `n_new` positions, or only at the last one; in pieces, at those of the last."""
-        return self.pieces(n_new, options)[-1]
+        return deque(self.pieces(n_new, options), maxlen=1)[0]
 
-    def pieces(self, n_new: int, options: dict[str, Any]) -> list[Any]:
-        """The model's output at the last `n_new` positions, piece by piece; only the last one that has logits to keep."""
-        model, sequence, n, now, outputs = self.model, self.sequence, len(self.sequence), current(), []
+    def pieces(self, n_new: int, options: dict[str, Any]) -> Iterator[Any]:
+        """Yields the model's output at the last `n_new` positions, piece by piece."""
+        model, sequence, n, now = self.model, self.sequence, len(self.sequence), current()
         resid, pos_embed = None, None
         if n_new > sequence.tokens.shape[1]:
             resid, pos_embed = model.get_residual(sequence.all_embeds(model), attention_mask=sequence.real)
@@ -49,13 +51,13 @@ class PromptReader(Reader):
                 set_current(now.piece(end, end - start))
             options["attention_mask"] = sequence.real[:, :end].long()
             if resid is None:
-                outputs.append(model(sequence.columns(start, end), **options))
+                output = model(sequence.columns(start, end), **options)
             else:
                 of_piece = None if pos_embed is None else pos_embed[:, start:end]
-                outputs.append(model(resid[:, start:end], start_at_layer=0, shortformer_pos_embed=of_piece, **options))
+                output = model(resid[:, start:end], start_at_layer=0, shortformer_pos_embed=of_piece, **options)
             if self.record:
                 self.record.keep(end)
-        return outputs
+            yield output
 
 
 class SequenceRecord:
@@ -177,7 +179,7 @@ def run_in_chunks(
         set_current(GenerationStep(0, sequence.real, n_new, sequence, sequence.labels))
         with model.hooks(record.hooks):
             reader = PromptReader(model, sequence, keys_values, record, chunk)
-            outputs = reader.pieces(n_new, {"past_kv_cache": keys_values, "return_type": return_type})
+            outputs = [*reader.pieces(n_new, {"past_kv_cache": keys_values, "return_type": return_type})]
         cache = record.cache()
         if not sequence.real.all():
             cache.keep_masks({model.stack.blocks: sequence.real[:, -n_new:]})
