@@ -1,12 +1,16 @@
 """The first position at which a cell differs from the base run; earlier positions need no computation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
+from jaxtyping import Bool
 from torch import Tensor
 
+from hooked_lm.components.readable import is_readable
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.edit import NONE, Edit, Input
 from hooked_lm.engine.site_info import SiteInfo, score_edits
+from hooked_lm.models.vision.inputs import Rows
 
 
 class FirstChange:
@@ -38,9 +42,28 @@ class FirstChange:
             return start
         key = edit.site, id(edit.value)
         if key not in self._known:
-            there = self.base.kept[edit.site]
-            new = edit.source(there, self.site_infos[edit.site].dims, self.base.n_pos).to(there)
-            differs = (new != there).transpose(0, 1).flatten(1).any(1)
+            differs = self._differs(edit).transpose(0, 1).flatten(1).any(1)
             self._known[key] = int(differs.long().argmax()) if bool(differs.any()) else self.base.n_pos
         first = self._known[key]
         return max(start, first) if first < stop else self.base.n_pos
+
+    def _differs(self, edit: Edit) -> Bool[Tensor, "batch pos *features"]:
+        """Where the new values differ from those of the base run; in a dry run, where the tokens of both runs do."""
+        there = self.base.kept[edit.site]
+        if is_readable(there):
+            return edit.source(there, self.site_infos[edit.site].dims, self.base.n_pos).to(there) != there
+        here, other = self.base.tokens, tokens_of(edit.value)
+        are_ids = isinstance(here, Tensor) and isinstance(other, Tensor) and here.shape == other.shape
+        return here != other if are_ids else torch.ones(self.base.tokens.shape, dtype=torch.bool)
+
+
+def note_tokens(values: Iterable[Tensor], tokens: Rows) -> None:
+    """Notes of values of a dry run, which cannot be compared, of which tokens they are."""
+    for value in values:
+        if not is_readable(value):
+            value.of_tokens = tokens  # type: ignore[attr-defined]
+
+
+def tokens_of(value: object) -> Rows | None:
+    """The tokens of a value, if they were noted."""
+    return getattr(value, "of_tokens", None)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.engine.edit import dense
+from hooked_lm.engine.first_change import note_tokens
 from hooked_lm.engine.stacks import refuse_dual_encoder, refuse_vision_encoder, tokens_at
 from hooked_lm.hooks import HookedRootModule, UnknownSite
 from hooked_lm.hooks.head_labels import parse_head_label
@@ -311,6 +312,7 @@ class Source:
                     "'zero', a tensor and a cache need no other prompts"
                 )
             self.cache = values_of(model, other, sites)
+            note_tokens(self.cache.values(), other)
         elif isinstance(source, Mapping):
             self.cache = source
         self.batch, self.tokens, self.sites = len(tokens), tokens, sites

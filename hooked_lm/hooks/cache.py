@@ -369,8 +369,8 @@ class Cache(Mapping[str, Tensor]):
     @property
     def nbytes(self) -> int:
         """The memory of the values in bytes; shared memory is counted once."""
-        storages = {v.untyped_storage().data_ptr(): v.untyped_storage().nbytes() for v in self.cache_dict.values()}
-        return sum(storages.values())
+        storages = [value.untyped_storage() for value in self.cache_dict.values()]
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # also without memory
 
     def memory_report(self, by: str = "site") -> dict[str, int]:
         """Bytes by "site" (of all layers, whose numbers are replaced by `*`), "name", "device" or "dtype", largest first.

@@ -17,8 +17,8 @@ from hooked_lm.hooks.own_run import RunsInputs
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.attention_rows import AttentionRowMethods
 from hooked_lm.models.caches.activation_cache import ActivationCache, NamedCache
-from hooked_lm.models.caches.estimate import CacheEstimate, estimate_cache
 from hooked_lm.models.config.flat_config import FlatConfig
+from hooked_lm.models.estimate import Estimate, estimated
 from hooked_lm.models.names import side_site_name, site_name
 from hooked_lm.models.placement import DeviceMap, Rest, check_stays
 from hooked_lm.models.shared_weights import check_shared, share_weights
@@ -183,18 +183,29 @@ class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
             f"a prefix is computed by a decoder, whose tokens do not depend on later ones; this is a {type(self).__name__}"
         )
 
-    def estimate_cache(self, *inputs: object, names_filter: NamesFilter = None, **options: object) -> CacheEstimate:
-        """The memory that the cache of `run_with_cache` with these arguments takes, without running the model.
+    def estimate(self, *prompts: object, what: str | Callable[..., object] = "forward", **options: object) -> Estimate:
+        """The memory that a run takes at its peak, part by part, and how much it computes, without running the model.
 
-        Instead of token ids, their shape will do. Of the experts of a mixture, only the sum over a layer is known before.
+        The code of the run is carried out on tensors that have shape, dtype and device but no memory. So the answer is that of
+        this model, these prompts and options; hooks take part.
+
+        Args:
+            prompts: as the run takes them; in place of token ids their shape, such as (8, 64), will do.
+            what: "forward" is `model(...)`, "cache" `run_with_cache`, "generate" `generate`, "sweep" `patching.sweep`,
+                "attribution" `analysis.attribute`; or another function that takes the model first.
+            options: those of the run, such as `names_filter`, `chunk`, `max_memory`, `by` or `max_new_tokens`.
+
+        Where the code depends on values, every question about one is answered with 0 or False: a generation goes on to
+        `max_new_tokens`, and the experts of a mixture get as many tokens each. Workspaces within kernels are not counted. Raises
+        ValueError for an unknown `what`, for a run whose sizes depend on values, and as the run.
 
         >>> from hooked_lm import HookedTransformer
         >>> model = HookedTransformer.from_pretrained("demo")
-        >>> estimate = model.estimate_cache((8, 64), names_filter="blocks.*.hook_resid_post")
-        >>> estimate.memory_report()
-        {'blocks.*.hook_resid_post': 1048576}
+        >>> found = model.estimate((8, 64))
+        >>> found.layer_rows == 8 * 64 * model.cfg.n_layers, max(found.bytes_by_part)
+        (True, 'weights')
         """
-        return estimate_cache(self, inputs, names_filter, options)
+        return estimated(self, what, prompts, options)
 
     def in_bare_cache(self, point: HookPoint) -> bool:
         """Whether a cache without a filter keeps this point: all but on-demand points, unless a flag includes them."""

@@ -15,7 +15,8 @@ from torch import Tensor
 MOST_CELLS = 200_000_000  # bytes that a browser holds after decompression
 FINE_CELLS = 500_000  # below this the values have 16 bits, otherwise 8
 KEPT_KEYS = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1)
-SAMPLED_HEADS = 4
+SAMPLED_HEADS, SAMPLED_QUERIES = 4, 128
+AT_ONCE = 1 << 17  # values that are coded at once, in the cache of a processor
 HIDDEN = -1e30  # scores below are those of a mask
 
 Matrix = Float[Tensor, "query_pos key_pos"]
@@ -55,18 +56,20 @@ def pack(matrices: Sequence[Matrix], max_bytes: int) -> Packed:
             f"{len(matrices)} heads of {n_queries} x {n_keys} are too many for a page: choose some, heads=[...]"
         )
     causal = n_queries == n_keys and all(_is_causal(matrix) for matrix in matrices)
+    matrices = [plain(matrix) for matrix in matrices]
     bits = 16 if cells <= FINE_CELLS else 8
     low, high = (math.copysign(math.sqrt(abs(end)), end) for end in _range(matrices))
     coder = _Coder(low, (high - low) / (2**bits - 2), bits, np.tri(n_queries, n_keys, dtype=bool) if causal else None)
     kept = _kept_keys(matrices, coder, max_bytes, n_keys)
-    while len(data := coder.compressed(matrices, kept)) * 4 / 3 > max_bytes:
+    data, coverage = coder.compressed(matrices, kept)
+    while len(data) * 4 / 3 > max_bytes:
         fewer = [k for k in KEPT_KEYS if k < (kept or n_keys)]
         if not fewer:
             raise ValueError(
                 f"{len(matrices)} heads of {n_queries} x {n_keys} do not fit into {max_bytes} bytes: choose some, heads=[...]"
             )
         kept = fewer[0]
-    coverage = 1.0 if kept is None else _coverage(matrices, kept)
+        data, coverage = coder.compressed(matrices, kept)
     return Packed(base64.b64encode(data).decode(), bits, low, coder.step, causal, kept, coverage)
 
 
@@ -77,33 +80,51 @@ class _Coder:
     bits: int
     below: Bool[np.ndarray, "query_pos key_pos"] | None  # the cells that a causal head has
 
-    def compressed(self, matrices: Sequence[Matrix], kept: int | None) -> bytes:
-        """The codes of all cells, as gzip."""
+    def compressed(self, matrices: Sequence[Matrix], kept: int | None, every: int = 1) -> tuple[bytes, float]:
+        """The codes of each `every`-th row as gzip, and the share of the sum of absolute values that they have."""
         packer = zlib.compressobj(6, zlib.DEFLATED, 31, 8, zlib.Z_RLE)  # weights repeat, their sequences do not
-        return b"".join([*(packer.compress(self._codes(matrix, kept)) for matrix in matrices), packer.flush()])
+        parts, some, whole = list[bytes](), 0.0, 0.0
+        some_rows = max(1, AT_ONCE // matrices[0].shape[1])
+        for matrix in matrices:
+            below = None if self.below is None else self.below[::every]
+            for start in range(0, len(matrix[::every]), some_rows):
+                rows = slice(start, start + some_rows)
+                values = matrix[::every][rows]
+                shown = _strongest(values, kept)
+                if shown is not values:
+                    some, whole = some + _size(shown), whole + _size(values)
+                parts.append(packer.compress(self._codes(shown, None if below is None else below[rows])))
+        return b"".join([*parts, packer.flush()]), some / whole if whole else 1.0
 
-    def _codes(self, matrix: Matrix, kept: int | None) -> bytes:
-        shown = _strongest(plain(matrix), kept)
-        shown = shown.abs().sqrt().copysign(shown)
+    def _codes(self, shown: Matrix, below: Bool[np.ndarray, "query_pos key_pos"] | None) -> bytes:
+        roots = shown.abs().sqrt_().copysign_(shown)
         kind, missing = ("<u2", 2**16 - 1) if self.bits == 16 else ("u1", 2**8 - 1)
-        codes = ((shown - self.low) / self.step).round().nan_to_num(nan=missing).numpy().astype(kind)
-        return (codes if self.below is None else codes[self.below]).tobytes()
+        codes = roots.sub_(self.low).div_(self.step).round_().nan_to_num_(nan=missing).numpy().astype(kind)
+        return (codes if below is None else codes[below]).tobytes()
+
+
+def _size(matrix: Matrix) -> float:
+    return float(matrix.abs().nansum(dtype=torch.float64))
 
 
 def plain(matrix: Matrix) -> Matrix:
     """In fp32 on the CPU; what is infinite or masked is NaN."""
     plain = matrix.detach().to("cpu", torch.float32)
+    low, high = plain.aminmax()  # NaN if any is
+    if low > HIDDEN and high < torch.inf:
+        return plain
     return plain.where((plain > HIDDEN) & (plain < torch.inf), torch.nan)
 
 
 def _is_causal(matrix: Matrix) -> bool:
-    above = matrix.detach()[torch.ones_like(matrix, dtype=torch.bool).triu(1)]
-    return bool((above == 0).all() or (above <= HIDDEN).all())
+    if not matrix.detach().triu(1).any():
+        return True
+    return bool((matrix.detach()[torch.ones_like(matrix, dtype=torch.bool).triu(1)] <= HIDDEN).all())
 
 
 def _range(matrices: Sequence[Matrix]) -> tuple[float, float]:
     """From zero, or the lowest negative value, to one, or the highest value above."""
-    ends = [plain(matrix).nan_to_num().aminmax() for matrix in matrices]
+    ends = [matrix.nan_to_num().aminmax() for matrix in matrices]
     return min(0.0, *(float(low) for low, _ in ends)), max(1.0, *(float(high) for _, high in ends))
 
 
@@ -117,20 +138,13 @@ def _strongest(matrix: Matrix, kept: int | None) -> Matrix:
 
 
 def _kept_keys(matrices: Sequence[Matrix], coder: _Coder, max_bytes: int, n_keys: int) -> int | None:
-    """How many keys of each query fit, as a sample of the heads says; None for all."""
-    sample = matrices[:: -(-len(matrices) // SAMPLED_HEADS)]
-    room = max_bytes * 3 / 4 * len(sample) / len(matrices)
-    if len(coder.compressed(sample, None)) <= room:
-        return None
+    """How many keys of each query fit, as a sample of the heads and queries says; None for all."""
+    sample, n_queries = matrices[:: -(-len(matrices) // SAMPLED_HEADS)], len(matrices[0])
+    every = -(-n_queries // SAMPLED_QUERIES)
+    share = len(sample) * -(-n_queries // every) / (len(matrices) * n_queries)
+
+    def fits(kept: int | None) -> bool:
+        return len(coder.compressed(sample, kept, every)[0]) <= max_bytes * 3 / 4 * share
+
     options = [k for k in KEPT_KEYS if k < n_keys]
-    first = bisect_left(options, True, key=lambda kept: len(coder.compressed(sample, kept)) <= room)
-    return [*options, 1][first]
-
-
-def _coverage(matrices: Sequence[Matrix], kept: int) -> float:
-    """The share of the sum of absolute values that the largest of each row have."""
-    shown = whole = 0.0
-    for matrix in matrices:
-        size = plain(matrix).abs().nan_to_num(0.0)
-        shown, whole = shown + float(size.topk(kept, -1).values.sum()), whole + float(size.sum())
-    return shown / whole if whole else 1.0
+    return None if fits(None) else [*options, 1][bisect_left(options, True, key=fits)]

@@ -289,7 +289,7 @@ def test_copies_and_moves(tmp_path: Path):
     assert attn.W_Q.device.type == attn.W_Q.plain().device.type == "meta"
     assert attn.W_Q.packed is attn.W_K.packed is attn.W_V.packed
     assert kept.blocks[0].attn.W_Q.packed is kept.to("cpu").blocks[0].attn.W_Q.packed
-    assert kept.estimate_cache((2, 8)).nbytes == plain.estimate_cache((2, 8)).nbytes
+    assert kept.estimate((2, 8), what="cache").cache.nbytes == plain.estimate((2, 8), what="cache").cache.nbytes
     assert_equal(copy.deepcopy(kept)(TOKENS), plain(TOKENS))
 
 

@@ -1,15 +1,126 @@
-"""The size of a cache before the run, and where its values are copied from during the run."""
+"""The memory of a run before the run, against what was allocated; and where values of a cache are copied from during the run."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 
-from hooked_lm import HookedEncoderDecoder, HookedTransformer
+from hooked_lm import HookedEncoderDecoder, HookedTransformer, analysis, patching
+from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import recorder as recorder_module
+from tests.benchmarks.interventions import peak_bytes
+from tests.close import assert_near
 from tests.families import CASES
 from tests.families._models import hooked
 from tests.models.toys import ids, toy
+
+ANSWERS = {"answers": ([1, 2], [3, 4])}
+RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "forward": ("forward", {}),
+    "a site": ("cache", {"names_filter": "*.hook_z", "return_type": None}),
+    "all sites": ("cache", {}),
+    "chunks": ("cache", {"chunk": 16, "names_filter": ("resid_post", 1)}),
+    "generation": ("generate", {"max_new_tokens": 4, "stop_at_eos": False}),
+    "heads": ("sweep", {"by": "head", **ANSWERS}),
+    "positions": ("sweep", {"positions": [-1, 20, 3], "max_memory": "20MB", **ANSWERS}),
+    "gradients": ("attribution", {"by": "head", "check": False, **ANSWERS}),
+    "checked": ("attribution", {"by": "neuron", "check": 3, **ANSWERS}),
+}
+SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_head": 16, "d_vocab": 200, "n_ctx": 64, "seed": 0}
+GROUPED: dict[str, Any] = {"n_key_value_heads": 2, "gated_mlp": True, "act_fn": "silu", "d_mlp": 176}
+GROUPED |= {"positional_embedding_type": "rotary", "rotary_dim": 16, "normalization_type": "RMS"}
+SHAPES = {"gpt2-like": {"act_fn": "gelu_new"}, "grouped": GROUPED}
+
+
+def carried_out(model: HookedTransformer, what: str, prompts: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    runs: dict[str, Any] = {
+        "forward": model,
+        "cache": model.run_with_cache,
+        "generate": lambda *prompts, **options: model.generate(*prompts, verbose=False, **options),
+        "sweep": lambda *prompts, **options: patching.sweep(model, *prompts, progress=False, **options),
+        "attribution": lambda *prompts, **options: analysis.attribute(model, *prompts, progress=False, **options),
+    }
+    return runs[what](*prompts, **options)
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("ignore:the answer is better on the corrupted", "ignore:.*agreement")
+def test_an_estimate_is_the_memory_that_a_run_allocates(shape: str, run: str) -> None:
+    model = HookedTransformer({**SIZES, **SHAPES[shape]}).eval()
+    what, options = RUNS[run]
+    corrupted = torch.randint(200, (2, 40), generator=torch.Generator().manual_seed(0))
+    clean = corrupted.clone()
+    clean[:, 20] = 7
+    prompts = (corrupted, clean) if what in ("sweep", "attribution") else (corrupted,)
+    found: list[Any] = []
+    with torch.set_grad_enabled(what == "attribution"):
+        estimate = model.estimate(*prompts, what=what, **options)
+        used = peak_bytes(lambda: found.append(carried_out(model, what, prompts, options)))
+    assert_near(
+        torch.tensor(estimate.bytes / used), torch.tensor(1.0), 0.02, because="kernels that allocate on their own"
+    )
+    if what == "sweep":
+        bases = 3 * corrupted.numel() * model.cfg.n_layers  # the base run, the clean values, the clean metric
+        one_token = estimate.layer_rows - bases - found[0].cost["layer_rows"]
+        assert one_token in (0, model.cfg.n_layers)
+
+
+def test_parts_and_layer_rows() -> None:
+    model = HookedTransformer({**SIZES, **SHAPES["grouped"]}).eval()
+    with torch.no_grad():
+        found = model.estimate((2, 40), what="generate", max_new_tokens=5, stop_at_eos=False)
+        explicit = model.estimate((2, 40), what="cache", names_filter="*.hook_resid_pre").bytes_by_part
+        patterns = model.estimate((2, 40), what="cache", names_filter="*.hook_pattern", return_type=None)
+    assert found.layer_rows == 2 * (40 + 4) * 2
+    assert found.bytes_by_part["keys and values"] == 2 * 2 * 2 * 45 * 2 * 16 * 4
+    assert found.bytes_by_part["weights"] == sum(weight.nbytes for weight in model.parameters())
+    assert explicit["recorded"] == 2 * 2 * 40 * 64 * 4
+    assert patterns.bytes_by_part["recorded"] == 2 * 2 * 4 * 40 * 40 * 4
+    assert "gradients" in model.estimate((2, 40), (2, 40), what="attribution", check=False, **ANSWERS).bytes_by_part
+    table = found.to_dataframe()
+    assert list(table.columns) == ["device", "part", "bytes", "tensors", "largest"]
+    assert table.bytes.sum() == sum(found.bytes_by_part.values()) == found.bytes + found.bytes_by_part["weights"]
+    assert found.fits and "keys and values" in str(found) and "<td" in found._repr_html_()
+
+
+def test_what_must_be_a_run() -> None:
+    model = toy()
+    with pytest.raises(ValueError, match="what='sweeps' is no run of a .*; did you mean 'sweep'"):
+        model.estimate((2, 3), what="sweeps")
+    with pytest.raises(ValueError, match="'forward', 'cache', 'generate', 'sweep', 'attribution', or a function"):
+        model.estimate((2, 3), what="x")
+    with pytest.raises(TypeError, match="name_filter"):
+        model.estimate((2, 3), what="cache", name_filter="z")
+    own = model.estimate((2, 3), what=lambda model, ids: model(ids))
+    assert own.bytes == model.estimate((2, 3)).bytes > 0
+
+
+def test_nothing_is_left_of_a_dry_run() -> None:
+    """Neither in the model nor in a key/value cache, nor of random numbers; and exceptions end it."""
+    model = toy()
+    cache = KeyValueCache(model.cfg.n_layers)
+    model(ids(), past_kv_cache=cache)
+    before, state = copy.deepcopy(cache), torch.get_rng_state()
+    expected = model(ids())
+    model.estimate(ids(), past_kv_cache=cache)
+    model.estimate(ids(), what="generate", max_new_tokens=3, do_sample=True, stop_at_eos=False)
+    with pytest.raises(ZeroDivisionError):
+        _failing(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert cache.length == before.length
+    for entry, old in zip(cache.entries, before.entries, strict=True):
+        assert type(entry.past_keys) is torch.Tensor and torch.equal(entry.past_keys, old.past_keys)
+    assert type(model(ids())) is torch.Tensor and torch.equal(model(ids()), expected)
+
+
+def _failing(model: Any) -> None:
+    def fail(value: torch.Tensor, hook: object) -> None:
+        raise ZeroDivisionError
+
+    with model.hooks([("blocks.0.hook_resid_post", fail)]):
+        model.estimate(ids())
 
 
 @torch.no_grad()
@@ -18,9 +129,9 @@ def test_an_estimate_is_exact(family: str):
     case = next(case for case in CASES if case.family == family)
     model, tokens = hooked(case), torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     inputs = (tokens, tokens[:, :4]) if isinstance(model, HookedEncoderDecoder) else (tokens,)
-    estimate = model.estimate_cache(*(tuple(each.shape) for each in inputs))
+    estimate = model.estimate(*(tuple(each.shape) for each in inputs), what="cache").cache
     _, cache = model.run_with_cache(*inputs)
-    assert list(estimate.cache) == list(cache)
+    assert list(estimate) == list(cache)
     assert estimate.nbytes == cache.nbytes > 0
     for by in ("site", "dtype", "device"):
         assert estimate.memory_report(by) == cache.memory_report(by)
@@ -31,7 +142,7 @@ def test_experts_are_known_together():
     case = next(case for case in CASES if case.family == "mixtral")
     model, tokens = hooked(case), torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"names_filter": "blocks.*.mlp.experts.*.hook_post"}
-    estimate, (_, cache) = model.estimate_cache(tokens, **options), model.run_with_cache(tokens, **options)
+    estimate, (_, cache) = model.estimate(tokens, what="cache", **options).cache, model.run_with_cache(tokens, **options)
     assert sum(estimate.memory_report().values()) == sum(cache.memory_report().values()) > 0
 
 
@@ -45,10 +156,9 @@ def test_filters_text_and_options():
         {"pos_slice": -1},
         {"names_filter": ("resid_post", 1), "stop_at_layer": 2},
     ):
-        assert model.estimate_cache(text, **options).nbytes == model.run_with_cache(text, **options)[1].nbytes
-    assert "MiB  in all, 4 tensors of float32" in str(model.estimate_cache((2, 8), names_filter="blocks.*.attn.hook_z"))
+        assert model.estimate(text, what="cache", **options).cache.nbytes == model.run_with_cache(text, **options)[1].nbytes
     with pytest.raises(ValueError, match="by must be one of 'site', 'name', 'device', 'dtype', got 'layer'"):
-        model.estimate_cache((2, 8)).memory_report("layer")
+        model.estimate((2, 8), what="cache").cache.memory_report("layer")
 
 
 def test_copies_from_a_gpu_are_awaited_once(monkeypatch: pytest.MonkeyPatch):
@@ -74,4 +184,4 @@ def test_a_shape_that_is_none() -> None:
     model = HookedTransformer.from_pretrained("demo")
     for shape in ((-1, 4), (0, 4)):
         with pytest.raises(ValueError, match=r"numbers of at least 1, got \(.*, 4\)"):
-            model.estimate_cache(shape)
+            model.estimate(shape)
