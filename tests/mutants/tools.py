@@ -4,6 +4,35 @@ from tests.mutants.mutant import mutants
 
 # fmt: off
 TOOLS = mutants({
+    "analysis/thoughts/sentences.py": [
+        ("a token is of the sentence of the space before it", "analysis/thoughts/test_sentences.py::a_space_between_two_sentences",
+         "if not text[place].isspace()), start)", "), start)"),
+    ],
+    "analysis/thoughts/suppression.py": [
+        ("all queries of a batch are those after its first sentence", "analysis/thoughts/test_white_box.py::batches_of_sentences",
+         "queries >= span.stop, span.start", "queries >= self.spans[0].stop, span.start"),
+        ("the divergence is at the token and not before it", "analysis/thoughts/test_white_box.py::suppression_is_the_knockout",
+         "range(max(span.start - 1, sentence.stop), span.stop - 1)", "range(max(span.start, sentence.stop), span.stop)"),
+        ("the divergence is of the changed distribution", "analysis/thoughts/test_white_box.py::suppression_is_the_knockout",
+         "log_p.exp() * (log_p - log_q)", "log_q.exp() * (log_q - log_p)"),
+    ],
+    "analysis/thoughts/receivers.py": [
+        ("attention from near sentences counts", "analysis/thoughts/test_white_box.py::what_a_sentence_receives",
+         "tril(-distance)", "tril(-1)"),
+        ("attention to the tokens of a sentence is summed", "analysis/thoughts/test_white_box.py::attention_between_sentences",
+         "found[layer, : counts[layer]] += (of_queries @ pattern[0] @ weights.T)",
+         "found[layer, : counts[layer]] += (of_queries @ pattern[0] @ (weights > 0).float().T)"),
+    ],
+    "analysis/thoughts/anchors.py": [
+        ("rollouts from before a sentence count as keeping it", "analysis/thoughts/test_anchors.py::importance_is_the_difference",
+         "zip(self.values[1:], replaced, strict=True)", "zip(self.values[:-1], replaced, strict=True)"),
+    ],
+    "results/difference.py": [
+        ("the ends of the second share are swapped", "results/test_difference.py::shares_have_the_interval_of_newcombes_paper",
+         "float(other_high - means[1])", "float(means[1] - other_low)"),
+        ("the variances are pooled", "results/test_difference.py::other_numbers_have_welchs_interval",
+         "students_t(level, freedom)", "students_t(level, len(first) + len(second) - 2)"),
+    ],
     "interventions/detectors.py": [
         ("a record keeps the oldest value over its limit", "interventions/test_detectors.py::caps",
          "gone = self._kept.pop(0)[1]", "gone = self._kept.pop()[1]"),

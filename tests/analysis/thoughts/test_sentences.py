@@ -61,6 +61,14 @@ def test_sentences_partition_the_tokens_of_the_thought(model, pieces):
         assert re.sub(r"\s", "", text) == re.sub(r"\s", "", one.text)
 
 
+def test_a_space_between_two_sentences_is_of_the_token_that_has_it(model):
+    """Where pieces end with spaces, and where they begin with them."""
+    chat = chat_of(model, "Mary left. John came.")
+    for pieces in (["Mary left. ", "John came."], ["Mary left.", " John came."]):
+        sentences = sentences_of(chat, lambda text, pieces=pieces: pieces)
+        assert model.tokenizer.decode(chat.tokens[0, sentences[1].start : sentences[1].stop]) == " John came."
+
+
 def test_only_the_last_thought_counts(model):
     first = {"role": "assistant", "reasoning_content": "Old. Older.", "content": "Yes."}
     second = {"role": "assistant", "reasoning_content": "New.", "content": "No."}

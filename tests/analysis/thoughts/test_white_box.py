@@ -1,5 +1,7 @@
 """Suppressed attention and receiver heads, against knockouts of the engine and plain loops over whole patterns."""
 
+from itertools import product
+
 import pytest
 import torch
 from scipy import stats
@@ -35,11 +37,17 @@ def spans_of(chat) -> list[range]:
     return [*(range(one.start, one.stop) for one in sentences_of(chat)), range(said[0], said[-1] + 1)]
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_suppression_is_the_knockout_of_all_layers_and_heads(model, chat, batch_size):
+def test_batches_of_sentences_are_sentences_one_by_one(model, chat):
+    sentences, spans = sentences_of(chat), spans_of(chat)
+    alone = suppress(model, chat, sentences, spans, 1)
+    for batch_size in (4, 100):
+        assert_close(suppress(model, chat, sentences, spans, batch_size), alone, scale=1.0)
+
+
+def test_suppression_is_the_knockout_of_all_layers_and_heads(model, chat):
     sentences, spans = sentences_of(chat), spans_of(chat)
     n = chat.shape[1]
-    found = suppress(model, chat, sentences, spans, batch_size)
+    found = suppress(model, chat, sentences, spans, 100)
     base = model(chat).log_softmax(-1)
 
     def divergence(span):
@@ -90,11 +98,10 @@ def test_attention_between_sentences_is_that_of_whole_patterns(model, chat):
     assert found.tril()[..., 1:, 0].gt(0).all()
 
 
-@pytest.mark.parametrize("distance", [1, 2, 4])
-def test_what_a_sentence_receives_is_the_mean_of_later_rows(distance):
+def test_what_a_sentence_receives_is_the_mean_of_later_rows():
     attention = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(0))
-    found = vertical_scores(attention, distance)
-    for sentence in range(6):
+    for distance, sentence in product((1, 2, 4), range(6)):
+        found = vertical_scores(attention, distance)
         later = attention[:, :, sentence + distance :, sentence]
         if not later.shape[-1]:
             assert found[..., sentence].isnan().all()
