@@ -5,12 +5,13 @@ from tests.mutants.mutant import mutants
 # fmt: off
 TOOLS = mutants({
     "analysis/thoughts/sentences.py": [
-        ("a token is of the sentence of the space before it", "analysis/thoughts/test_sentences.py::a_space_between_two_sentences",
+        ("a token is of the sentence of the space before it",
+         "analysis/thoughts/test_sentences.py::a_space_between_two_sentences",
          "if not text[place].isspace()), start)", "), start)"),
     ],
     "analysis/thoughts/suppression.py": [
-        ("all queries of a batch are those after its first sentence", "analysis/thoughts/test_white_box.py::batches_of_sentences",
-         "queries >= span.stop, span.start", "queries >= self.spans[0].stop, span.start"),
+        ("the first token after a sentence attends to it", "analysis/thoughts/test_white_box.py::suppression_is_the_knockout",
+         "queries >= span.stop, span.start", "queries > span.stop, span.start"),
         ("the divergence is at the token and not before it", "analysis/thoughts/test_white_box.py::suppression_is_the_knockout",
          "range(max(span.start - 1, sentence.stop), span.stop - 1)", "range(max(span.start, sentence.stop), span.stop)"),
         ("the divergence is of the changed distribution", "analysis/thoughts/test_white_box.py::suppression_is_the_knockout",

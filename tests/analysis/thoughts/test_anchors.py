@@ -58,27 +58,21 @@ def test_a_choice_that_the_question_makes_does_not_matter(model):
     assert "nan" not in repr(found)
 
 
-def test_importance_is_the_difference_of_means(found):
-    answer = steps.solution([347, 136], ASKED).answer
-    assert found.answer == answer
-    assert_equal(found.values, torch.tensor([[float(text == answer) for text in row] for row in found.answers]))
-    for i in range(len(found.sentences)):
-        kept, before = found.values[i + 1], found.values[i]
-        assert found.importance("resampling")[i] == difference(kept, before)
-        differs = torch.tensor([text != found.sentences[i].text for text in _firsts(found, i)])
-        assert_equal(found.differs[i], differs)
-        assert str(found.importance(level=0.9)[i]) == str(difference(kept, before[differs], 0.9))  # NaN is not NaN
-
-
-def _firsts(found: ThoughtAnchors, i: int) -> list[str]:
-    """The first sentences of the same rollouts, drawn again."""
-    model = HookedTransformer.from_pretrained("demo-steps")
-    chat = model.chat(steps.solution([347, 136], ASKED).messages)
-    generator = torch.Generator().manual_seed(0)
-    for sentence in found.sentences[: i + 1]:
+def test_importance_is_the_difference_of_means(model, found):
+    """With the first sentences of the same rollouts, drawn again."""
+    chat, generator = model.chat(steps.solution([347, 136], ASKED).messages), torch.Generator().manual_seed(0)
+    assert found.answer == steps.solution([347, 136], ASKED).answer
+    assert_equal(found.values, torch.tensor([[float(text == found.answer) for text in row] for row in found.answers]))
+    for i, sentence in enumerate(found.sentences):
         most = min(256 - sentence.start, 2 * (chat.shape[1] - sentence.start))
         drawn = model.rollouts(chat[0, : sentence.start], N, most, seed=generator)
-    return [re.split(r"(?<=\.) ", text)[0] for text in drawn.of("thinking")]
+        firsts = [re.split(r"(?<=\.) ", text)[0] for text in drawn.of("thinking")]
+        differs = torch.tensor([text != sentence.text for text in firsts])
+        kept, before = found.values[i + 1], found.values[i]
+        assert drawn.of("content") == found.answers[i]
+        assert_equal(found.differs[i], differs)
+        assert found.importance("resampling")[i] == difference(kept, before)
+        assert str(found.importance(level=0.9)[i]) == str(difference(kept, before[differs], 0.9))  # NaN is not NaN
 
 
 def test_a_metric_of_ones_own_and_other_sentences(model):
