@@ -145,7 +145,7 @@ def test_results_are_kept_and_shown(found, tmp_path):
     assert "sentence" in found._repr_html_()
 
 
-def test_what_cannot_be_measured_is_refused(model):
+def test_what_cannot_be_measured_is_refused(model, found):
     messages = steps.solution([347, 136], ASKED).messages
     chat = model.chat(messages)
     with pytest.raises(ValueError, match="has a thought and no answer after it"):
@@ -159,4 +159,4 @@ def test_what_cannot_be_measured_is_refused(model):
     with pytest.raises(TypeError, match=r"temprature.*did you mean.*temperature"):
         thought_anchors(model, chat, n=2, temprature=0.5)
     with pytest.raises(ValueError, match="kind must be 'counterfactual' or 'resampling', got 'both'"):
-        thought_anchors(model, chat, n=2).importance("both")
+        found.importance("both")
