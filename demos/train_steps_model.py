@@ -36,7 +36,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
 """
 CONTEXT, BATCH, PEAK_RATE, WARM_UP, WEIGHT_DECAY, LOG_EVERY = 256, 32, 2e-3, 150, 0.01, 100
-EVALUATION_ITEMS, EVALUATION_SEED = 400, 1
+EVALUATION_ITEMS, EVALUATION_SEED = 200, 1
 
 CARD = """\
 # The reasoning demonstration model
@@ -55,7 +55,7 @@ It is a toy: it knows the questions of its generator (`hooked_lm/demo/steps.py`)
 One column in ten of the training text has a wrong sum, with which the thought goes on. So at temperature 1 the model makes
 mistakes, and what follows depends on what it wrote.
 
-A fixed hash holds out one pair of numbers in {share}. On {items} questions about those only:
+A fixed hash holds out one pair of numbers in {share}. Each row is of {items} questions about those only:
 
 | measured | share |
 | --- | ---: |
@@ -187,7 +187,7 @@ def solved(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: ran
     """How often the model is right: greedy, and sampled at temperature 1."""
     shares: dict[str, float] = {}
     for has_choice, what in ((False, "two numbers"), (True, "a choice")):
-        asked = [steps.random_addition(rng, held_out=True, has_choice=has_choice) for _ in range(EVALUATION_ITEMS // 2)]
+        asked = [steps.random_addition(rng, held_out=True, has_choice=has_choice) for _ in range(EVALUATION_ITEMS)]
         for how, options in {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}.items():
             found = written(model, tokenizer, asked, **options)
             sums = [{str(one.first + other) for other in one.others} for one in asked]
@@ -201,7 +201,7 @@ def faithful(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: r
     """How often what follows a column with a sum drawn at random is what follows from that sum."""
     shares: dict[str, float] = {}
     for place, name in enumerate(steps.COLUMNS):
-        asked = [steps.random_addition(rng, held_out=True, has_choice=False) for _ in range(EVALUATION_ITEMS // 2)]
+        asked = [steps.random_addition(rng, held_out=True, has_choice=False) for _ in range(EVALUATION_ITEMS)]
         kept, expected = [], []
         for one in asked:
             numbers, sums = (one.first, one.others[0]), []

@@ -98,7 +98,7 @@ class Solution:
     def depends(self) -> Bool[Tensor, "later sentence"]:
         """Whether what a sentence says depends on an earlier one: [later, sentence], of which the last row is the answer.
 
-        A number that is the only one is known from the question, too.
+        A column depends on the choice if the numbers have other digits there; the only number is known from the question.
 
         >>> said = solution([347, 136], Addition(347, (285, 136)))
         >>> [sentence.kind for sentence in said.sentences][:5]
@@ -109,12 +109,13 @@ class Solution:
         tensor([0, 2])
         """
         kinds = [sentence.kind for sentence in self.sentences]
-        choices = [i for i, kind in enumerate(kinds) if kind == "choice" and len(self.addition.others) > 1]
+        choices = [i for i, kind in enumerate(kinds) if kind == "choice"]
         columns = [i for i, kind in enumerate(kinds) if kind == "column"]
         found = torch.zeros(len(kinds) + 1, len(kinds), dtype=torch.bool)
         found[-1, columns] = True
-        for before, i in zip([None, *columns], columns, strict=False):
-            found[i, [j for j in choices if j < i]] = True
+        for place, (before, i) in enumerate(zip([None, *columns], columns, strict=False)):
+            if len({number // 10**place % 10 for number in self.addition.others}) > 1:
+                found[i, [j for j in choices if j < i]] = True
             if before is not None:
                 found[i, before] = True
         return found

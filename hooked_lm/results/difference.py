@@ -22,8 +22,8 @@ def difference(first: Float[Tensor, " one"], second: Float[Tensor, " other"], le
 
     Of zeros and ones the interval is Newcombe's, the tenth of his paper
     (1998, doi:10.1002/(SICI)1097-0258(19980430)17:8<873::AID-SIM779>3.0.CO;2-I), which has a width even if all of a sample are
-    equal; of other numbers Welch's (1947, doi:10.1093/biomet/34.1-2.28). NaN without numbers, and ends that are NaN for other
-    numbers of which a sample has but one.
+    equal; of other numbers Welch's (1947, doi:10.1093/biomet/34.1-2.28). NaN without numbers; the ends are NaN for other numbers
+    of which a sample has but one, or that do not vary.
 
     >>> import torch
     >>> found = difference(torch.ones(20), torch.zeros(20))
@@ -46,7 +46,7 @@ def difference(first: Float[Tensor, " one"], second: Float[Tensor, " other"], le
         return Difference(mean, math.nan, math.nan)
     errors = [float(sample.var()) / len(sample) for sample in samples]
     if not sum(errors):
-        return Difference(mean, mean, mean)
+        return Difference(mean, math.nan, math.nan)
     freedom = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, samples, strict=True))
     reach = students_t(level, freedom) * math.sqrt(sum(errors))
     return Difference(mean, mean - reach, mean + reach)

@@ -42,9 +42,10 @@ def measures(model: HookedTransformer, some: Sequence[steps.Solution], n: int) -
         values = {
             "counterfactual": ([one.mean for one in anchors.importance()], of_sentences),
             "resampling": ([one.mean for one in anchors.importance("resampling")], of_sentences),
-            "received": (anchors.received_from(N_HEADS).tolist(), of_sentences),
+            "receiver heads": (anchors.receiver_attention(N_HEADS).tolist(), of_sentences),
             "suppression, answer": (anchors.suppression[-1].tolist(), solution.depends[-1].tolist()),
             "suppression, pairs": ([float(anchors.suppression[pair]) for pair in pairs], depends),
+            "length, answer": ([float(length) for length in lengths], solution.depends[-1].tolist()),
             "length, pairs": ([float(lengths[sentence]) for _, sentence in pairs], depends),
         }
         for name, scored in values.items():

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.reading.heads import HeadRows, head_counts, see_patterns
 from hooked_lm.analysis.thoughts.sentences import ThoughtSentence
+from hooked_lm.hooks.token_labels import reading
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 
@@ -33,7 +34,8 @@ def attention_between(
         of_queries = weights[:, queries.start : queries.start + pattern.shape[-2]]
         found[layer, : counts[layer]] += (of_queries @ pattern[0] @ weights.T).cpu()
 
-    see_patterns(model, HeadRows([chat.tokens[0].cpu()]), see)
+    with reading(chat.labels):
+        see_patterns(model, HeadRows([chat.tokens[0].cpu()]), see)
     return found
 
 

@@ -32,7 +32,9 @@ def chat_of(model: HookedTransformer, thought: str, answer: str = "Yes."):
         ("A line\n- and a point\n\nThe end", ["A line", "\n- and a point", "\n\nThe end"]),
         ("Wait... no.\n", ["Wait...", " no.\n"]),
         ("x", ["x"]),
-        ("\u662f\u3002\u5417\uff1f", ["\u662f\u3002", "\u5417\uff1f"]),
+        ("1. First, we\n2. Then e.g. this", ["1. First, we", "\n2. Then e.g.", " this"]),
+        ("12 + 4 = 16. 16 + 1 = 17.", ["12 + 4 = 16.", " 16 + 1 = 17."]),
+        ("\u662f\u3002\u5417\uff1f\uff01", ["\u662f\u3002", "\u5417\uff1f\uff01"]),
     ],
 )
 def test_texts_are_cut_at_the_ends_of_sentences_and_lines(text, expected):
@@ -69,6 +71,18 @@ def test_a_space_between_two_sentences_is_of_the_token_that_has_it(model):
         assert model.tokenizer.decode(chat.tokens[0, sentences[1].start : sentences[1].stop]) == " John came."
 
 
+def test_a_piece_within_a_token_is_of_the_sentence_before_it(model):
+    sentences = sentences_of(chat_of(model, "I see Mary."), lambda text: ["I see M", "ary", "."])
+    assert [one.text for one in sentences] == ["I see Mary", "."]
+
+
+def test_of_several_thoughts_of_a_turn_the_last_counts(model):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    said = {"role": "assistant", "content": "<think>Mary left.</think> So? <think>John left. Yes.</think> John."}
+    chat = model.chat([{"role": "user", "content": "Who?"}, said], chat_template=template)
+    assert [one.text for one in sentences_of(chat)] == ["John left.", "Yes."]
+
+
 def test_only_the_last_thought_counts(model):
     first = {"role": "assistant", "reasoning_content": "Old. Older.", "content": "Yes."}
     second = {"role": "assistant", "reasoning_content": "New.", "content": "No."}
@@ -85,8 +99,6 @@ def test_what_cannot_be_cut_is_refused(model):
     chat = chat_of(model, "One. Two.")
     with pytest.raises(ValueError, match="pieces that are not blank"):
         sentences_of(chat, lambda text: text.split("."))
-    with pytest.raises(ValueError, match="no token of its own"):
-        sentences_of(chat_of(model, "I see Mary."), lambda text: ["I see M", "ary", "."])
     with pytest.raises(ValueError, match="one conversation, got 2"):
         sentences_of(model.chat([list(each) for each in (chat.messages[0], chat.messages[0])]))
     with pytest.raises(ValueError, match="selects no token"):

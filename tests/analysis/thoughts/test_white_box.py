@@ -1,5 +1,6 @@
 """Suppressed attention and receiver heads, against knockouts of the engine and plain loops over whole patterns."""
 
+import warnings
 from itertools import product
 
 import pytest
@@ -78,6 +79,17 @@ def test_suppression_reaches_nothing_before_the_sentence(model, chat):
         assert found[i + 1 :, i].isfinite().all() == all(
             len(span) > 1 or span.start > one.stop for span in spans[i + 1 :]
         )
+
+
+def test_tokens_that_reach_later_ones_without_attention_are_warned_of(model, chat):
+    """As in a hybrid with states; an attention that sees all scores has no other way, and is not warned of."""
+    sentences, spans = sentences_of(chat), spans_of(chat)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        suppress(model, chat, sentences, spans, 8)
+    shifted = ("blocks.1.hook_resid_pre", lambda value, hook: value + 0.5 * value.cumsum(1))
+    with model.hooks([shifted]), pytest.warns(UserWarning, match="reach later ones not by attention scores alone"):
+        suppress(model, chat, sentences, spans, 8)
 
 
 def test_models_without_attention_are_refused(chat):

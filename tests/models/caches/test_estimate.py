@@ -27,7 +27,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "gradients": ("attribution", {"by": "head", "check": False, **ANSWERS}),
     "checked": ("attribution", {"by": "neuron", "check": 3, **ANSWERS}),
 }
-SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_head": 16, "d_vocab": 200, "n_ctx": 64, "seed": 0}
+SIZES: dict[str, Any] = {
+    "n_layers": 2,
+    "d_model": 64,
+    "n_heads": 4,
+    "d_head": 16,
+    "d_vocab": 200,
+    "n_ctx": 64,
+    "seed": 0,
+}
 GROUPED: dict[str, Any] = {"n_key_value_heads": 2, "gated_mlp": True, "act_fn": "silu", "d_mlp": 176}
 GROUPED |= {"positional_embedding_type": "rotary", "rotary_dim": 16, "normalization_type": "RMS"}
 SHAPES = {"gpt2-like": {"act_fn": "gelu_new"}, "grouped": GROUPED}
@@ -142,7 +150,10 @@ def test_experts_are_known_together():
     case = next(case for case in CASES if case.family == "mixtral")
     model, tokens = hooked(case), torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"names_filter": "blocks.*.mlp.experts.*.hook_post"}
-    estimate, (_, cache) = model.estimate(tokens, what="cache", **options).cache, model.run_with_cache(tokens, **options)
+    estimate, (_, cache) = (
+        model.estimate(tokens, what="cache", **options).cache,
+        model.run_with_cache(tokens, **options),
+    )
     assert sum(estimate.memory_report().values()) == sum(cache.memory_report().values()) > 0
 
 
@@ -156,7 +167,10 @@ def test_filters_text_and_options():
         {"pos_slice": -1},
         {"names_filter": ("resid_post", 1), "stop_at_layer": 2},
     ):
-        assert model.estimate(text, what="cache", **options).cache.nbytes == model.run_with_cache(text, **options)[1].nbytes
+        assert (
+            model.estimate(text, what="cache", **options).cache.nbytes
+            == model.run_with_cache(text, **options)[1].nbytes
+        )
     with pytest.raises(ValueError, match="by must be one of 'site', 'name', 'device', 'dtype', got 'layer'"):
         model.estimate((2, 8), what="cache").cache.memory_report("layer")
 
