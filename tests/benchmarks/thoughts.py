@@ -35,7 +35,7 @@ def measures(model: HookedTransformer, some: Sequence[steps.Solution], n: int) -
     """Of each measure its values, and whether what they are of is known to matter; NaN left out."""
     found: dict[str, Scored] = {}
     for solution in some:
-        anchors = thought_anchors(model, model.chat(solution.messages), n=n, distance=DISTANCE)
+        anchors = thought_anchors(model, model.chat(solution.messages), n=n, distance=DISTANCE, progress=False)
         of_sentences, pairs = matters(solution), list(_pairs(anchors.suppression))
         depends = [bool(solution.depends[pair]) for pair in pairs]
         lengths = [one.stop - one.start for one in anchors.sentences]
