@@ -53,7 +53,8 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
     if (several := conversations_in(prompts)) is not None:
         prompts = as_prompts(model, several)
     if isinstance(prompts, Chat):
-        return _of_equal_length(prompts, name)
+        ids = _of_equal_length(prompts, name)
+        return ids if prompts.inputs is None else replace(prompts.inputs, attention_mask=None)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)  # type: ignore[arg-type]  # messages are a Chat now
     if not getattr(model, "sites_of_images", ()):

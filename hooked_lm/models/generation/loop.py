@@ -102,7 +102,8 @@ def prompt_sequence(
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     if isinstance(input, Chat):
-        sequence = prompt_sequence(model, input.tokens, attention_mask=input.attention_mask)
+        read = input.tokens if input.inputs is None else input.inputs
+        sequence = prompt_sequence(model, read, attention_mask=input.attention_mask)
         sequence.growing = GrowingLabels(input, model.tokenizer)
         return sequence
     tokens: Tensor

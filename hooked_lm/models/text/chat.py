@@ -65,6 +65,7 @@ class Chat(OwnRun, NotebookRepr):
         offsets: of each conversation, for each column the characters (start, stop) of its text that the token is.
         str_tokens: the tokens as strings.
         options: those of the template.
+        inputs: the ids with their images, for a model that reads images; None without any.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -77,13 +78,14 @@ class Chat(OwnRun, NotebookRepr):
     offsets: tuple[tuple[tuple[int, int], ...], ...]
     str_tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any]
+    inputs: Any = None
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of the model for the token ids; while it runs, hooks know what the tokens are."""
         if options.get("attention_mask") is None:
             options["attention_mask"] = self.attention_mask
         with reading(self.labels):
-            return forward(self.tokens, *args, **options)
+            return forward(self.tokens if self.inputs is None else self.inputs, *args, **options)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -94,6 +96,8 @@ class Chat(OwnRun, NotebookRepr):
         rows = [*range(len(self))[given]] if isinstance(given, slice) else [range(len(self))[row] for row in given]
         kept = self.attention_mask[rows]
         first = int(kept.any(0).int().argmax())
+        if self.inputs is not None and (first or rows != [*range(len(self))]):
+            raise ValueError("conversations with images are not divided: make each alone, with model.chat(messages)")
         return replace(
             self,
             tokens=self.tokens[rows, first:],
@@ -111,6 +115,8 @@ class Chat(OwnRun, NotebookRepr):
     def joined(cls, chats: Sequence["Chat"]) -> "Chat":
         """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
         lengths = [chat.shape[1] for chat in chats]
+        if any(chat.inputs is not None for chat in chats):
+            raise ValueError("conversations with images are not joined: give their messages to one model.chat")
         if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
             raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
         starts = accumulate([len(chat) for chat in chats], initial=0)
@@ -243,10 +249,13 @@ class Chat(OwnRun, NotebookRepr):
         return made
 
     def save(self, path: str | Path) -> None:
-        """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
+        """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON, and
+        for images."""
         from hooked_lm.results import stored
 
-        others = {of.name: getattr(self, of.name) for of in fields(self)}
+        if self.inputs is not None:
+            raise TypeError("a conversation with images is not saved: keep its messages, and the images as files")
+        others = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "inputs"}
         tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
         stored.write(path, FORMAT, tensors, others)
 
@@ -265,7 +274,9 @@ class Chat(OwnRun, NotebookRepr):
 
     def to(self, device: torch.device | str) -> "Chat":
         """The same on a device."""
-        return replace(self, tokens=self.tokens.to(device), attention_mask=self.attention_mask.to(device))
+        inputs = None if self.inputs is None else self.inputs.to(device)
+        tokens, mask = self.tokens.to(device), self.attention_mask.to(device)
+        return replace(self, tokens=tokens, attention_mask=mask, inputs=inputs)
 
 
 class GrowingLabels:
