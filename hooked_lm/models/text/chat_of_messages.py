@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
@@ -13,6 +13,13 @@ from hooked_lm.models.text.tokenizer import ChatTokenizer
 from hooked_lm.models.text.tokens import Tokens, padded
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@runtime_checkable
+class Renders(Protocol):
+    """A tokenizer, or a processor, with the template of conversations."""
+
+    def apply_chat_template(self, conversation: list[Any], **options: object) -> Any: ...
 
 
 class ChatRow(NamedTuple):
@@ -141,7 +148,7 @@ def _with_template(tokens: Tokens, options: Mapping[str, Any]) -> ChatTokenizer:
     return tokenizer
 
 
-def rendered(template: Any, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+def rendered(template: Renders, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
     """The text that the template of a tokenizer, or of a processor, makes of messages; ValueError for what it refuses."""
     try:
         text: str = template.apply_chat_template(list(messages), tokenize=False, **options)

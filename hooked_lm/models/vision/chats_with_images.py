@@ -11,6 +11,7 @@ from hooked_lm.hooks.token_labels import TEMPLATE, TokenLabel
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.chat_of_messages import (
     ChatRow,
+    Renders,
     chat_of_rows,
     checked_messages,
     labelled,
@@ -74,12 +75,18 @@ def _spans(model: HookedRootModule, messages: tuple[Message, ...], options: Mapp
             "the processor and the tokenizer have no chat template: load a model that was trained on conversations, or give "
             "chat_template=..., the text of one"
         )
-    found = Spans("", (), (), ("nothing",))
-    for tried in (messages, with_parts(messages)):
-        found = spans_of(tried, lambda some: rendered(template, some, options))
-        if not found.missing:
-            return found
-    raise ValueError(f"{found.missing[0]}; {INSTEAD}")
+    tried = [_spans_or_error(template, some, options) for some in (messages, with_parts(messages))]
+    if certain := [found for found in tried if isinstance(found, Spans) and not found.missing]:
+        return certain[0]
+    why = next((found.missing[0] for found in tried if isinstance(found, Spans)), tried[0])
+    raise ValueError(f"{why}; {INSTEAD}")
+
+
+def _spans_or_error(template: Renders, messages: Sequence[Message], options: Mapping[str, Any]) -> Spans | ValueError:
+    try:
+        return spans_of(messages, lambda some: rendered(template, some, options))
+    except ValueError as error:
+        return error
 
 
 def _expanded(writer: PromptWriter, found: Spans, messages: Sequence[Message], sizes: Iterator[ImageSize]) -> Spans:

@@ -172,10 +172,8 @@ class VisionLanguage(Decoder):
         self, input: Given | Prompt, input_ids: Tensor | None, mask: Tensor | None, options: dict[str, Any]
     ) -> Any:
         """The prompt of a generation, its images cut into patches for all passes; takes the images out of `options`."""
-        if isinstance(input, Prefix | PrefixedPrompt):
+        if isinstance(input, Prefix | PrefixedPrompt | Chat):
             return input
-        if isinstance(input, Chat):
-            return input if input.inputs is None else replace(input, inputs=self._in_tower(input.inputs))
         images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)
         return self._in_tower(self._collected(given, images, mask))
