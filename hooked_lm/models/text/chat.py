@@ -150,7 +150,8 @@ class Chat(OwnRun, NotebookRepr):
 
     @property
     def parts(self) -> list[list[str]]:
-        """The part of its message that each token is of: "content", "thinking", "call" or "marker"; or "padding"."""
+        """The part of its message that each token is of: "content", "thinking", "call", "image" or "marker"; or
+        "padding"."""
         return [[label.part for label in row] for row in self.labels]
 
     def positions(self, given: Named, row: int = 0) -> list[int]:
