@@ -60,15 +60,16 @@ def which(name: str, text: str) -> object:
     >>> which("heads", "L1H7, L2H0"), which("layers", "together"), which("layers", "0")
     (['L1H7', 'L2H0'], None, [0])
     >>> which("positions", "last_user"), which("positions", '["user", -1]')
-    ('last_user', ['user', -1])
+    ('last_user', ('user', -1))
     """
     if text in ("each", "together"):
         return None if text == "together" else text
     if name == "positions":
         from hooked_lm.hooks.token_labels import is_named  # of a package that imports torch
 
-        if is_named(found := json.loads(text) if text[:1] in "[{" else text):
-            return found
+        found = json.loads(text) if text[:1] in "[{" else text
+        if is_named(found):
+            return tuple(found) if isinstance(found, list) else found
     labels = [part.strip() for part in text.split(",")]
     return labels if name == "heads" and labels[0].startswith("L") else integers(name, text)
 

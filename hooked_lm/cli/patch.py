@@ -41,6 +41,7 @@ from hooked_lm.cli.output import say, say_path, say_stored, show_result
 from hooked_lm.cli.prompts_and_sites import short_name
 
 if TYPE_CHECKING:
+    from hooked_lm.models.decoder import Decoder
     from hooked_lm.models.text.chat import Chat
     from hooked_lm.reports.circuit import Task
 
@@ -179,7 +180,7 @@ def _sweep(model: str, task: "Task", options: dict[str, Any], normalized: bool, 
     }
 
 
-def _words(model: Any, prompts: "Chat | Sequence[str]") -> list[Sequence[str]]:
+def _words(model: "Decoder", prompts: "Chat | Sequence[str]") -> list[Sequence[str]]:
     """The tokens of each prompt, as strings."""
     from hooked_lm.models.text.chat import Chat
 

@@ -91,7 +91,7 @@ def whole_numbers(given: Any, name: str) -> Int[Tensor, "..."]:
     return numbers.detach().long().cpu()
 
 
-def first_words(answers: Any, name: str, model: TextMethods) -> Any:
+def first_words(answers: object, name: str, model: TextMethods) -> Any:
     """The ids of answers that begin a text, as after the generation prompt of a conversation, with the nesting of the answers.
 
     Words have no leading space there. Raises ValueError for strings that are not one token.

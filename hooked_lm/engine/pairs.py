@@ -190,7 +190,7 @@ def with_chats(model: object, pairs: Own) -> Own:
     return replace(pairs, **chats)
 
 
-def with_ids(model: object, pairs: Own) -> Own:
+def with_ids(model: object, pairs: Pairs) -> Pairs:
     """Pairs of a `Chat` each, with the ids of answers that begin a text; others are unchanged."""
     chats = [prompts for prompts in (pairs.clean, pairs.corrupted) if isinstance(prompts, Chat)]
     if not chats or not isinstance(model, TextMethods) or not all(chat.begins_text(model.tokenizer) for chat in chats):
@@ -198,7 +198,7 @@ def with_ids(model: object, pairs: Own) -> Own:
     answers: dict[str, Any] = {
         name: first_words(getattr(pairs, name), name, model) for name in ("answers", "wrong_answers")
     }
-    return replace(pairs, **answers)
+    return Pairs(pairs.clean, pairs.corrupted, **answers)
 
 
 # ---- as arguments ----------------------------------------------------------------------------------------------------

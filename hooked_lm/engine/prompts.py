@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.cells_before_blocks import is_of_images, patch_labels, rows_and_positions, shapes_at
 from hooked_lm.engine.edit import dense
 from hooked_lm.engine.first_change import note_tokens
@@ -54,7 +55,8 @@ def rows_of(model: HookedRootModule, prompts: Prompts, name: str = "prompts", re
     if (several := conversations_in(prompts)) is not None:
         prompts = as_prompts(model, several)
     if isinstance(prompts, Chat):
-        return _of_equal_length(prompts, name)
+        ids = _of_equal_length(prompts, name)
+        return ids if prompts.inputs is None else replace(prompts.inputs, attention_mask=None)
     if not isinstance(prompts, VisionInputs):
         return tokens_of(model, prompts, name)  # type: ignore[arg-type]  # messages are a Chat now
     if not getattr(model, "sites_of_images", ()):
@@ -88,7 +90,10 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
             raise ValueError(f"{name} must be ids [batch, pos] or [pos], got {tuple(prompts.shape)}")
         if prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool:
             raise TypeError(f"{name} must be whole numbers, got {str(prompts.dtype).removeprefix('torch.')}")
-        return prompts if prompts.ndim == 2 else prompts[None]
+        ids = prompts if prompts.ndim == 2 else prompts[None]
+        if getattr(model, "tokenizer", None) is not None:
+            _warn_of_padding(ids, model.tokens.pad_id, name)
+        return ids
     texts = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Sequence) else [prompts]
     if strange := [text for text in texts if not isinstance(text, str)]:
         raise TypeError(
@@ -104,6 +109,17 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
         what, hint = (f"{name} prompts", STUDY) if name in PAIRED else (name, _instead(model, name, lengths))
         raise ValueError(f"all {what} must have the same number of tokens; these have {lengths}{hint}")
     return torch.stack(rows)
+
+
+def _warn_of_padding(ids: Int[Tensor, "batch pos"], pad: int, name: str) -> None:
+    """Warns of rows that begin with more pad tokens than others: they are read as text, for ids have no mask here."""
+    n_pad = (ids == pad).cumprod(1).sum(1)
+    rows = (n_pad > n_pad.min()).nonzero().flatten().tolist()
+    if rows:
+        warn_caller(
+            f"{name}: rows {rows[:10]} of {len(ids)} begin with more pad tokens ({pad}) than the others. These are read as text, "
+            "so the results are not those of the prompts alone: give prompts of one length"
+        )
 
 
 def _instead(model: HookedRootModule, name: str, lengths: Sequence[int]) -> str:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeGuard
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "template")
-PARTS = ("content", "thinking", "call", "marker")
+PARTS = ("content", "thinking", "call", "image", "marker")
 KEYS = ("turn", "role", "part")
 FIRST_OR_LAST = ("first_", "last_")
 

@@ -120,6 +120,10 @@ def test_prompts_are_written_by_the_processor(family: str, model: Any, theirs: A
         check_close(model(inputs), their_logits(theirs, given), inputs.attention_mask)
 
 
+# whose processors write an image in several pieces, or a token between the texts
+UNCERTAIN = ("paligemma", "idefics3", "smolvlm", "internvl")
+
+
 @pytest.mark.filterwarnings("ignore:the tokenizer has no token for")  # its vocabulary is small
 def test_chats_are_written_by_the_template(family: str, model: Any):
     """As the processor writes them in one call."""
@@ -133,6 +137,16 @@ def test_chats_are_written_by_the_template(family: str, model: Any):
     )
     assert inputs.tokens.tolist() == given["input_ids"].tolist()
     assert all(torch.equal(x, given[name]) for name, x in inputs.images.items())
+    if family in UNCERTAIN:
+        with pytest.raises(ValueError, match=r"it is not certain whose they are; model\.prepare\(messages\) reads it"):
+            model.chat(chat, add_generation_prompt=True)
+        return
+    labelled = model.chat(chat, add_generation_prompt=True)
+    assert labelled.tokens.tolist() == inputs.tokens.tolist()
+    is_image = model.images_among(labelled.tokens)
+    assert bool(labelled.mask("image")[is_image].all())
+    assert labelled.of({"part": "content"}).replace(" ", "") == "ab"
+    assert {label.turn for label in labelled.labels[0] if label.part in ("image", "content")} == {0}
 
 
 # of the processor, so that one image is one, of its own size

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm import hooks
+from hooked_lm.callers import warn_caller
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.components.embeddings.embed import Unembed
 from hooked_lm.components.embeddings.transformed_unembed import check_linear
@@ -195,7 +196,13 @@ def logit_attrs(
 
 
 def _ids(model: HookedRootModule, tokens: object) -> Tensor:
-    """Token ids of strings or ids; a scalar if there is one."""
+    """Token ids of strings or ids; a scalar if there is one. Warns of words without the space that they have after a word."""
+    given = tokens if isinstance(tokens, (list, tuple)) else [tokens]
+    if bare := [word for word in given if isinstance(word, str) and model.tokens.without_space(word)]:
+        warn_caller(
+            f"{bare[0]!r} has no leading space, so it is not the token that follows a word: give {f' {bare[0]}'!r}, or an id for "
+            "the token without a space"
+        )
     ids = model.tokens.single_token_ids(tokens, model.device)
     return ids.flatten()[0] if ids.numel() == 1 else ids
 

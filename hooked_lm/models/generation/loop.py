@@ -18,7 +18,8 @@ from hooked_lm.hooks.generation_step import GenerationStep, set_current
 from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.models.checks import check_length, check_rows, check_stream, real_of
 from hooked_lm.models.generation.sampling import check_sampling, next_tokens, sample_logits
-from hooked_lm.models.text.chat import Chat, GrowingLabels
+from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.growing_labels import GrowingLabels
 from hooked_lm.models.vision.inputs import ImageTensors, TowerInputs, VisionInputs
 
 Input = str | Sequence[str] | Int[Tensor, "*batch pos"] | Float[Tensor, "batch pos d_model"] | VisionInputs | Chat
@@ -102,7 +103,8 @@ def prompt_sequence(
 ) -> TokenSequence:
     """Any input as a sequence with minimal padding, on the left."""
     if isinstance(input, Chat):
-        sequence = prompt_sequence(model, input.tokens, attention_mask=input.attention_mask)
+        read = input.tokens if input.inputs is None else input.inputs
+        sequence = prompt_sequence(model, read, attention_mask=input.attention_mask)
         sequence.growing = GrowingLabels(input, model.tokenizer)
         return sequence
     tokens: Tensor

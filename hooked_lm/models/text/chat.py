@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
@@ -17,7 +16,7 @@ from hooked_lm.files import names_the_file
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.own_run import OwnRun
 from hooked_lm.hooks.token_labels import PADDING, PARTS, Labels, Named, TokenLabel, reading, select_positions
-from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
+from hooked_lm.models.text.chat_spans import THINKING, Message
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ class Chat(OwnRun, NotebookRepr):
         options: those of the template.
         n_before: how many tokens were cut off at the beginning.
         prefix: of a reply, the `Prefix` of what the model read, if it was kept; it is not saved.
+        inputs: the ids with their images, for a model that reads images; None without any.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -80,13 +80,14 @@ class Chat(OwnRun, NotebookRepr):
     options: Mapping[str, Any]
     n_before: int = 0
     prefix: Any = None
+    inputs: Any = None
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of the model for the token ids; while it runs, hooks know what the tokens are."""
         if options.get("attention_mask") is None:
             options["attention_mask"] = self.attention_mask
         with reading(self.labels):
-            return forward(self.tokens, *args, **options)
+            return forward(self.tokens if self.inputs is None else self.inputs, *args, **options)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -103,6 +104,8 @@ class Chat(OwnRun, NotebookRepr):
         rows = [*range(len(self))[given]] if isinstance(given, slice) else [range(len(self))[row] for row in given]
         kept = self.attention_mask[rows]
         first = int(kept.any(0).int().argmax())
+        if self.inputs is not None and (first or rows != [*range(len(self))]):
+            raise ValueError("conversations with images are not divided: make each alone, with model.chat(messages)")
         return replace(
             self,
             tokens=self.tokens[rows, first:],
@@ -120,6 +123,8 @@ class Chat(OwnRun, NotebookRepr):
     def joined(cls, chats: Sequence["Chat"]) -> "Chat":
         """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
         lengths = [chat.shape[1] for chat in chats]
+        if any(chat.inputs is not None for chat in chats):
+            raise ValueError("conversations with images are not joined: give their messages to one model.chat")
         if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
             raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
         starts = accumulate([len(chat) for chat in chats], initial=0)
@@ -133,6 +138,7 @@ class Chat(OwnRun, NotebookRepr):
             tokens=torch.cat([chat.tokens for chat in chats]),
             attention_mask=torch.cat([chat.attention_mask for chat in chats]),
             shared=tuple(shared),
+            prefix=None,
             **of_rows,
         )
 
@@ -153,7 +159,8 @@ class Chat(OwnRun, NotebookRepr):
 
     @property
     def parts(self) -> list[list[str]]:
-        """The part of its message that each token is of: "content", "thinking", "call" or "marker"; or "padding"."""
+        """The part of its message that each token is of: "content", "thinking", "call", "image" or "marker"; or
+        "padding"."""
         return [[label.part for label in row] for row in self.labels]
 
     def positions(self, given: Named, row: int = 0) -> list[int]:
@@ -238,10 +245,13 @@ class Chat(OwnRun, NotebookRepr):
         return answered
 
     def save(self, path: str | Path) -> None:
-        """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON."""
+        """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON, and
+        for images."""
         from hooked_lm.results import stored
 
-        others = {of.name: getattr(self, of.name) for of in fields(self) if of.name != "prefix"}
+        if self.inputs is not None:
+            raise TypeError("a conversation with images is not saved: keep its messages, and the images as files")
+        others = {of.name: getattr(self, of.name) for of in fields(self) if of.name not in ("inputs", "prefix")}
         tensors = {name: others.pop(name) for name in ("tokens", "attention_mask")}
         stored.write(path, FORMAT, tensors, others)
 
@@ -260,69 +270,9 @@ class Chat(OwnRun, NotebookRepr):
 
     def to(self, device: torch.device | str) -> "Chat":
         """The same on a device."""
-        return replace(self, tokens=self.tokens.to(device), attention_mask=self.attention_mask.to(device))
-
-
-class GrowingLabels:
-    """The labels of conversations that a model continues: what it generates is the next turn of the assistant.
-
-    A conversation that ends within a turn of the assistant is continued there. Thoughts are what follows the opening marker of a
-    template, until the closing one.
-    """
-
-    def __init__(self, chat: Chat, tokenizer: Decodes) -> None:
-        self._tokenizer = tokenizer
-        self._rows = [[label for label in row if label != PADDING] for row in chat.labels]
-        self._markers = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-        self._turns = [_next_turn(chat, row) for row in range(len(chat))]
-        self._written = [_written_in(chat, row, turn) for row, turn in enumerate(self._turns)]
-
-    def repeated(self, n: int) -> "GrowingLabels":
-        """The same for `n` rows, which grow by themselves: each of these, or the only one again and again."""
-        made, rows = copy(self), range(n) if len(self._rows) == n else [0] * n
-        made._rows = [[*self._rows[row]] for row in rows]
-        made._turns, made._written = [self._turns[row] for row in rows], [self._written[row] for row in rows]
-        return made
-
-    def then(self, chat: Chat) -> "GrowingLabels":
-        """These with what follows of a conversation, of which each row has the beginning."""
-        made, after = self.repeated(len(self._rows)), GrowingLabels(chat, self._tokenizer)
-        for row, before in enumerate(made._written):
-            is_same = {label.turn for label in after._rows[0]} <= {-1, after._turns[0]} and (
-                made._turns[row] == after._turns[0]
-            )
-            made._rows[row] += after._rows[0]
-            made._turns[row] = after._turns[0]
-            made._written[row] = (before if is_same else "") + after._written[0]
-        return made
-
-    def of(self, real: Bool[Tensor, "batch pos"], tokens: Int[Tensor, "batch pos"]) -> Sequence[Labels]:
-        """The labels of all real tokens of each row, of which the last ones may be new."""
-        for row, labels in enumerate(self._rows):
-            for token in tokens[row][real[row]][len(labels) :].tolist():
-                labels.append(self._next(row, token))
-        return self._rows
-
-    def _next(self, row: int, token: int) -> TokenLabel:
-        before = self._written[row]
-        after = self._written[row] = before + self._tokenizer.decode([token], skip_special_tokens=False)
-        thinks = thinks_at_end(after)
-        is_marker = thinks != thinks_at_end(before) or is_header_at_end(after) or token in self._markers
-        return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
-
-
-def _next_turn(chat: Chat, row: int) -> int:
-    """The turn that a model goes on with."""
-    last, messages = chat.labels[row][-1], chat.messages[row]
-    if chat.options.get("continue_final_message") and messages[-1]["role"] == "assistant":
-        return len(messages) - 1
-    return last.turn if last.role == "assistant" and last.part != "marker" else len(messages)
-
-
-def _written_in(chat: Chat, row: int, turn: int) -> str:
-    """What the template wrote of a turn at the end of a conversation."""
-    n = sum(1 for _ in takewhile(lambda label: label.turn in (-1, turn), reversed(chat.labels[row])))
-    return chat.texts[row][chat.offsets[row][-n][0] :] if n else ""
+        inputs = None if self.inputs is None else self.inputs.to(device)
+        tokens, mask = self.tokens.to(device), self.attention_mask.to(device)
+        return replace(self, tokens=tokens, attention_mask=mask, inputs=inputs)
 
 
 # ---- parts of conversations ------------------------------------------------------------------------------------------
@@ -371,6 +321,8 @@ def _cut(chat: Chat, columns: slice) -> Chat:
     """Some columns of one conversation."""
     if len(chat) != 1:
         raise ValueError(f"columns are cut of one conversation, got {len(chat)}: chat[row, start:stop]")
+    if chat.inputs is not None:
+        raise ValueError("a conversation with images is not cut: make what is wanted with model.chat(messages)")
     n, (start, stop, step) = chat.shape[1], columns.indices(chat.shape[1])
     if step != 1 or start >= stop:
         raise ValueError(f"[{columns.start}:{columns.stop}:{columns.step}] selects no adjacent tokens of {n}")

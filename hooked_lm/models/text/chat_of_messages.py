@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
@@ -15,6 +15,26 @@ from hooked_lm.models.text.tokens import Tokens, padded
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
+@runtime_checkable
+class Renders(Protocol):
+    """A tokenizer, or a processor, with the template of conversations."""
+
+    def apply_chat_template(self, conversation: list[Any], **options: object) -> Any: ...
+
+
+class ChatRow(NamedTuple):
+    """One conversation before padding."""
+
+    messages: tuple[Message, ...]
+    text: str
+    ids: list[int]
+    labels: tuple[TokenLabel, ...]
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+    shared: list[int]
+    offsets: tuple[tuple[int, int], ...]
+
+
 def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> Chat:
     """The conversation, or conversations, in the template of a tokenizer; see `model.chat`."""
     if not isinstance(messages, (list, tuple)) or not messages:
@@ -24,6 +44,11 @@ def make_chat(tokens: Tokens, messages: object, options: Mapping[str, Any]) -> C
     rows = [_row(tokenizer, checked_messages(one), options) for one in several]
     for each in dict.fromkeys(each for row in rows for each in row.missing):
         warn_caller(each)
+    return chat_of_rows(tokens, rows, options)
+
+
+def chat_of_rows(tokens: Tokens, rows: Sequence[ChatRow], options: Mapping[str, Any]) -> Chat:
+    """The conversations as a batch, padded on the left."""
     ids, mask = padded([row.ids for row in rows], tokens.pad_id, "left")
     starts = [ids.shape[1] - len(row.ids) for row in rows]
     return Chat(
@@ -108,19 +133,6 @@ def _without_none(messages: object) -> object:
     ]
 
 
-class _Row(NamedTuple):
-    """One conversation before padding."""
-
-    messages: tuple[Message, ...]
-    text: str
-    ids: list[int]
-    labels: tuple[TokenLabel, ...]
-    changed: tuple[str, ...]
-    missing: tuple[str, ...]
-    shared: list[int]
-    offsets: tuple[tuple[int, int], ...]
-
-
 def _with_template(tokens: Tokens, options: Mapping[str, Any]) -> ChatTokenizer:
     """The tokenizer; ValueError if it has no template, or no offsets."""
     tokenizer = tokens.need_tokenizer()
@@ -136,28 +148,36 @@ def _with_template(tokens: Tokens, options: Mapping[str, Any]) -> ChatTokenizer:
     return tokenizer
 
 
-def _row(tokenizer: ChatTokenizer, messages: tuple[Message, ...], options: Mapping[str, Any]) -> _Row:
-    def render(messages: Sequence[Message]) -> str:
-        try:
-            text: str = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
-            return text
-        except (
-            Exception
-        ) as error:  # of the template, such as a role that it does not know, or content that it cannot add
-            raise ValueError(f"the chat template refuses this conversation: {error}") from error
+def rendered(template: Renders, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    """The text that the template of a tokenizer, or of a processor, makes of messages; ValueError for what it refuses."""
+    try:
+        text: str = template.apply_chat_template(list(messages), tokenize=False, **options)
+        return text
+    except Exception as error:  # of the template, such as a role that it does not know, or content that it cannot add
+        raise ValueError(f"the chat template refuses this conversation: {error}") from error
 
-    found = spans_of(messages, render)
+
+def _row(tokenizer: ChatTokenizer, messages: tuple[Message, ...], options: Mapping[str, Any]) -> ChatRow:
+    found = spans_of(messages, lambda some: rendered(tokenizer, some, options))
     encoded = tokenizer(found.text, add_special_tokens=False, return_offsets_mapping=True)
-    offsets = tuple(_with_spaces(encoded["offset_mapping"]))
-    labels, shared = _labels(found, offsets)
+    labels, offsets, shared = labelled(found, encoded["offset_mapping"])
     if GENERATION.search(options.get("chat_template") or tokenizer.get_chat_template(tools=options.get("tools"))):
         whole = tokenizer.apply_chat_template(
             list(messages), return_dict=True, return_assistant_tokens_mask=True, **options
         )
         labels = _with_own_markers(labels, whole["assistant_masks"])
-    return _Row(
+    return ChatRow(
         messages, found.text, encoded["input_ids"], tuple(labels), found.changed, found.missing, shared, offsets
     )
+
+
+def labelled(
+    found: Spans, places: Sequence[tuple[int, int]]
+) -> tuple[list[TokenLabel], tuple[tuple[int, int], ...], list[int]]:
+    """Of tokens at these places in a text the labels, the places, and which of them have characters of two parts."""
+    offsets = tuple(_with_spaces(places))
+    labels, shared = _labels(found, offsets)
+    return labels, offsets, shared
 
 
 def _with_spaces(offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -203,24 +223,29 @@ def _with_own_markers(labels: Sequence[TokenLabel], generated: Sequence[int]) ->
     return found
 
 
-def checked_messages(messages: object) -> tuple[Message, ...]:
-    """The messages, with content in parts as one text.
+def checked_messages(messages: object, reads_images: bool = False) -> tuple[Message, ...]:
+    """The messages, with content in parts as one text; in parts still for a model that reads images, if there are any.
 
-    Raises TypeError for what is no message, ValueError for one that says nothing, and for an image.
+    Raises TypeError for what is no message, ValueError for one that says nothing, and for an image that the model does not read.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ValueError(f"a conversation is a list of at least one message, got {messages!r}")
-    return tuple(_checked(i, message) for i, message in enumerate(messages))
+    return tuple(_checked(i, message, reads_images) for i, message in enumerate(messages))
 
 
-def _checked(number: int, message: object) -> Message:
+def _checked(number: int, message: object, reads_images: bool) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise TypeError(f"message {number} must be a dict with 'role' and 'content', got {message!r}")
     content = message.get("content")
     if isinstance(content, (list, tuple)):
-        if other := [
-            part for part in content if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)
-        ]:
+        others = [part for part in content if not isinstance(part, Mapping) or not isinstance(part.get("text"), str)]
+        if (
+            others
+            and reads_images
+            and all(isinstance(part, Mapping) and part.get("type") == "image" for part in others)
+        ):
+            return message
+        if other := others:
             kind = other[0].get("type") if isinstance(other[0], Mapping) else other[0]
             raise ValueError(
                 f"message {number} ({message['role']}) has a part of type {kind!r}, and this model reads text: give the text "

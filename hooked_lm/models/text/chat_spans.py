@@ -156,6 +156,10 @@ def _pieces(messages: Sequence[Message]) -> Iterator[Piece]:
                 break  # the others are synonyms
         if isinstance(content, str):
             yield from _segments((turn, "content"), content, turn, role)
+        elif content is not None:
+            for i, part in enumerate(content):
+                if isinstance(part.get("text"), str):
+                    yield from _segments((turn, "content", i, "text"), part["text"], turn, role)
         for i, _ in enumerate(message.get("tool_calls") or ()):
             yield Piece((turn, "tool_calls", i), 0, 0, TokenLabel(turn, role, "call"))
 

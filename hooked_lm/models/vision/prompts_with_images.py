@@ -83,6 +83,20 @@ def prepare(
     if padding_side not in ("left", "right"):
         raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
     rows, images, is_chat = _rows_and_images(model, prompts, images)
+    return written(model, rows, images, is_chat, padding_side, prepend_bos, options)
+
+
+def written(
+    model: HookedRootModule,
+    rows: list[Row],
+    images: object,
+    is_chat: bool,
+    padding_side: str = "left",
+    prepend_bos: bool | None = None,
+    of_processor: Mapping[str, Any] | None = None,
+) -> VisionInputs:
+    """Texts or token ids with their images as the input of a model; `is_chat`, whether a template wrote the texts."""
+    options = {**(of_processor or {})}
     if prepend_bos is not None and not all(isinstance(row, str) for row in rows):
         raise TypeError("prepend_bos is for text; token ids are read as they are")
     inputs, found = None, _found(model, images, len(rows))

@@ -28,9 +28,10 @@ from hooked_lm.models.loss import from_the_end
 from hooked_lm.models.names import SYNONYMS, site_name
 from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt
 from hooked_lm.models.stack import Stream, checked_ids
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.verification.identities import vision_language_identities
 from hooked_lm.models.verification.verify import Verification, verify
-from hooked_lm.models.vision import bridge_names, prompts_with_images
+from hooked_lm.models.vision import bridge_names, chats_with_images, prompts_with_images
 from hooked_lm.models.vision.image_positions import ImagePositions, located
 from hooked_lm.models.vision.inputs import Given, GivenImages, ImageTensors, TowerInputs, VisionInputs
 from hooked_lm.models.vision.tower import VisionTower
@@ -62,6 +63,7 @@ class VisionLanguage(Decoder):
     sites_of_images = OF_IMAGES
     cache_class = ImageCache
     prepare = prompts_with_images.prepare
+    chat = chats_with_images.chat
     processor: Any = None  # of the checkpoint, as transformers has it
     why_no_processor: str | None = None
 
@@ -170,7 +172,7 @@ class VisionLanguage(Decoder):
         self, input: Given | Prompt, input_ids: Tensor | None, mask: Tensor | None, options: dict[str, Any]
     ) -> Any:
         """The prompt of a generation, its images cut into patches for all passes; takes the images out of `options`."""
-        if isinstance(input, Prefix | PrefixedPrompt):
+        if isinstance(input, Prefix | PrefixedPrompt | Chat):
             return input
         images = self._images_in(options)
         given = "" if input is None and input_ids is None else one_input(input, input_ids)

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE
-from hooked_lm.models.text.chat import Chat, GrowingLabels
+from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.chat_of_messages import make_chat
+from hooked_lm.models.text.growing_labels import GrowingLabels
 from hooked_lm.models.text.tokens import Tokens
 from tests.models.text.chat_templates import TEMPLATES, TOKENIZERS, call, turns
 
