@@ -10,9 +10,10 @@ from torch import Tensor
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.harvest.rows import DocumentRows, RowMaker, batched, padded_batch
 from hooked_lm.harvest.stored_value import REDUCTIONS
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
 from hooked_lm.hooks.token_labels import PADDING, Labels, reading
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.generation.loop import prompt_sequence
 from hooked_lm.models.generation.reading import PromptReader, check_chunk
 
@@ -65,8 +66,9 @@ class KeptValues:
         if positions is not None:
             positions = positions.cpu().expand(len(here), -1)
             here = here.gather(1, positions.clamp(min=0)) & (positions >= 0)
+        rows, columns = (index.to(value.device) for index in here.nonzero(as_tuple=True))
         is_whole = positions is None and bool(here.all())
-        vectors = value.flatten(0, 1) if is_whole else value[here.to(value.device)]
+        vectors = value.flatten(0, 1) if is_whole else value[rows, columns]
         self.pieces.setdefault(site, []).append((vectors, here.sum(1).tolist()))
 
     def of(self, site: str, reduce: str | None) -> Float[Tensor, "vector *width"]:
@@ -85,7 +87,7 @@ class KeptValues:
 
 
 def read_whole(
-    model: Any,
+    model: HookedRootModule,
     tokens: Int[Tensor, "batch pos"],
     mask: Int[Tensor, "batch pos"] | None,
     labels: Sequence[Labels] | None,
@@ -93,8 +95,8 @@ def read_whole(
     kept: KeptValues,
 ) -> None:
     """Keeps values of one forward pass, which ends at the last site."""
-    masked = {} if mask is None else {"attention_mask": mask}
-    options = {"names_filter": sites, "return_cache_object": False, "return_type": None, **masked}
+    options: dict[str, Any] = {"names_filter": sites, "return_cache_object": False, "return_type": None}
+    options |= {} if mask is None else {"attention_mask": mask}
     n = tokens.shape[1]
     padded = None if labels is None else [[*row, *[PADDING] * (n - len(row))] for row in labels]
     with reading(padded):
@@ -104,7 +106,7 @@ def read_whole(
 
 
 def read_in_chunks(
-    model: Any,
+    model: Decoder,
     tokens: Int[Tensor, "batch pos"],
     mask: Int[Tensor, "batch pos"] | None,
     labels: Sequence[Labels] | None,

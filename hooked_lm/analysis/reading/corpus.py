@@ -19,7 +19,7 @@ Data = Int[Tensor, "prompt pos"] | Sequence[str] | VisionInputs | Chat | Iterabl
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Texts, padded on the right: `real` is True except at padding, `counts` at the positions that are looked at.
 
     `labels` say what the columns of each row are, if the texts are conversations.
@@ -71,7 +71,7 @@ class Corpus:
             self.positions is not None
         )
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TextBatch]:
         for given in self._parts():
             tokens, real, labels = _read(self.model, given)
             counts = real & (real.cumsum(1) > self.skip)
@@ -84,7 +84,7 @@ class Corpus:
                     chosen = torch.zeros(len(of_row), dtype=torch.bool)
                     chosen[find_positions(of_row, self.positions)] = True
                     counts[row] &= chosen
-            yield Batch(self.model, tokens, real, counts, labels)
+            yield TextBatch(self.model, tokens, real, counts, labels)
 
     def _parts(self) -> Iterable[Any]:
         """The batches as they were given."""
@@ -99,7 +99,9 @@ class Corpus:
         return data
 
 
-def _read(model: Decoder, batch: Any) -> tuple[Rows, Bool[Tensor, "batch pos"], Sequence[Labels] | None]:
+def _read(
+    model: Decoder, batch: Tensor | VisionInputs | Chat | Sequence[str]
+) -> tuple[Rows, Bool[Tensor, "batch pos"], Sequence[Labels] | None]:
     """The tokens of a batch, the mask that is True except at padding, and labels of conversations."""
     if isinstance(batch, Tensor):
         if batch.ndim != 2 or batch.is_floating_point():
