@@ -166,7 +166,7 @@ def test_a_mean_of_each_answer(model: HookedTransformer, tmp_path: Path) -> None
     assert found["documents"][:].tolist() == [0, 2, 3]
 
 
-@pytest.mark.parametrize("long", ["truncate", "split"])
+@pytest.mark.parametrize("long", ["split", "truncate"])
 def test_long_conversations_keep_their_labels(model: HookedTransformer, tmp_path: Path, long: str) -> None:
     whole = harvest(model, CORPUS, SITE, tmp_path, context=12, long=long)
     users = harvest(model, CORPUS, SITE, tmp_path, context=12, long=long, positions="last_user")
