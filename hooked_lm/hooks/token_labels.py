@@ -54,7 +54,7 @@ def check_named(given: Named) -> None:
     elif isinstance(given, Mapping):
         if not given or given.keys() - {*KEYS}:
             raise ValueError(f"positions={given!r}: a dict has some of the keys {', '.join(KEYS)}")
-        if wrong := [turn for turn in _turns(given) if type(turn) is not int]:
+        if wrong := [turn for turn in turns_of(given) if type(turn) is not int]:
             raise ValueError(f"positions={given!r}: a turn is the index of a message, got {wrong[0]!r}")
         if given.get("part", "content") not in PARTS:
             raise ValueError(f"positions={given!r}: parts are {', '.join(PARTS)}")
@@ -124,7 +124,7 @@ def n_turns(labels: Labels) -> int:
 
 def fitting(given: Mapping[str, Any], n_turns: int) -> Callable[[TokenLabel], bool]:
     """Whether a token of a conversation with so many turns is what a dict of `KEYS` says."""
-    turns = {turn + n_turns if turn < 0 else turn for turn in _turns(given)}
+    turns = {turn + n_turns if turn < 0 else turn for turn in turns_of(given)}
 
     def fits(label: TokenLabel) -> bool:
         return (
@@ -136,7 +136,8 @@ def fitting(given: Mapping[str, Any], n_turns: int) -> Callable[[TokenLabel], bo
     return fits
 
 
-def _turns(given: Mapping[str, Any]) -> Sequence[Any]:
+def turns_of(given: Mapping[str, Any]) -> Sequence[Any]:
+    """The turns that a dict of positions names."""
     turn = given.get("turn", ())
     return turn if isinstance(turn, (list, tuple)) else [turn]
 
@@ -145,7 +146,7 @@ def _may_be_written(given: str | Mapping[str, Any]) -> bool:
     """Whether a model may write such tokens, as the assistant."""
     if isinstance(given, str):
         return _name(given) in ("assistant", *PARTS)
-    return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in _turns(given))
+    return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in turns_of(given))
 
 
 def _by_turn(labels: Labels, name: str) -> Iterator[list[int]]:
