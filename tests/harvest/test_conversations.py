@@ -341,6 +341,13 @@ def test_chunks_are_exact_in_every_kind_of_layer(tmp_path: Path, kind: str) -> N
             assert_close(each[site][:], whole[site][:])
 
 
+def test_chunks_of_embeddings_alone(tmp_path: Path) -> None:
+    whole, chunked = [harvest(toy("standard"), ROWS, "hook_pos_embed", tmp_path, chunk=chunk) for chunk in (None, 4)]
+    assert torch.equal(chunked["hook_pos_embed"][:], whole["hook_pos_embed"][:])
+    whole, chunked = [harvest(toy("standard"), ROWS, "ln_final.hook_normalized", tmp_path, chunk=n) for n in (None, 4)]
+    assert_close(chunked["ln_final.hook_normalized"][:], whole["ln_final.hook_normalized"][:])
+
+
 def test_what_cannot_be_read_in_chunks_is_refused(tmp_path: Path) -> None:
     sizes = {
         "n_layers": 1,
