@@ -213,7 +213,7 @@ def in_row(row: Mapping[str, Any], column: str) -> object:
     return _filled({"messages": document, TOOLS: row.get(TOOLS)}) if is_conversation(document) else document
 
 
-def _filled(value: Any) -> Any:
+def _filled(value: object) -> Any:
     """The same without the fields of dicts that are null, but for the content of a message."""
     if isinstance(value, Mapping):
         return {name: _filled(of) for name, of in value.items() if of is not None or name == "content"}

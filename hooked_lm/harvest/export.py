@@ -5,12 +5,13 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from hooked_lm.callers import warn_caller
 from hooked_lm.harvest.columns import Column, Columns, LabelColumn
-from hooked_lm.hooks.token_labels import KEYS, TokenLabel
+from hooked_lm.hooks.token_labels import KEYS, PADDING, Labels, TokenLabel
 
 TOKENS_AT_ONCE = 4096
 KINDS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float32"}  # Arrow has no bfloat16
@@ -65,6 +66,34 @@ def rows_of(store: Columns) -> list[tuple[int, int]]:
     begins = (documents[1:] != documents[:-1]) | (positions[1:] <= positions[:-1])
     bounds = [0, *(begins.nonzero()[:, 0] + 1).tolist(), len(store)]
     return [] if not len(store) else list(pairwise(bounds))
+
+
+def row_batches(
+    store: Columns, site: str, size: int
+) -> Iterator[tuple[Int[Tensor, "batch pos"], Bool[Tensor, "batch pos"], list[Labels] | None, list[int], Tensor]]:
+    """The rows of a store, `size` at a time: ids, the mask of the tokens that are stored, labels, documents, values of a site.
+
+    A column is a position in the row. Tokens that are not stored have the id 0, as padding has.
+    """
+    if store.plan.reduce is not None:
+        raise ValueError(
+            f"{store.path} has one vector of each row (reduce={store.plan.reduce!r}), and no tokens around it"
+        )
+    values, starts = store[site], rows_of(store)
+    for first in range(0, len(starts), size):
+        some = starts[first : first + size]
+        places = [store["positions"][start:end].long() for start, end in some]
+        n = int(max(place[-1] for place in places)) + 1
+        ids, mask = torch.zeros(len(some), n, dtype=torch.long), torch.zeros(len(some), n, dtype=torch.bool)
+        found = torch.zeros(len(some), n, *values.shape[1:], dtype=values.dtype)
+        labels = [[PADDING] * n for _ in some] if store.plan.has_labels else None
+        for i, ((start, end), place) in enumerate(zip(some, places, strict=True)):
+            ids[i, place], mask[i, place], found[i, place] = store["tokens"][start:end].long(), True, values[start:end]
+            if labels is not None:
+                for position, label in zip(place.tolist(), store["labels"][start:end], strict=True):
+                    labels[i][position] = label
+        documents = [int(store["documents"][start]) for start, _ in some]
+        yield ids, mask, None if labels is None else [*labels], documents, found
 
 
 class TokenDataset(Dataset[dict[str, Any]]):

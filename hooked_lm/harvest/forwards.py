@@ -10,9 +10,10 @@ from torch import Tensor
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.harvest.rows import DocumentRows, RowMaker, batched, padded_batch
 from hooked_lm.harvest.stored_value import REDUCTIONS
-from hooked_lm.hooks import HookPoint
+from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_current
 from hooked_lm.hooks.token_labels import PADDING, Labels, reading
+from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.generation.loop import prompt_sequence
 from hooked_lm.models.generation.reading import PromptReader, check_chunk
 
@@ -60,13 +61,24 @@ class KeptValues:
         value: Float[Tensor, "batch pos *width"],
         positions: Int[Tensor, "*batch pos"] | None = None,
     ) -> None:
-        """Keeps what is wanted of a value. Its columns are the positions of the rows, or those given, where -1 is padding."""
+        """Keeps what is wanted of a value, whose columns are the positions of the rows.
+
+        Of a piece `positions` are those of its columns, -1 at padding; what is kept of it goes to main memory.
+        """
         here = self.kept
         if positions is not None:
             positions = positions.cpu().expand(len(here), -1)
             here = here.gather(1, positions.clamp(min=0)) & (positions >= 0)
-        is_whole = positions is None and bool(here.all())
-        vectors = value.flatten(0, 1) if is_whole else value[here.to(value.device)]
+        if value.shape[:2] != here.shape:
+            raise ValueError(
+                f"'{site}' is {list(value.shape)}, and what is read has {list(here.shape)} tokens [row, pos]"
+            )
+        if positions is None and bool(here.all()):
+            vectors = value.flatten(0, 1)
+        else:
+            rows, columns = (index.to(value.device) for index in here.nonzero(as_tuple=True))
+            vectors = value[rows, columns]
+        vectors = vectors if positions is None else vectors.cpu()
         self.pieces.setdefault(site, []).append((vectors, here.sum(1).tolist()))
 
     def of(self, site: str, reduce: str | None) -> Float[Tensor, "vector *width"]:
@@ -85,7 +97,7 @@ class KeptValues:
 
 
 def read_whole(
-    model: Any,
+    model: HookedRootModule,
     tokens: Int[Tensor, "batch pos"],
     mask: Int[Tensor, "batch pos"] | None,
     labels: Sequence[Labels] | None,
@@ -93,8 +105,8 @@ def read_whole(
     kept: KeptValues,
 ) -> None:
     """Keeps values of one forward pass, which ends at the last site."""
-    masked = {} if mask is None else {"attention_mask": mask}
-    options = {"names_filter": sites, "return_cache_object": False, "return_type": None, **masked}
+    options: dict[str, Any] = {"names_filter": sites, "return_cache_object": False, "return_type": None}
+    options |= {} if mask is None else {"attention_mask": mask}
     n = tokens.shape[1]
     padded = None if labels is None else [[*row, *[PADDING] * (n - len(row))] for row in labels]
     with reading(padded):
@@ -104,7 +116,7 @@ def read_whole(
 
 
 def read_in_chunks(
-    model: Any,
+    model: Decoder,
     tokens: Int[Tensor, "batch pos"],
     mask: Int[Tensor, "batch pos"] | None,
     labels: Sequence[Labels] | None,
@@ -112,14 +124,15 @@ def read_in_chunks(
     kept: KeptValues,
     chunk: int,
 ) -> None:
-    """The same from a forward pass for each piece of `chunk` tokens; what is kept of a piece goes to main memory."""
+    """The same from a forward pass for each piece of `chunk` tokens."""
 
     def keep(site: str) -> Callable[[Tensor, HookPoint], None]:
-        return lambda value, hook: kept.add(site, value.cpu(), hook.positions)
+        return lambda value, hook: kept.add(site, value, hook.positions)
 
     def run() -> None:
         sequence = prompt_sequence(model, tokens, attention_mask=mask)
         stop = model._last_layer_needed(sites, [])
+        stop = None if stop is None else max(1, stop)  # the keys of a layer count the tokens that were read
         keys_values = KeyValueCache(model.cfg.n_layers if stop is None else stop, len(sequence))
         check_chunk(model, chunk, sequence, keys_values)
         set_current(GenerationStep(0, sequence.real, len(sequence), sequence, labels))

@@ -88,6 +88,14 @@ class ActivationStore(Columns):
         """A map-style data set of torch with an example for each token: its vectors, and the columns."""
         return export.TokenDataset(self, [*self._names(sites), *self.plan.columns])
 
+    def batches(self, site: SiteName, batch_size: int) -> Any:
+        """Yields the rows of the corpus: ids, mask and labels [batch, pos], their documents, and the values of a site.
+
+        A column is a position in the row; the mask is True at tokens that are stored, and labels are None for texts. Raises
+        ValueError for a harvest with `reduce`.
+        """
+        return export.row_batches(self, self.site(site), batch_size)
+
     def _names(self, sites: str | Sequence[str] | None) -> list[str]:
         return (
             self.sites

@@ -13,13 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from hooked_lm import HookedTransformer
+from hooked_lm import HookedEncoder, HookedTransformer
+from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.harvest import ActivationStore, estimate_harvest, harvest
 from hooked_lm.hooks.token_labels import TokenLabel, select_positions
 from hooked_lm.interventions import Scale
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.shards.records import record_path
 from tests.close import assert_apart, assert_close, assert_equal
+from tests.models.test_mixers import BLOCKS, built
+from tests.models.toys import BOTH_WAYS, KINDS, toy
 
 SITE = "blocks.1.hook_resid_post"
 TEMPLATE = (
@@ -163,7 +166,7 @@ def test_a_mean_of_each_answer(model: HookedTransformer, tmp_path: Path) -> None
     assert found["documents"][:].tolist() == [0, 2, 3]
 
 
-@pytest.mark.parametrize("long", ["truncate", "split"])
+@pytest.mark.parametrize("long", ["split", "truncate"])
 def test_long_conversations_keep_their_labels(model: HookedTransformer, tmp_path: Path, long: str) -> None:
     whole = harvest(model, CORPUS, SITE, tmp_path, context=12, long=long)
     users = harvest(model, CORPUS, SITE, tmp_path, context=12, long=long, positions="last_user")
@@ -321,3 +324,55 @@ def test_no_warning_of_what_is_usual(model: HookedTransformer, tmp_path: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         harvest(model, CORPUS, SITE, tmp_path, chunk=3)
+
+
+ROWS = [[1, 5, 3, 8, 2, 9, 4, 6, 11, 7, 3], [2, 7, 4], [6, 1, 9, 8, 3, 5, 2]]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *BLOCKS])
+def test_chunks_are_exact_in_every_kind_of_layer(tmp_path: Path, kind: str) -> None:
+    """Keys, values and states are those of the layers that run alone, and shorter rows have their padding in front."""
+    built_model = toy(kind) if kind in KINDS else built(kind)
+    sites = [f"blocks.{layer}.hook_resid_post" for layer in range(min(2, len(built_model.blocks)))]
+    whole, *chunked = [harvest(built_model, ROWS, sites, tmp_path, chunk=chunk) for chunk in (None, 1, 4, 30)]
+    for each in chunked:
+        assert torch.equal(each["tokens"][:], whole["tokens"][:])
+        for site in sites:
+            assert_close(each[site][:], whole[site][:])
+
+
+def test_chunks_of_embeddings_alone(tmp_path: Path) -> None:
+    whole, chunked = [harvest(toy("standard"), ROWS, "hook_pos_embed", tmp_path, chunk=chunk) for chunk in (None, 4)]
+    assert torch.equal(chunked["hook_pos_embed"][:], whole["hook_pos_embed"][:])
+    whole, chunked = [harvest(toy("standard"), ROWS, "ln_final.hook_normalized", tmp_path, chunk=n) for n in (None, 4)]
+    assert_close(chunked["ln_final.hook_normalized"][:], whole["ln_final.hook_normalized"][:])
+
+
+def test_what_cannot_be_read_in_chunks_is_refused(tmp_path: Path) -> None:
+    sizes = {
+        "n_layers": 1,
+        "d_model": 16,
+        "n_heads": 2,
+        "n_ctx": 16,
+        "d_vocab": 12,
+        "act_fn": "gelu",
+        "d_mlp": 32,
+        "seed": 0,
+    }
+    with pytest.raises(ValueError, match="chunk= reads documents piece by piece"):
+        harvest(HookedEncoder(sizes), ROWS, "resid_post0", tmp_path, chunk=4)
+    with pytest.raises(ValueError, match="without past_kv_cache, a prefix or chunks"):
+        harvest(toy(BOTH_WAYS), ROWS, "resid_post0", tmp_path, chunk=4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_of_the_first_layers_goes_with_a_run_of_them() -> None:
+    first, cache = toy("rotary"), KeyValueCache(2)
+    tokens = torch.tensor(ROWS[:1])
+    found = [first(tokens[:, part], past_kv_cache=cache, stop_at_layer=2) for part in (slice(4), slice(4, None))]
+    assert_close(torch.cat(found, 1), first(tokens, stop_at_layer=2))
+    for wrong in ({}, {"stop_at_layer": 1}, {"start_at_layer": 1}):
+        with pytest.raises(ValueError, match="key/value cache is for 2 layers, but the model has 3"):
+            first(tokens, past_kv_cache=cache, **wrong)
+    with pytest.raises(ValueError, match="half-filled"):
+        first(tokens, past_kv_cache=KeyValueCache(3), stop_at_layer=2)

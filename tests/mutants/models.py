@@ -126,10 +126,12 @@ MODELS = mutants({
         ("the images of a run are checked twice", "models/vision/test_resolved_once.py::images_are_resolved_once",
          "inputs = self._collected(input, None, attention_mask)", "inputs = self.inputs(input, None, attention_mask)"),
     ],
-    "models/text/chat.py": [
+    "models/text/growing_labels.py": [
         ("a thought is known one token late",
          "interventions/test_named_positions.py::a_hook_acts_within_thoughts_as_they_are_written",
          "thinks = thinks_at_end(after)", "thinks = thinks_at_end(before)"),
+    ],
+    "models/text/chat.py": [
         ("every row of a mask is the first", "models/text/test_chats.py::a_batch_equals_its_conversations_one_by_one",
          "found[row, self.positions(given, row)] = True", "found[row, self.positions(given, 0)] = True"),
     ],

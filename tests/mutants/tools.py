@@ -174,8 +174,11 @@ TOOLS = mutants({
     ],
     "harvest/rows.py": [
         ("a row of a long document lacks its BOS", "harvest/test_harvest.py::long_documents",
-         "return [[*bos, *body[start : start + size]] for start in range(0, len(body), size)]",
-         "return [[*body[start : start + size]] for start in range(0, len(body), size)]"),
+         "return [[*range(n_bos), *range(start, min(start + size, n))] for start in range(n_bos, n, size)]",
+         "return [[*range(start, min(start + size, n))] for start in range(n_bos, n, size)]"),
+        ("labels of a part of a conversation are those of its beginning",
+         "harvest/test_conversations.py::long_conversations_keep_their_labels",
+         "found.labels.append([labels[i] for i in places])", "found.labels.append(labels[: len(places)])"),
         ("the last batch of rows is dropped", "harvest/test_harvest.py::is_a_loop_of_forward_passes",
          "for start in range(0, len(order), batch_size)]",
          "for start in range(0, len(order) - len(order) % batch_size or 1, batch_size)]"),
@@ -185,6 +188,18 @@ TOOLS = mutants({
         ("special tokens are kept as text", "harvest/test_harvest.py::what_is_kept",
          "return torch.tensor([token not in special for token in row])",
          "return torch.tensor([token in special for token in row])"),
+    ],
+    "harvest/columns.py": [
+        ("labels of all shards are those of the first", "harvest/test_conversations.py::labels_are_beside_the_tokens",
+         "return self._codes[shard][tensors[name][rows].long()]",
+         "return self._codes[self.shards[0]][tensors[name][rows].long().clamp(max=len(self._codes[self.shards[0]]) - 1)]"),
+        ("a selection is of the whole store", "harvest/test_conversations.py::selects_what_a_cache_does",
+         "numbers if selected is None else selected[numbers]", "numbers"),
+    ],
+    "harvest/forwards.py": [
+        ("a chunk that is padded keeps its padding", "harvest/test_conversations.py::chunks_are_exact",
+         "here = here.gather(1, positions.clamp(min=0)) & (positions >= 0)",
+         "here = here.gather(1, positions.clamp(min=0))"),
     ],
     "harvest/stored_value.py": [
         ("whole numbers of int8 are cut, not rounded", "harvest/test_harvest.py::types",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
@@ -14,15 +14,27 @@ from hooked_lm.interventions.top_examples import TopExamples
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
+from hooked_lm.shards.plan import name_of
 
-Data = Int[Tensor, "prompt pos"] | Sequence[str] | VisionInputs | Chat | Iterable[Any]
+
+@runtime_checkable
+class Stored(Protocol):
+    """Texts with values that were computed before: an `ActivationStore`."""
+
+    plan: Any
+
+    def batches(self, site: str, batch_size: int) -> Iterable[Any]: ...
+
+
+Data = Int[Tensor, "prompt pos"] | Sequence[str] | VisionInputs | Chat | Stored | Iterable[Any]
 
 
 @dataclass(frozen=True)
-class Batch:
+class TextBatch:
     """Texts, padded on the right: `real` is True except at padding, `counts` at the positions that are looked at.
 
-    `labels` say what the columns of each row are, if the texts are conversations.
+    `labels` say what the columns of each row are, if the texts are conversations. Of a harvest there are the `documents` of the
+    rows and the `values` of the site.
     """
 
     model: Decoder
@@ -30,12 +42,17 @@ class Batch:
     real: Bool[Tensor, "batch pos"]
     counts: Bool[Tensor, "batch pos"]
     labels: Sequence[Labels] | None = None
+    documents: Sequence[int] = ()
+    values: Tensor | None = None
 
     def run_to(self, site: str, top: TopExamples) -> None:
         """A forward pass as far as the site, for what `top` keeps of it."""
         top.batch(ids_of(self.tokens).cpu(), self.real)
         top.only(self.counts)
         model = self.model
+        if self.values is not None:
+            top.see(self.values.to(model.device), model.hook_dict[site])
+            return
         with model.hooks([top]), reading(self.labels):  # `names_filter` stops the run after the site
             run: dict[str, Any] = {"return_type": None, "attention_mask": self.real.long().to(model.device)}
             model.run_with_cache(self.tokens.to(model.device), names_filter=site, **run)
@@ -71,7 +88,24 @@ class Corpus:
             self.positions is not None
         )
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches(self, site: str) -> Iterator[TextBatch]:
+        """The batches, of a harvest with the values of this site."""
+        if not isinstance(self.data, Stored):
+            yield from self
+            return
+        if self.positions is not None:
+            raise ValueError("positions of a harvest are selected by the store: store.select(role=..., part=...)")
+        if (name := self.data.plan.model["name"]) != name_of(self.model):
+            raise ValueError(f"the harvest is of the model {name!r}, and this is {name_of(self.model)!r}")
+        for tokens, real, labels, documents, values in self.data.batches(site, self.size):
+            counts = real & (torch.arange(tokens.shape[1]) >= self.skip)
+            yield TextBatch(self.model, tokens, real, counts, labels, documents, values)
+
+    def __iter__(self) -> Iterator[TextBatch]:
+        if isinstance(self.data, Stored):
+            raise ValueError(
+                "a harvest has values of its sites, and here the model is run: give texts or conversations"
+            )
         for given in self._parts():
             tokens, real, labels = _read(self.model, given)
             counts = real & (real.cumsum(1) > self.skip)
@@ -84,10 +118,11 @@ class Corpus:
                     chosen = torch.zeros(len(of_row), dtype=torch.bool)
                     chosen[find_positions(of_row, self.positions)] = True
                     counts[row] &= chosen
-            yield Batch(self.model, tokens, real, counts, labels)
+            yield TextBatch(self.model, tokens, real, counts, labels)
 
     def _parts(self) -> Iterable[Any]:
         """The batches as they were given."""
+        assert not isinstance(self.data, Stored)
         data, size = [self.data] if isinstance(self.data, str) else self.data, self.size
         if isinstance(data, VisionInputs):
             whole, n = rows_of(self.model, data), len(data)
@@ -99,7 +134,9 @@ class Corpus:
         return data
 
 
-def _read(model: Decoder, batch: Any) -> tuple[Rows, Bool[Tensor, "batch pos"], Sequence[Labels] | None]:
+def _read(
+    model: Decoder, batch: Tensor | VisionInputs | Chat | Sequence[str]
+) -> tuple[Rows, Bool[Tensor, "batch pos"], Sequence[Labels] | None]:
     """The tokens of a batch, the mask that is True except at padding, and labels of conversations."""
     if isinstance(batch, Tensor):
         if batch.ndim != 2 or batch.is_floating_point():

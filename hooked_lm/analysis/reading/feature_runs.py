@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.reading.corpus import Batch
+from hooked_lm.analysis.reading.corpus import TextBatch
 from hooked_lm.analysis.reading.neurons import to_logits
 from hooked_lm.engine.prompts import some_rows
 from hooked_lm.hooks.token_labels import reading
@@ -86,7 +86,7 @@ class FeatureRuns:
         self.where: Any = read if read == write else [read, write]
         self.kind: type[Dictionary] = Dictionary if read == write else Transcode
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: TextBatch) -> None:
         """Adds a batch."""
         tokens, real, counts = batch.tokens, batch.real, batch.counts
         logits, features = self._run(batch, [*range(len(real))], None)
@@ -110,7 +110,7 @@ class FeatureRuns:
             both = logits[active.to(logits.device)], ablated[active[rows].to(ablated.device)]
             sums.add(acts[active], [found.double().log_softmax(-1).cpu() for found in both], following[active])
 
-    def _run(self, batch: Batch, rows: Sequence[int], edit: Edit | None) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, batch: TextBatch, rows: Sequence[int], edit: Edit | None) -> tuple[Tensor, dict[str, Tensor]]:
         model, hook = self.model, self.kind(self.where, sae=self.sae, error="keep", edit=edit)
         tokens, mask = some_rows(model, batch.tokens, rows), batch.real[rows].long()
         with reading(None if batch.labels is None else [batch.labels[row] for row in rows]):

@@ -164,7 +164,8 @@ def max_activating_examples(
 
     Args:
         prompts: texts, token ids [prompt, pos], `VisionInputs`, conversations (`model.chat`), or an iterator of batches of
-            these. Texts get the model's BOS and are truncated at n_ctx; padding is left out.
+            these; or a harvest that has the site (`ActivationStore`), for which the model is not run. Texts get the model's BOS
+            and are truncated at n_ctx; padding is left out.
         site: a full name, or a short one with its layer, such as ("post", 2); None: that in the config of `sae`.
         sae: a dictionary with `encode`, whose `feature` is an index.
         context: the number of context tokens on each side.
@@ -205,11 +206,12 @@ def examples_of(
             raise ValueError(f"{name} must be at least {least}, got {number}")
     settings: dict[str, Any] = {"largest": largest, "one_per_text": one_per_text, "activations": True}
     top = TopExamples(measure.site, measure=measure, k=k, context=context, **settings)
-    n_positions, labels = 0, list[Labels]()
-    for batch in corpus:
+    n_positions, labels, documents = 0, list[Labels](), list[int]()
+    for batch in corpus.batches(measure.site):
         batch.run_to(measure.site, top)
         n_positions += int(batch.counts.sum())
         labels += batch.labels or ()
+        documents += batch.documents
     n_texts = top.inputs.n_texts
     if not n_positions:
         raise ValueError(f"the data have no position to look at: {n_texts} texts{corpus.described}")
@@ -225,6 +227,8 @@ def examples_of(
         about = provenance(corpus.model, of=of, largest=largest, positions=n_positions, prompts=n_texts)
         places = zip(found["texts"].tolist(), found["positions"].tolist(), strict=True)
         which = tuple(labels[text][position] for text, position in places) if labels else ()
+        if documents:
+            found["texts"] = torch.tensor(documents)[found["texts"]]
         results.append(MaxActivating(**found, words=words, about=about, labels=which))
     return results
 

@@ -236,8 +236,8 @@ class Chat(OwnRun, NotebookRepr):
         that ends within a turn of the assistant is continued there. If it does not end where the assistant begins, the template
         is asked for that. An answer that reaches `max_new_tokens` within a thought has only that.
 
-        The answer to one conversation has the `prefix` of the tokens that the model read, also of its own, except under hooks that
-        depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
+        The answer to one conversation has the `prefix` of the tokens that the model read, also of its own, except under hooks
+        that depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
 
         Raises ValueError for an answer without text, and for a prefix of changed weights, another model or under other hooks.
         """

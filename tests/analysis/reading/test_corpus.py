@@ -8,7 +8,9 @@ import torch
 
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis import MaxActivating, feature_report, features_table, max_activating_examples, train_tuned_lens
+from hooked_lm.analysis.reading.corpus import Corpus
 from hooked_lm.analysis.reading.feature_report import FeatureReport
+from hooked_lm.harvest import harvest
 from hooked_lm.interventions import dictionaries
 from hooked_lm.models.text.chat import Chat
 from tests.close import assert_close, assert_equal
@@ -129,3 +131,34 @@ def test_a_lens_of_conversations(model: HookedTransformer, chat: Chat) -> None:
     of_chats = train_tuned_lens(model, alike, steps=2, layers=[1])
     of_ids = train_tuned_lens(model, alike.tokens, steps=2, layers=[1])
     assert_equal(of_chats.A, of_ids.A)
+
+
+def test_a_harvest_is_a_corpus(model: HookedTransformer, chat: Chat, tmp_path: Path) -> None:
+    store = harvest(model, CORPUS, SITE, tmp_path, documents_per_shard=2)
+    options: dict[str, Any] = {"site": ("resid_post", 1), "neuron": 7, "k": 9, "context": 2, "batch_size": 2}
+    ran: list[int] = []
+    handle = model.blocks[0].register_forward_hook(lambda *_: ran.append(1))
+    stored = max_activating_examples(model, store, skip=2, **options)
+    answers = max_activating_examples(model, store.select(role="assistant"), **options)
+    handle.remove()
+    assert not ran  # nothing is computed again
+    for found, expected in (
+        (stored, max_activating_examples(model, chat, skip=2, **options)),
+        (answers, max_activating_examples(model, chat, positions="assistant", **options)),
+    ):
+        assert_close(found.values, expected.values)
+        assert (found.labels, found.texts.tolist()) == (expected.labels, expected.texts.tolist())
+        assert found.positions.tolist() == expected.positions.tolist()
+    assert torch.equal(stored.tokens, max_activating_examples(model, chat, skip=2, **options).tokens)
+    alone = harvest(model, CORPUS, SITE, tmp_path, positions=("user", -1), seed=4)
+    of_ends = max_activating_examples(model, alone, **options)
+    assert_close(of_ends.values, max_activating_examples(model, chat, positions=("user", -1), **options).values)
+    for data, wrong, message in (
+        (store, {"positions": "user"}, "selected by the store: store.select"),
+        (store, {"site": "z1", "neuron": None, "heads": 0}, "no site 'blocks.1.attn.hook_z'"),
+        (harvest(model, CORPUS, SITE, tmp_path, reduce="mean"), {}, "one vector of each row"),
+    ):
+        with pytest.raises((ValueError, KeyError), match=message):
+            max_activating_examples(model, data, **{**options, **wrong})
+    with pytest.raises(ValueError, match="here the model is run: give texts or conversations"):
+        next(iter(Corpus(model, store, 2)))
