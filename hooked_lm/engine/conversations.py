@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 from hooked_lm.hooks.token_labels import PADDING, Named, is_named, reading
+from hooked_lm.models.prefix import Prefix, PrefixedPrompt
 from hooked_lm.models.text.chat import Chat
 
 P = ParamSpec("P")
@@ -17,13 +18,19 @@ def reads_chats(function: Callable[P, R]) -> Callable[P, R]:
     """Decorates a function of prompts to take conversations, and positions by what their tokens are.
 
     Positions such as "assistant" are replaced by the numbers of these positions, and hooks that act at such positions know
-    them. Raises ValueError if no prompt is a conversation, and if the conversations have them at different numbers.
+    them. Raises ValueError if no prompt is a conversation, and if the conversations have them at different numbers; TypeError
+    for a prefix, and for what follows one.
     """
     wanted = signature(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = wanted.bind(*args, **kwargs)
+        if after := [name for name, given in bound.arguments.items() if isinstance(given, Prefix | PrefixedPrompt)]:
+            raise TypeError(
+                f"{after[0]} of {function.__name__} may not be a prefix, nor what follows one, which are for model(...), "
+                "run_with_cache, run_with_hooks, generate and rollouts: give the whole prompts"
+            )
         chats = {name: given for name, given in bound.arguments.items() if isinstance(given, Chat)}
         for name in POSITIONS:
             if is_named(given := bound.arguments.get(name)):

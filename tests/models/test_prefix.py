@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hooked_lm import HookedEncoder, HookedTransformer
+from hooked_lm import HookedEncoder, HookedTransformer, analysis, patching
 from hooked_lm.components.kv_cache import ContinuedEntry
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions import AddDirection, InputTokens, Record, Scale
@@ -381,6 +381,26 @@ def test_refusals(run: Callable[[Any, Any], Any], message: str) -> None:
         run(model, model.prefix(ids(1, N_PREFIX)))
 
 
+TOOLS: dict[str, Callable[..., object]] = {
+    "sweep": lambda model, prompt: patching.sweep(model, prompt, prompt, answers=(3, 4)),
+    "ablate": lambda model, prompt: patching.ablate(model, prompt, answers=(3, 4)),
+    "run_each": lambda model, prompt: patching.run_each(model, prompt, [Scale(SITE, factor=0.0)], answers=(3, 4)),
+    "attribute": lambda model, prompt: analysis.attribute(model, prompt, prompt, answers=(3, 4)),
+    "logit_lens": lambda model, prompt: analysis.logit_lens(model, prompt),
+    "head_scores": lambda model, prompt: analysis.head_scores(model, prompt),
+    "direct_logit_attribution": lambda model, prompt: analysis.direct_logit_attribution(model, prompt, 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_of_whole_prompts_refuse_a_prefix_by_name(name: str) -> None:
+    model = toy("rotary")
+    prefix = model.prefix(ids(1, 4))
+    for prompt in (prefix, prefix + ids(1, 3)):
+        with pytest.raises(TypeError, match=rf"of {name} may not be a prefix.*give the whole prompts"):
+            TOOLS[name](model, prompt)
+
+
 # ---- chunks ----------------------------------------------------------------------------------------------------------
 
 
@@ -398,8 +418,9 @@ def test_a_run_in_chunks_is_the_whole_run(kind: str, chunk: int) -> None:
     assert_close(model.prefix(tokens, chunk=chunk).logits, logits[:, -1])
 
 
-@pytest.mark.parametrize("kind", ["rotary", "windowed", "shortformer"])
-@pytest.mark.parametrize("chunk", [1, 4, 99, "auto", "40KB"])
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [("rotary", 1), ("rotary", "40KB"), ("rotary", "auto"), ("windowed", 4), ("shortformer", 4)]
+)
 def test_a_forward_pass_in_chunks_is_the_whole_one(kind: str, chunk: int | str) -> None:
     model, (tokens, mask) = toy(kind, words()), padded([ids(1, n, seed=n)[0] for n in (10, 6)], "left")
     prefix = model.prefix(ids(1, 5))

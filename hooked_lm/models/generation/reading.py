@@ -266,8 +266,8 @@ def _in_chunks(
         raise ValueError("a loss needs token ids, and this prompt has embeddings")
     losses: list[Tensor] = []
 
-    def keep(output: Tensor, first: int, end: int) -> Tensor | None:
-        if return_type in ("loss", "both"):
+    def keep(output: Tensor | None, first: int, end: int) -> Tensor | None:
+        if return_type in ("loss", "both") and output is not None:
             losses.append(next_token_losses(output, tokens[:, first + 1 : end + 1].to(output.device)))
         return output if return_type in ("logits", "both") else None
 
