@@ -198,7 +198,8 @@ class KeyValueCache(NotebookRepr):
     past tokens.
 
     A layer may have both. `room` is the number of positions in the first buffers, which grow. `entries` are those of the
-    layers, in place of empty ones; `previous_attention_mask` is then the mask of their positions.
+    layers, in place of empty ones; `previous_attention_mask` is then the mask of their positions. All runs may stop before the
+    layer `until`.
 
     >>> cache = KeyValueCache(n_layers=2)
     >>> len(cache), cache.length
@@ -219,6 +220,7 @@ class KeyValueCache(NotebookRepr):
         self.entries: list[KeyValueCacheEntry | ContinuedEntry]
         self.entries = [KeyValueCacheEntry(room) for _ in range(n_layers or 0)] if entries is None else [*entries]
         self.states: dict[int, StateCacheEntry] = {}
+        self.until: int | None = None
         self.previous_attention_mask = previous_attention_mask
         # number of tokens -> what the images among them add to the positions of later text, [batch]
         self.position_shifts: dict[int, Tensor] = {}

@@ -1,6 +1,5 @@
 """The number of cells in one pass, limited by memory."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +9,12 @@ from torch import Tensor, nn
 from hooked_lm.engine.base_run import BaseRun
 from hooked_lm.engine.metric_trace import TracedAccess
 from hooked_lm.engine.schedule import CellSchedule
+from hooked_lm.models.budget import bytes_of, memory_of, token_bytes
 
 ENOUGH = 2048  # tokens in a pass; more do not increase the throughput of a CPU
 ENOUGH_ON_GPU = 32768
-AUTO = 1 << 30
+
+__all__ = ["Budget", "batches", "bytes_of", "kv_bytes", "token_bytes"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class Budget:
         """The budget of a user's `max_memory` (see `bytes_of`). "auto" is 1 GiB on a CPU, half of the free memory on a GPU."""
         enough = ENOUGH if device.type == "cpu" else ENOUGH_ON_GPU
         if max_memory == "auto":
-            free = torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else AUTO
-            return cls(free, enough)
+            return cls(memory_of(max_memory, device), enough)
         return cls(bytes_of(max_memory), enough, is_user_set=True)
 
     def cells_of_whole_forwards(self, model: nn.Module, shape: torch.Size) -> int:
@@ -38,22 +38,6 @@ class Budget:
         n_tokens = shape[0] * shape[1]
         width = max(token_bytes(model), 4 * shape[-1])
         return max(1, min(self.n_tokens // n_tokens, self.n_bytes // (n_tokens * width)))
-
-
-def bytes_of(size: int | str, name: str = "max_memory") -> int:
-    """The number of bytes of an int or a string such as "512MB" or "2 GiB"; ValueError for anything else.
-
-    >>> bytes_of("512MB"), bytes_of("1.5 GiB"), bytes_of("2KB"), bytes_of(1000)
-    (512000000, 1610612736, 2000, 1000)
-    """
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B\s*", size) if isinstance(size, str) else None
-    if found is not None:
-        number, prefix, is_binary = found.groups()
-        size = int(float(number) * (1024 if is_binary else 1000) ** " KMGT".index(prefix.upper() or " "))
-    if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
-        auto = "'auto', " if name == "max_memory" else ""
-        raise ValueError(f"{name} must be {auto}a number of bytes or a size such as '512MB', got {size!r}")
-    return size
 
 
 def batches(
@@ -95,10 +79,3 @@ def batches(
 def kv_bytes(keys_values: tuple[Tensor, Tensor]) -> int:
     """Bytes of the keys and values of all positions, which each row needs regardless of its number of tokens."""
     return sum(some.numel() * some.element_size() for some in keys_values)
-
-
-def token_bytes(module: nn.Module) -> int:
-    """Estimated bytes for one token in a module: the outputs of its matrix products, times two for other intermediates."""
-    dtype = next((p.dtype for p in module.parameters()), torch.float32)
-    widths = sum(max(p.shape[-2:]) for p in module.parameters() if p.ndim >= 2)
-    return 2 * widths * torch.finfo(dtype).bits // 8

@@ -9,6 +9,7 @@ from hooked_lm.engine.answers import first_words
 from hooked_lm.engine.pairs import Pairs, with_chats, with_ids
 from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.hooks.token_labels import Named, is_named, reading
+from hooked_lm.models.prefix import Prefix, PrefixedPrompt
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
 from hooked_lm.models.text.methods import TextMethods
@@ -25,13 +26,18 @@ def reads_chats(function: Callable[P, R]) -> Callable[P, R]:
 
     Conversations are a `Chat`, or messages, alone or in Pairs. Positions such as "assistant" are replaced by the numbers of
     these positions, and hooks that act at such positions know them. Raises ValueError if no prompt is a conversation, and if the
-    conversations have them at different numbers.
+    conversations have them at different numbers; TypeError for a prefix, and for what follows one.
     """
     wanted = signature(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         bound = wanted.bind(*args, **kwargs)
+        if after := [name for name, given in bound.arguments.items() if isinstance(given, Prefix | PrefixedPrompt)]:
+            raise TypeError(
+                f"{after[0]} of {function.__name__} may not be a prefix, nor what follows one, which are for model(...), "
+                "run_with_cache, run_with_hooks, generate and rollouts: give the whole prompts"
+            )
         chats = _with_chats(bound.arguments)
         for name in POSITIONS:
             if is_named(given := bound.arguments.get(name)):

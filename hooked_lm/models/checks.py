@@ -41,7 +41,7 @@ def check_layers(start: int | None, stop: int | None, n_layers: int, cache: KeyV
         return
     if len(cache) != n_layers:
         raise ValueError(f"the key/value cache is for {len(cache)} layers, but the model has {n_layers}")
-    if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers:
+    if not cache.frozen and len(range(n_layers)[start:stop]) < n_layers and (start is not None or stop != cache.until):
         raise ValueError("a run of some layers would leave the key/value cache half-filled; freeze() it first")
 
 

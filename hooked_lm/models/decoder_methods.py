@@ -1,7 +1,7 @@
 """The methods of a decoder other than its forward pass: caching runs, parts of a run, generation."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,10 @@ from hooked_lm.models.checks import check_cacheable, check_loss, check_stream, i
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
-from hooked_lm.models.generation.reading import read_prefix, run_in_chunks
+from hooked_lm.models.generation.reading import forward_in_chunks, read_prefix, run_in_chunks
 from hooked_lm.models.generation.replies import reply
 from hooked_lm.models.generation.rollouts import rollouts
-from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.loss import Output, lm_cross_entropy_loss
 from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt, as_prompt, check_hooks_of_prefix, opened
 from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.chat import Chat
@@ -44,13 +44,6 @@ OF_CHUNKS = ("fwd_hooks", "device", "remove_batch_dim", "prepend_bos", "padding_
 Mask = Int[Tensor, "batch key_pos"] | Bool[Tensor, "batch key_pos"]
 
 
-class Output(NamedTuple):
-    """The result of `return_type="both"`."""
-
-    logits: Float[Tensor, "batch pos d_vocab"]
-    loss: Float[Tensor, "*batch_pos"]
-
-
 class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     """The methods of a `Decoder` other than `forward`."""
 
@@ -63,6 +56,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     generate = generation.generate
     generate_stream = generation.generate_stream
     rollouts = rollouts
+    run_in_chunks = forward_in_chunks
     _reply = reply
 
     def prefix(  # type: ignore[override]
@@ -70,7 +64,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         prompt: Prompt,
         names_filter: NamesFilter = None,
         *,
-        chunk: int | None = None,
+        chunk: int | str | None = None,
         prepend_bos: bool | None = None,
         padding_side: str | None = None,
         attention_mask: Mask | None = None,
@@ -107,7 +101,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         *model_args: Any,
         names_filter: NamesFilter = None,
         stop_at_layer: int | None = None,
-        chunk: int | None = None,
+        chunk: int | str | None = None,
         **kwargs: Any,
     ) -> tuple[Any, Any]:
         """Returns the output of a forward pass and an ActivationCache of the points that `names_filter` selects.
@@ -119,6 +113,10 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         if chunk is not None:
             given = {**kwargs, **({} if stop_at_layer is None else {"stop_at_layer": 0})}
             check_keywords("run_with_cache with chunk", given, OF_CHUNKS)
+            if return_type is None and names_filter is not None:
+                kwargs["stop"] = self._last_layer_needed(
+                    names_filter, [*map(parse_hook, hook_list(kwargs.get("fwd_hooks", ())))]
+                )
             output, cache = run_in_chunks(self, input, chunk, names_filter, return_type, **kwargs)
             cache.labels = input.labels if isinstance(input, Chat | PrefixedPrompt) else None
             return output, cache

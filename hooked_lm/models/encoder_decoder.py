@@ -15,9 +15,8 @@ from hooked_lm.models.caches.activation_cache import NamedCache
 from hooked_lm.models.checks import check_length, check_loss, check_options, check_rows, checked_global_mask
 from hooked_lm.models.config.flat import HookedEncoderDecoderConfig, HookedTransformerConfig
 from hooked_lm.models.config.tree import EncoderDecoderConfig, StackConfig
-from hooked_lm.models.decoder_methods import Output
 from hooked_lm.models.generation.encoder_decoder import generate
-from hooked_lm.models.loss import lm_cross_entropy_loss
+from hooked_lm.models.loss import Output, lm_cross_entropy_loss
 from hooked_lm.models.stack import Stack, Stream, apply_config_flags
 from hooked_lm.models.text.encoder_decoder import DecoderInput, SourceAndTargetText
 from hooked_lm.models.text.source_and_target import SourceAndTarget

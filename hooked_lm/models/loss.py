@@ -1,11 +1,20 @@
 """Next-token loss and accuracy."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hooked_lm.components.readable import check
 from hooked_lm.errors import ArgumentError
+
+
+class Output(NamedTuple):
+    """The result of `return_type="both"`."""
+
+    logits: Float[Tensor, "batch pos d_vocab"]
+    loss: Float[Tensor, "*batch_pos"]
 
 
 def from_the_end(tokens: Int[Tensor, "*shape"], d_vocab: int) -> Int[Tensor, "*shape"]:
@@ -31,8 +40,26 @@ def lm_cross_entropy_loss(
     ... ).exp().round()
     tensor(4.)
     """
-    log_probs = logits.float().log_softmax(-1)[:, :-1]  # of all positions: softmax copies a slice first
-    losses = -log_probs.gather(-1, from_the_end(tokens[:, 1:, None], logits.shape[-1]))[..., 0]
+    return counted_losses(next_token_losses(logits, tokens[:, 1:]), tokens, attention_mask, per_token)
+
+
+def next_token_losses(
+    logits: Float[Tensor, "batch pos d_vocab"], following: Int[Tensor, "batch next"]
+) -> Float[Tensor, "batch next"]:
+    """The cross entropy of the tokens that follow the first positions, which may be all or all but the last."""
+    log_probs = logits.float().log_softmax(-1)[
+        :, : following.shape[1]
+    ]  # of all positions: softmax copies a slice first
+    return -log_probs.gather(-1, from_the_end(following[..., None], logits.shape[-1]))[..., 0]
+
+
+def counted_losses(
+    losses: Float[Tensor, "batch next"],
+    tokens: Int[Tensor, "batch pos"],
+    attention_mask: Tensor | None,
+    per_token: bool,
+) -> Float[Tensor, "*batch_pos"]:
+    """The losses of real tokens after real ones [batch, pos - 1], or their mean; see `lm_cross_entropy_loss`."""
     counts = torch.ones_like(losses, dtype=torch.bool)
     if attention_mask is not None:
         if attention_mask.shape != tokens.shape:

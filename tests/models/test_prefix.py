@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hooked_lm import HookedEncoder, HookedTransformer
+from hooked_lm import HookedEncoder, HookedTransformer, analysis, patching
 from hooked_lm.components.kv_cache import ContinuedEntry
 from hooked_lm.hooks import HookPoint
 from hooked_lm.interventions import AddDirection, InputTokens, Record, Scale
@@ -381,6 +381,26 @@ def test_refusals(run: Callable[[Any, Any], Any], message: str) -> None:
         run(model, model.prefix(ids(1, N_PREFIX)))
 
 
+TOOLS: dict[str, Callable[..., object]] = {
+    "sweep": lambda model, prompt: patching.sweep(model, prompt, prompt, answers=(3, 4)),
+    "ablate": lambda model, prompt: patching.ablate(model, prompt, answers=(3, 4)),
+    "run_each": lambda model, prompt: patching.run_each(model, prompt, [Scale(SITE, factor=0.0)], answers=(3, 4)),
+    "attribute": lambda model, prompt: analysis.attribute(model, prompt, prompt, answers=(3, 4)),
+    "logit_lens": lambda model, prompt: analysis.logit_lens(model, prompt),
+    "head_scores": lambda model, prompt: analysis.head_scores(model, prompt),
+    "direct_logit_attribution": lambda model, prompt: analysis.direct_logit_attribution(model, prompt, 3, 4),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_of_whole_prompts_refuse_a_prefix_by_name(name: str) -> None:
+    model = toy("rotary")
+    prefix = model.prefix(ids(1, 4))
+    for prompt in (prefix, prefix + ids(1, 3)):
+        with pytest.raises(TypeError, match=rf"of {name} may not be a prefix.*give the whole prompts"):
+            TOOLS[name](model, prompt)
+
+
 # ---- chunks ----------------------------------------------------------------------------------------------------------
 
 
@@ -396,6 +416,83 @@ def test_a_run_in_chunks_is_the_whole_run(kind: str, chunk: int) -> None:
         assert_close(joined[name].nan_to_num(0, 0, 0), cache[name].nan_to_num(0, 0, 0), scale=10.0, msg=name)
     assert torch.equal(model.generate(tokens, 4, chunk=chunk, **GREEDY), model.generate(tokens, 4, **GREEDY))
     assert_close(model.prefix(tokens, chunk=chunk).logits, logits[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [("rotary", 1), ("rotary", "40KB"), ("rotary", "auto"), ("windowed", 4), ("shortformer", 4)]
+)
+def test_a_forward_pass_in_chunks_is_the_whole_one(kind: str, chunk: int | str) -> None:
+    model, (tokens, mask) = toy(kind, words()), padded([ids(1, n, seed=n)[0] for n in (10, 6)], "left")
+    prefix = model.prefix(ids(1, 5))
+    for prompt, how in (
+        (tokens, {"attention_mask": mask}),
+        (ids(3, 10), {}),
+        ("w4 w5 w6 w7", {}),
+        (prefix + ids(2, 6), {}),
+        (prefix.then(tokens, mask), {}),
+    ):
+        expected = model(prompt, **how)
+        real = torch.ones(expected.shape[:2]).bool() if prompt is not tokens else mask.bool()
+        assert_close(model(prompt, chunk=chunk, **how)[real], expected[real])
+        assert_close(model(prompt, "loss", chunk=chunk, **how), model(prompt, "loss", **how))
+        per_token, of_whole = (
+            model(prompt, "loss", loss_per_token=True, **how, **some) for some in ({"chunk": chunk}, {})
+        )
+        assert_close(per_token, of_whole)
+        both = model(prompt, return_type="both", chunk=chunk, **how)
+        assert_close(both.logits[real], expected[real])
+        assert_close(both.loss, model(prompt, "loss", **how))
+        assert model(prompt, return_type=None, chunk=chunk, **how) is None
+
+
+def passes(model: HookedTransformer, run: Callable[[], object]) -> list[int]:
+    """The number of tokens in each pass of a run."""
+    seen: list[int] = []
+
+    def note(value: Tensor, hook: HookPoint) -> None:
+        seen.append(value.shape[1])
+
+    with model.hooks([("hook_embed", note)]):
+        run()
+    return seen
+
+
+def test_a_size_is_as_many_tokens_as_fit() -> None:
+    model, tokens = toy("rotary"), ids(2, 20)
+    for run in (model, model.prefix, lambda some, chunk: model.generate(some, 1, chunk=chunk, **GREEDY)):
+        few, more, all_fit = (passes(model, lambda c=c: run(tokens, chunk=c)) for c in ("20KB", "40KB", "auto"))  # noqa: B023
+        assert sum(few) == sum(more) == 20
+        assert 0 < few[0] < more[0] < 20
+        assert few[0] == more[0] // 2
+        assert all_fit == [20]
+    plain = passes(model, lambda: model(tokens, chunk="40KB"))
+    with_scores = passes(model, lambda: model.run_with_cache(tokens, names_filter="pattern1", chunk="40KB"))
+    half_as_many = passes(model, lambda: model(tokens[:1], chunk="40KB"))
+    assert with_scores[0] < plain[0] < half_as_many[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "n_layers"), [("hook_embed", 1), ("z1", 2), ("resid_post2", 3), (["mlp_out0", "q0"], 1)]
+)
+def test_passes_end_after_the_last_layer_that_is_needed(names: Any, n_layers: int) -> None:
+    model, tokens, seen = toy("rotary"), ids(2, 10), []
+
+    def note(value: Tensor, hook: HookPoint) -> None:
+        seen.append(hook.layer())
+
+    _, expected = model.run_with_cache(tokens, names_filter=names)
+    with model.hooks([(f"blocks.{layer}.hook_resid_pre", note) for layer in range(n_layers)]):
+        output, cache = model.run_with_cache(tokens, names_filter=names, return_type=None, chunk=4)
+    assert output is None
+    assert seen == [*range(n_layers)] * 3
+    for name in expected:
+        assert_close(cache[name], expected[name])
+    every, whole = [], [*range(3)] * 3
+    with model.hooks(
+        [(f"blocks.{layer}.hook_resid_pre", lambda value, hook: every.append(hook.layer())) for layer in range(3)]
+    ):
+        model.run_with_cache(tokens, names_filter=names, chunk=4)
+    assert every == whole  # for the logits
 
 
 def test_padded_rows_in_chunks() -> None:
@@ -453,7 +550,17 @@ def test_what_a_run_in_chunks_returns() -> None:
     ("run", "error", "message"),
     [
         (lambda model: model.run_with_cache(ids(1, 4), chunk=0), ValueError, "at least 1, got 0"),
-        (lambda model: model.run_with_cache(ids(1, 4), chunk=2, return_type="loss"), ValueError, "return_type='loss'"),
+        (lambda model: model.run_with_cache(ids(1, 4), chunk=2, return_type="los"), ValueError, "got 'los'"),
+        (lambda model: model(ids(1, 4), chunk=2, return_type="los"), ValueError, "got 'los'"),
+        (lambda model: model(ids(1, 4), chunk=2, start_at_layer=1), TypeError, "start_at_layer"),
+        (
+            lambda model: model(model.embed(ids(1, 4)), chunk=2, return_type="loss"),
+            ValueError,
+            "a loss needs token ids",
+        ),
+        (lambda model: model(ids(1, 4), chunk="1KB"), ValueError, r"chunk='1KB' is too small: a token takes about"),
+        (lambda model: model(ids(1, 4), chunk="large"), ValueError, "chunk must be a number of bytes or a size"),
+        (lambda model: model.generate(ids(1, 4), chunk="1KB"), ValueError, "is too small"),
         (lambda model: model.run_with_cache(ids(1, 4), chunk=2, incl_bwd=True), TypeError, "no argument 'incl_bwd'"),
         (lambda model: model.run_with_cache(ids(1, 4), chunk=2, stop_at_layer=1), TypeError, "'stop_at_layer'"),
         (lambda model: model.generate(ids(1, 4), chunk=2, use_past_kv_cache=False), ValueError, "key/value cache"),

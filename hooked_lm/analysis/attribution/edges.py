@@ -24,7 +24,6 @@ from hooked_lm.analysis.attribution.gradients import (
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norms.norm import upcast
-from hooked_lm.engine.budget import bytes_of
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.decoders import decoder
@@ -36,6 +35,7 @@ from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.budget import bytes_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.renamed import renamed

@@ -24,7 +24,7 @@ from hooked_lm.analysis.attribution.gradient_runs import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
-from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.experiment import Metric
@@ -47,6 +47,7 @@ from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.stacks import Target, has_two_stacks, refuse_two_stacks
 from hooked_lm.engine.study import Metrics, named
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.models.budget import token_bytes
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.renamed import renamed

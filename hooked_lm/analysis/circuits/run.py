@@ -25,7 +25,7 @@ from hooked_lm.analysis.circuits.circuit import KL
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
-from hooked_lm.engine.budget import Budget, token_bytes
+from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.context import repeated_context
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.metric_rows import numbers_of
@@ -34,6 +34,7 @@ from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, unpaired
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
 from hooked_lm.hooks import HookPoint, is_listening
+from hooked_lm.models.budget import token_bytes
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.terms import times

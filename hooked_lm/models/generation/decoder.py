@@ -11,7 +11,7 @@ from hooked_lm.hooks import HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.models.checks import first_bidirectional
 from hooked_lm.models.generation.loop import Input, TokenSequence, check_room, converter, end_ids, sampler, steps
-from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, check_chunk
+from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, chunk_of
 from hooked_lm.models.prefix import PrefixedPrompt, Prompt, as_prompt, opened, text_of
 from hooked_lm.progress import progress_bar
 
@@ -39,7 +39,7 @@ def generate(
     seed: int | torch.Generator | Sequence[int] | None = None,
     return_cache: bool = False,
     names_filter: NamesFilter = None,
-    chunk: int | None = None,
+    chunk: int | str | None = None,
 ) -> Any:
     """Continues a prompt by at most `max_new_tokens` tokens; returns the prompt with its continuation.
 
@@ -68,7 +68,8 @@ def generate(
             global generator if None.
         return_cache: also return an ActivationCache of all tokens of the result, at the sites of `names_filter`; after a
             prefix, of those that follow it.
-        chunk: read the prompt in pieces of so many tokens, which takes the memory of one; hooks run on each piece.
+        chunk: read the prompt in pieces of so many tokens, which takes the memory of one; hooks run on each piece. "auto" or a
+            size, such as "512MB": of as many tokens as a pass of this memory can have (see `max_memory` of `patching.sweep`).
 
     Raises ValueError, before anything runs, for invalid options and for a prompt that exceeds the model's n_ctx together
     with `max_new_tokens`; during generation, with step and row, for logits that are NaN or infinite.
@@ -148,7 +149,7 @@ def started(
     padding_side: str | None = None,
     attention_mask: Tensor | None = None,
     seed: int | torch.Generator | Sequence[int] | None = None,
-    chunk: int | None = None,
+    chunk: int | str | None = None,
 ) -> tuple[PromptReader, Iterator[None]]:
     """Checks all arguments; returns the reader of the prompt, and the steps that append one token each."""
     choose = sampler(model.device, do_sample, top_k, top_p, temperature, freq_penalty, seed)
@@ -157,12 +158,12 @@ def started(
     if known is not None and not use_past_kv_cache:
         raise ValueError("a prefix is the key/value cache of a prompt: omit use_past_kv_cache=False")
     reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
-    check_chunk(model, chunk, sequence, cache if use_past_kv_cache else None)
+    n_tokens = chunk_of(model, chunk, sequence, cache if use_past_kv_cache else None, record.sites if record else ())
     check_room(len(sequence), max_new_tokens, model.cfg.longest_input)
     if isinstance(seed, Sequence) and len(seed) != len(sequence.real):
         raise ValueError(f"seed has {len(seed)} numbers for {len(sequence.real)} rows: give one for each row")
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
-    reader = PromptReader(model, sequence, cache if reads_once else None, record, chunk, known)
+    reader = PromptReader(model, sequence, cache if reads_once else None, record, n_tokens, known)
     return reader, _recorded(reader, steps(reader, max_new_tokens, choose, ends, fill=next(iter(ends), 0)))
 
 

@@ -1,22 +1,24 @@
 """Reads a prompt in several forward passes, and keeps its activations."""
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import Cache, HookedRootModule, NamesFilter
 from hooked_lm.hooks.generation_step import GenerationStep, current, run_generation, set_current
 from hooked_lm.hooks.hook_spec import HookList
-from hooked_lm.models.checks import check_cacheable, check_in_parts, first_bidirectional
+from hooked_lm.models.budget import memory_of, token_bytes
+from hooked_lm.models.checks import check_cacheable, check_in_parts, check_options, first_bidirectional
 from hooked_lm.models.generation.loop import Reader, TokenSequence
+from hooked_lm.models.loss import Output, counted_losses, next_token_losses
 from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, opened, versions
 
+Opened = tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"] | None]
 KEYS = {"key_pos", "block"}  # axes of keys, of old tokens and new ones
 
 
@@ -37,11 +39,16 @@ class PromptReader(Reader):
 
     def read(self, n_new: int, options: dict[str, Any]) -> Float[Tensor, "batch pos d_vocab"]:
         """The model's logits at the last `n_new` positions, or only at the last one; in pieces, at those of the last."""
-        return deque(self.pieces(n_new, options), maxlen=1)[0]
+        return self.pieces(n_new, options)[-1]
 
-    def pieces(self, n_new: int, options: dict[str, Any]) -> Iterator[Any]:
-        """Yields the model's output at the last `n_new` positions, piece by piece."""
-        model, sequence, n, now = self.model, self.sequence, len(self.sequence), current()
+    def pieces(
+        self,
+        n_new: int,
+        options: dict[str, Any],
+        keep: Callable[[Any, int, int], Any] = lambda output, start, end: output,
+    ) -> list[Any]:
+        """What `keep` returns of the model's output for each piece of the last `n_new` positions, from one column to another."""
+        model, sequence, n, now, outputs = self.model, self.sequence, len(self.sequence), current(), []
         resid, pos_embed = None, None
         if n_new > sequence.tokens.shape[1]:
             resid, pos_embed = model.get_residual(sequence.all_embeds(model), attention_mask=sequence.real)
@@ -55,9 +62,10 @@ class PromptReader(Reader):
             else:
                 of_piece = None if pos_embed is None else pos_embed[:, start:end]
                 output = model(resid[:, start:end], start_at_layer=0, shortformer_pos_embed=of_piece, **options)
+            outputs.append(keep(output, start, end))
             if self.record:
                 self.record.keep(end)
-            yield output
+        return outputs
 
 
 class SequenceRecord:
@@ -76,6 +84,7 @@ class SequenceRecord:
     ) -> None:
         self.model = model
         self.seen, self.hooks, _ = model.get_caching_hooks(names_filter, device=device)
+        self.sites = [name for name, _ in self.hooks]
         self.pieces: dict[str, list[Tensor]] = {}  # in the order in which the sites were reached
         self.keeps_last = first_bidirectional(model.blocks) is not None
         self.length = length
@@ -119,6 +128,40 @@ class SequenceRecord:
         return axes[0]
 
 
+def chunk_of(
+    model: HookedRootModule,
+    chunk: int | str | None,
+    sequence: TokenSequence,
+    cache: KeyValueCache | None,
+    sites: Iterable[str] = (),
+) -> int | None:
+    """The number of tokens of a piece; None to read all at once.
+
+    `chunk` is this number, or the memory of a pass: "auto" or a size, see `memory_of`. Then it is the largest number of tokens of
+    which a layer and the logits fit, with attention scores where a hook, or one of the recorded `sites`, needs them; None if all
+    fit. Raises ValueError for a prompt that cannot be read in such pieces, and for a size that not one token fits.
+    """
+    if isinstance(chunk, str):
+        n_rows, n_keys = sequence.real.shape
+        n_new = n_keys - (0 if cache is None else cache.length)
+        points = [model.hook_dict[name] for name in sites]
+        listening = (point for point in model.hook_points() if point.is_listening)
+        shows_scores = (
+            any(KEYS & {*point.dims} for point in (*points, *listening)) or model.cfg.fused_attention != "auto"
+        )
+        of_token = n_rows * (
+            max(map(token_bytes, model.blocks))
+            + 4 * model.cfg.d_vocab_out
+            + shows_scores * 16 * model.cfg.n_heads * n_keys  # four copies in fp32
+        )
+        budget = memory_of(chunk, model.device, "chunk")
+        if budget < of_token:
+            raise ValueError(f"chunk={chunk!r} is too small: a token takes about {of_token:,} bytes in a pass")
+        chunk = None if budget >= n_new * of_token else budget // of_token
+    check_chunk(model, chunk, sequence, cache)
+    return chunk
+
+
 def check_chunk(
     model: HookedRootModule, chunk: int | None, sequence: TokenSequence, cache: KeyValueCache | None
 ) -> None:
@@ -138,15 +181,15 @@ def check_chunk(
 def read_prefix(
     model: HookedRootModule,
     prompt: object,
-    start: tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"] | None],
+    start: Opened,
     names_filter: NamesFilter = None,
-    chunk: int | None = None,
+    chunk: int | str | None = None,
 ) -> Prefix:
     """A prompt that was `opened`, as a prefix, under the active hooks."""
     sequence, keys_values, known = start
-    check_chunk(model, chunk, sequence, keys_values)
     record = None if names_filter is None else SequenceRecord(model, names_filter, length=keys_values.length)
-    reader = PromptReader(model, sequence, keys_values, record, chunk, known)
+    n_tokens = chunk_of(model, chunk, sequence, keys_values, record.sites if record else ())
+    reader = PromptReader(model, sequence, keys_values, record, n_tokens, known)
     logits = run_generation(reader.next_logits, model.hooks(record.hooks) if record else None)
     keys_values.freeze()
     hooks = tuple(hook.user_hook for hook in changing_hooks(model))
@@ -157,34 +200,86 @@ def read_prefix(
 def run_in_chunks(
     model: HookedRootModule,
     input: Prompt,
-    chunk: int,
+    chunk: int | str,
     names_filter: NamesFilter = None,
     return_type: str | None = "logits",
     fwd_hooks: HookList = (),
     device: torch.device | str | None = None,
     remove_batch_dim: bool = False,
+    stop: int | None = None,
     **how: object,
-) -> tuple[Tensor | None, Cache]:
-    """The logits (None with `return_type=None`) and the cache of `run_with_cache`, from a forward pass for each chunk."""
-    if return_type not in ("logits", None):
-        raise ValueError(f"a run in chunks returns 'logits' or None, got return_type={return_type!r}")
+) -> tuple[Any, Cache]:
+    """The output and the cache of `run_with_cache`, from a forward pass for each chunk; all may end before the layer `stop`."""
 
-    def run() -> tuple[Tensor | None, Cache]:
-        sequence, keys_values, _ = opened(model, as_prompt(input), None, how)
-        check_chunk(model, chunk, sequence, keys_values)
-        n_new, record = (
-            len(sequence) - keys_values.length,
-            SequenceRecord(model, names_filter, device, keys_values.length),
-        )
-        set_current(GenerationStep(0, sequence.real, n_new, sequence, sequence.labels))
+    def run() -> tuple[Any, Cache]:
+        start = opened(model, as_prompt(input), None, how)
+        record = SequenceRecord(model, names_filter, device, start[1].length)
         with model.hooks(record.hooks):
-            reader = PromptReader(model, sequence, keys_values, record, chunk)
-            outputs = [*reader.pieces(n_new, {"past_kv_cache": keys_values, "return_type": return_type})]
+            output, real = _in_chunks(model, start, chunk, return_type, False, record, stop)
         cache = record.cache()
-        if not sequence.real.all():
-            cache.keep_masks({model.stack.blocks: sequence.real[:, -n_new:]})
-        return (torch.cat(outputs, 1) if return_type else None), (
-            cache.remove_batch_dim() if remove_batch_dim else cache
-        )
+        if not start[0].real.all():
+            cache.keep_masks({model.stack.blocks: real})
+        return output, cache.remove_batch_dim() if remove_batch_dim else cache
 
     return run_generation(run, model.hooks(fwd_hooks))
+
+
+def forward_in_chunks(
+    model: HookedRootModule,
+    input: Prompt,
+    return_type: str | None = "logits",
+    loss_per_token: bool = False,
+    *,
+    chunk: int | str,
+    prepend_bos: bool | None = None,
+    padding_side: str | None = None,
+    attention_mask: Tensor | None = None,
+) -> Any:
+    """The output of a forward pass with these arguments, from one for each chunk, without gradients."""
+    how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
+
+    def run() -> Any:
+        return _in_chunks(model, opened(model, as_prompt(input), None, how), chunk, return_type, loss_per_token)[0]
+
+    return run_generation(run)
+
+
+def _in_chunks(
+    model: HookedRootModule,
+    start: Opened,
+    chunk: int | str,
+    return_type: str | None,
+    per_token: bool,
+    record: SequenceRecord | None = None,
+    stop: int | None = None,
+) -> tuple[Any, Bool[Tensor, "batch new"]]:
+    """The output at the new positions of a prompt, and which of them are real; a loss keeps the logits of one piece."""
+    check_options(return_type, None)
+    sequence, keys_values, _ = start
+    n_known = keys_values.length
+    n_new, tokens = len(sequence) - n_known, sequence.tokens
+    set_current(GenerationStep(0, sequence.real, n_new, sequence, sequence.labels))
+    options: dict[str, Any] = {"past_kv_cache": keys_values, "return_type": return_type and "logits"}
+    if stop is not None:
+        options["stop_at_layer"] = keys_values.until = max(stop, _first_mixing(model) + 1)
+    if return_type in ("loss", "both") and sequence.embeds is not None:
+        raise ValueError("a loss needs token ids, and this prompt has embeddings")
+    losses: list[Tensor] = []
+
+    def keep(output: Tensor | None, first: int, end: int) -> Tensor | None:
+        if return_type in ("loss", "both") and output is not None:
+            losses.append(next_token_losses(output, tokens[:, first + 1 : end + 1].to(output.device)))
+        return output if return_type in ("logits", "both") else None
+
+    reader = PromptReader(model, sequence, keys_values, record, chunk_of(model, chunk, sequence, keys_values))
+    outputs, real = reader.pieces(n_new, options, keep), sequence.real[:, n_known:]
+    logits = torch.cat(outputs, 1) if return_type in ("logits", "both") else None
+    if not losses:
+        return logits, real
+    loss = counted_losses(torch.cat(losses, 1), tokens[:, n_known:].to(losses[0].device), real, per_token)
+    return (loss if logits is None else Output(logits, loss)), real
+
+
+def _first_mixing(model: HookedRootModule) -> int:
+    """The first layer whose tokens depend on earlier ones, without which a cache would not know how many there were."""
+    return next(i for i, block in enumerate(model.blocks) if any(hasattr(block, name) for name in ("attn", "mixer")))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import run_generation
+from hooked_lm.hooks.hook_spec import HookList
 from hooked_lm.hooks.token_labels import Labels
 from hooked_lm.keywords import check_keywords
 from hooked_lm.models.generation.decoder import started
@@ -33,18 +34,23 @@ def reply(
     model: HookedRootModule,
     chat: Chat,
     max_new_tokens: int,
-    hooks: object,
-    prefix: Prefix | None,
+    hooks: HookList,
+    prefix: object,
     verbose: bool = True,
-    **options: Any,
+    **options: object,
 ) -> Chat:
     """The conversations with an answer; see `Chat.reply`."""
     check_keywords("reply", options, (*OPTIONS, "verbose"))
+    if not isinstance(prefix, Prefix | None):
+        raise TypeError(f"prefix must be a Prefix, such as that of the last reply, got a {type(prefix).__name__}")
+    others: dict[str, Any] = {**options}
     asked = asked_for_answer(chat, model)
     with model.hooks(hooks):
         active = [hook.user_hook for hook in changing_hooks(model)]
+        if prefix is not None:
+            prefix.check(model)
         prompt = asked if prefix is None else _after(prefix, asked, active)
-        reader, steps = started(model, as_prompt(prompt), max_new_tokens, None, **options)
+        reader, steps = started(model, as_prompt(prompt), max_new_tokens, None, **others)
         is_kept = len(asked) == 1 and not any(map(depends_on_where_a_prompt_ends, active))
         bar = progress_bar("generating", max_new_tokens, None if verbose else False, steps=steps)
         run_generation(lambda: deque(bar, maxlen=0))
@@ -84,7 +90,6 @@ def _after(prefix: Prefix, asked: Chat, active: Sequence[object]) -> Chat | Pref
     n = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(read, new, strict=False)))
     n = min(n, asked.shape[1] - 1)
     if n == 0 or (prefix.keys_values.states and n < prefix.n_pos):
-        prefix.check(model)
         return asked
     return prefix.first(n).then(asked[0, n:])
 

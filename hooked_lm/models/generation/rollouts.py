@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +11,6 @@ from torch import Tensor
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.hooks.token_labels import PADDING, PARTS, Labels
-from hooked_lm.keywords import check_keywords
 from hooked_lm.models.generation.decoder import started
 from hooked_lm.models.generation.loop import check_room, end_ids
 from hooked_lm.models.generation.reading import read_prefix
@@ -21,8 +19,6 @@ from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, o
 from hooked_lm.models.text.chat import Chat, Decodes, continued
 from hooked_lm.notebook_repr import NotebookRepr, Table, short_repr
 from hooked_lm.progress import progress_bar
-
-OPTIONS = ("stop_at_eos", "eos_token_id", "top_k", "top_p", "temperature", "freq_penalty", "prepend_bos", "chunk")
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,8 +98,15 @@ def rollouts(
     *,
     seed: int | torch.Generator | None = None,
     batch_size: int | None = None,
+    stop_at_eos: bool = True,
+    eos_token_id: int | Sequence[int] | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    temperature: float = 1.0,
+    freq_penalty: float = 0.0,
+    prepend_bos: bool | None = None,
+    chunk: int | str | None = None,
     progress: bool | None = None,
-    **options: Any,
 ) -> Rollouts:
     """Samples `n` continuations of one prompt, which is read once and shared by all of them.
 
@@ -118,10 +121,10 @@ def rollouts(
         seed: an int, or a generator to draw from; torch's global generator if None.
         batch_size: the number of rows that run together; all if None.
         progress: a bar on work longer than two seconds if None.
-        options: those of `generate` for sampling (`temperature`, `top_k`, `top_p`, `freq_penalty`), for the end of rows
-            (`stop_at_eos`, `eos_token_id`), and for reading the prompt (`prepend_bos`, `chunk`).
 
-    Raises ValueError for several prompts, `n` below 1, and as `generate`; TypeError for other options.
+    The other arguments are those of `generate`.
+
+    Raises ValueError for several prompts, `n` below 1, hooks with `rows`, and as `generate`.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -133,18 +136,17 @@ def rollouts(
     ... )
     True
     """
-    check_keywords("rollouts", options, OPTIONS)
     if n < 1 or (batch_size is not None and batch_size < 1):
         raise ValueError(f"n and batch_size are numbers of rows, at least 1, got {n} and {batch_size}")
-    check_sampling(options.get("top_k"), options.get("top_p"), options.get("temperature", 1.0))
-    ends = end_ids(model, options.get("eos_token_id")) if options.get("stop_at_eos", True) else []
+    check_sampling(top_k, top_p, temperature)
     _check_no_rows(model)
-    how = {"prepend_bos": options.pop("prepend_bos", None), "padding_side": None, "attention_mask": None}
+    ends = end_ids(model, eos_token_id) if stop_at_eos else []
+    how = {"prepend_bos": prepend_bos, "padding_side": None, "attention_mask": None}
     start = opened(model, as_prompt(prompt), max_new_tokens, how)
     if (n_rows := len(start[0].real)) != 1:
         raise ValueError(f"rollouts continue one prompt, got {n_rows}: call it for each, or generate(prompts)")
     check_room(len(start[0]), max_new_tokens, model.cfg.longest_input)
-    prefix = read_prefix(model, prompt, start, None, options.pop("chunk", None))
+    prefix = read_prefix(model, prompt, start, None, chunk)
     master = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     device = "cpu" if master is None else master.device
     seeds = torch.randint(1 << 62, (n,), generator=master, device=device).tolist()
@@ -154,7 +156,10 @@ def rollouts(
         found = []
         for first in range(0, n, batch_size or n):
             some = seeds[first : first + (batch_size or n)]
-            reader, steps = started(model, prefix.repeated(len(some)), max_new_tokens, None, seed=some, **options)
+            reader, steps = started(
+                model, prefix.repeated(len(some)), max_new_tokens, None, stop_at_eos, eos_token_id, True, top_k, top_p,
+                temperature, freq_penalty, seed=some,
+            )  # fmt: skip
             for _ in steps:
                 bar.update(len(some))
             found.append((reader.sequence.tokens[:, prefix.tokens.shape[1] :], reader.sequence.labels))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hooked_lm.files import names_the_file
 from hooked_lm.hooks import HookedRootModule
+from hooked_lm.hooks.hook_spec import HookList
 from hooked_lm.hooks.own_run import OwnRun
 from hooked_lm.hooks.token_labels import PADDING, PARTS, Labels, Named, TokenLabel, reading, select_positions
 from hooked_lm.models.text.chat_spans import THINKING, Message
@@ -45,7 +46,9 @@ class Talks(Protocol):
 
     def chat(self, messages: Sequence[Any], **options: object) -> "Chat": ...
 
-    def _reply(self, chat: "Chat", max_new_tokens: int, hooks: object, prefix: Any, **options: object) -> "Chat": ...
+    def _reply(
+        self, chat: "Chat", max_new_tokens: int, hooks: HookList, prefix: object, **options: object
+    ) -> "Chat": ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,8 +229,8 @@ class Chat(OwnRun, NotebookRepr):
         self,
         model: "Talks",
         max_new_tokens: int = 100,
-        hooks: object = (),
-        prefix: Any = None,
+        hooks: HookList = (),
+        prefix: object = None,
         **options: object,
     ) -> "Chat":
         """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
@@ -236,8 +239,8 @@ class Chat(OwnRun, NotebookRepr):
         that ends within a turn of the assistant is continued there. If it does not end where the assistant begins, the template
         is asked for that. An answer that reaches `max_new_tokens` within a thought has only that.
 
-        The answer to one conversation has the `prefix` of the tokens that the model read, also of its own, except under hooks
-        that depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
+        The answer to one conversation has the `prefix` of the tokens that the model read, also its own, except under hooks that
+        depend on where a prompt ends. Give it to the next reply: what both begin with is not read again.
 
         Raises ValueError for an answer without text, and for a prefix of changed weights, another model or under other hooks.
         """

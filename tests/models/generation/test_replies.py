@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm.components.embeddings.embed import Embed, Unembed
 from hooked_lm.interventions import AddDirection
+from hooked_lm.models.config.tree import DecoderConfig
 from hooked_lm.models.prefix import Prefix
 from hooked_lm.models.text.chat import Chat
 from tests.close import assert_close
 from tests.models.generation.test_rollouts import THOUGHT, writes
-from tests.models.test_mixers import built
+from tests.models.test_mixers import BLOCKS, NORM, built
 from tests.models.text.chat_templates import TEMPLATES, byte_level, turns
 from tests.models.toys import ids, padded, toy
 
@@ -104,6 +106,25 @@ def test_what_hooks_did_where_a_prompt_ended_is_not_kept(positions: Any) -> None
     assert first.prefix is None
 
 
+def test_layers_with_states_read_again_what_is_not_all_of_the_prefix() -> None:
+    tokenizer = byte_level()
+    tokenizer.chat_template = TEMPLATES["chatml"]
+    tree = DecoderConfig(
+        256, Embed.Config(len(tokenizer), 12), BLOCKS["hybrid"], Unembed.Config(12, len(tokenizer)), ln_final=NORM
+    )
+    cfg = HookedTransformerConfig.from_tree(tree, device="cpu", seed=1, initializer_range=0.5)
+    model = HookedTransformer(cfg, tokenizer=tokenizer).double().requires_grad_(False)
+    first, asked = next_question(model)
+    other = model.chat(turns("Hello there"), add_generation_prompt=True)
+    for chat, n in ((asked, first.prefix.n_pos), (other, 0)):
+        again, read = answer(model, chat, SECOND, prefix=first.prefix)
+        alone, whole = answer(model, chat, SECOND)
+        assert (read[0], whole[0]) == (chat.shape[1] - n, chat.shape[1])
+        assert again.messages == alone.messages
+        for layer, state in alone.prefix.keys_values.states.items():
+            assert_close(again.prefix.keys_values.states[layer].state, state.state)
+
+
 def test_several_conversations_keep_nothing() -> None:
     model = talking()
     both = model.chat([turns("Hello user"), turns("What is 2 + 3?", "five", "And 3 + 2?")])
@@ -131,6 +152,8 @@ def test_options_and_files(tmp_path: Any) -> None:
     first, _ = next_question(model)
     first.save(tmp_path / "chat")
     assert Chat.load(tmp_path / "chat").prefix is None
+    with pytest.raises(TypeError, match="prefix must be a Prefix, such as that of the last reply, got a Chat"):
+        first.reply(model, 2, prefix=first)
     with pytest.raises(TypeError, match="reply has no argument 'temprature'; did you mean 'temperature'"):
         first.reply(model, 2, temprature=2)
 

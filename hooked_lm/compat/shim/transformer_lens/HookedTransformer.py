@@ -21,7 +21,7 @@ from hooked_lm.factored_matrix import FactoredMatrix
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.models.caches.activation_cache import ActivationCache
 from hooked_lm.models.config.flat import HookedTransformerConfig
-from hooked_lm.models.decoder_methods import Output
+from hooked_lm.models.loss import Output
 from hooked_lm.pretrained import HookedTransformer
 from transformer_lens import loading_from_pretrained as loading
 from transformer_lens import utils
