@@ -25,7 +25,10 @@ else:
 
 Run = Callable[..., Any]
 METHODS = {"forward": "__call__", "cache": "run_with_cache", "generate": "generate"}
-TOOLS = {"sweep": "hooked_lm.patching:sweep", "attribution": "hooked_lm.analysis:attribute"}  # of higher floors, by name
+TOOLS = {
+    "sweep": "hooked_lm.patching:sweep",
+    "attribution": "hooked_lm.analysis:attribute",
+}  # of higher floors, by name
 ALWAYS: dict[str, dict[str, Any]] = {"generate": {"return_type": "tokens", "verbose": False}}
 WEIGHTS, RECORDED = "weights", "recorded"
 
@@ -49,7 +52,7 @@ class Estimate(NotebookRepr):
         parts: what is in memory at the peak of each device, the weights first.
         layer_rows: tokens times layers of all forward passes.
         free: the bytes that each device has free now, beside the weights if they are there; devices that cannot say are left out.
-        cache: the cache that the run returns, as tensors that have shape, dtype and device but no memory; None if it returns none.
+        cache: the cache that the run returns, of tensors that have shape, dtype and device but no memory; None if there is none.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -146,7 +149,9 @@ def named_run(model: HookedRootModule, what: str | Run) -> tuple[str, Run]:
     if what not in methods:
         known = [*methods, *TOOLS]
         near = nearest(what, known, 0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"it is {', '.join(map(repr, known))}, or a function of the model"
+        hint = (
+            f"did you mean {near[0]!r}?" if near else f"it is {', '.join(map(repr, known))}, or a function of the model"
+        )
         raise ArgumentError(f"what={what!r} is no run of a {type(model).__name__}; {hint}")
     return what, partial(methods[what], **ALWAYS.get(what, {}))
 

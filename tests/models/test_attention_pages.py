@@ -57,7 +57,8 @@ def test_an_overview_has_the_largest_weight_of_each_block(
                 assert_close(found[:, i, j], block.amax((1, 2)))
     views = said(model.attention(PROMPT)), said(cache.attention(PROMPT))
     for view in views:
-        assert len(view["queries"]) == 4 and view["queries"][1].startswith(f"{size}:")
+        assert len(view["queries"]) == 4
+        assert view["queries"][1].startswith(f"{size}:")
         assert f"the largest weight of {size} queries and {size} keys" in view["notes"][0]
     assert views[0] == views[1]
 
@@ -65,11 +66,15 @@ def test_an_overview_has_the_largest_weight_of_each_block(
 @pytest.mark.usefixtures("short")
 def test_rows_that_are_chosen_are_exact_and_named(model: HookedTransformer) -> None:
     _, cache = model.run_with_cache(PROMPT)
-    pages = model.attention(PROMPT, query_positions=[-1, 3], layers=2), cache.attention(PROMPT, 2, query_positions=[-1, 3])
+    pages = (
+        model.attention(PROMPT, query_positions=[-1, 3], layers=2),
+        cache.attention(PROMPT, 2, query_positions=[-1, 3]),
+    )
     n, words = model.to_tokens(PROMPT).shape[1], model.to_str_tokens(PROMPT)
     for page in map(said, pages):
         assert [query.split(" (")[-1] for query in page["queries"]] == [f"{n - 1})", "3)"]
-        assert len(page["keys"]) == len(words) and not page["notes"]
+        assert len(page["keys"]) == len(words)
+        assert not page["notes"]
     assert said(pages[0]) == said(pages[1])
 
 

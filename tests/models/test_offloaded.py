@@ -234,7 +234,10 @@ def test_copies_and_files_hold_plain_or_offloaded_weights(device: str):
 @pytest.mark.slow
 def test_transforms_runs_without_values_and_graphs(device: str):
     one, two = both(toy(), "meta")
-    assert two.estimate((2, 5), what="cache").cache.memory_report() == one.estimate((2, 5), what="cache").cache.memory_report()
+    assert (
+        two.estimate((2, 5), what="cache").cache.memory_report()
+        == one.estimate((2, 5), what="cache").cache.memory_report()
+    )
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
     with labelled_devices():
         one, two = both(toy(), device)

@@ -27,7 +27,15 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "gradients": ("attribution", {"by": "head", "check": False, **ANSWERS}),
     "checked": ("attribution", {"by": "neuron", "check": 3, **ANSWERS}),
 }
-SIZES: dict[str, Any] = {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_head": 16, "d_vocab": 200, "n_ctx": 64, "seed": 0}
+SIZES: dict[str, Any] = {
+    "n_layers": 2,
+    "d_model": 64,
+    "n_heads": 4,
+    "d_head": 16,
+    "d_vocab": 200,
+    "n_ctx": 64,
+    "seed": 0,
+}
 GROUPED: dict[str, Any] = {"n_key_value_heads": 2, "gated_mlp": True, "act_fn": "silu", "d_mlp": 176}
 GROUPED |= {"positional_embedding_type": "rotary", "rotary_dim": 16, "normalization_type": "RMS"}
 SHAPES = {"gpt2-like": {"act_fn": "gelu_new"}, "grouped": GROUPED}
@@ -82,12 +90,14 @@ def test_parts_and_layer_rows() -> None:
     table = found.to_dataframe()
     assert list(table.columns) == ["device", "part", "bytes", "tensors", "largest"]
     assert table.bytes.sum() == sum(found.bytes_by_part.values()) == found.bytes + found.bytes_by_part["weights"]
-    assert found.fits and "keys and values" in str(found) and "<td" in found._repr_html_()
+    assert found.fits
+    assert "keys and values" in str(found)
+    assert "<td" in found._repr_html_()
 
 
 def test_what_must_be_a_run() -> None:
     model = toy()
-    with pytest.raises(ValueError, match="what='sweeps' is no run of a .*; did you mean 'sweep'"):
+    with pytest.raises(ValueError, match=r"what='sweeps' is no run of a .*; did you mean 'sweep'"):
         model.estimate((2, 3), what="sweeps")
     with pytest.raises(ValueError, match="'forward', 'cache', 'generate', 'sweep', 'attribution', or a function"):
         model.estimate((2, 3), what="x")
@@ -111,8 +121,10 @@ def test_nothing_is_left_of_a_dry_run() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert cache.length == before.length
     for entry, old in zip(cache.entries, before.entries, strict=True):
-        assert type(entry.past_keys) is torch.Tensor and torch.equal(entry.past_keys, old.past_keys)
-    assert type(model(ids())) is torch.Tensor and torch.equal(model(ids()), expected)
+        assert type(entry.past_keys) is torch.Tensor
+        assert torch.equal(entry.past_keys, old.past_keys)
+    assert type(model(ids())) is torch.Tensor
+    assert torch.equal(model(ids()), expected)
 
 
 def _failing(model: Any) -> None:
@@ -142,7 +154,10 @@ def test_experts_are_known_together():
     case = next(case for case in CASES if case.family == "mixtral")
     model, tokens = hooked(case), torch.randint(3, 20, (2, 9), generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"names_filter": "blocks.*.mlp.experts.*.hook_post"}
-    estimate, (_, cache) = model.estimate(tokens, what="cache", **options).cache, model.run_with_cache(tokens, **options)
+    estimate, (_, cache) = (
+        model.estimate(tokens, what="cache", **options).cache,
+        model.run_with_cache(tokens, **options),
+    )
     assert sum(estimate.memory_report().values()) == sum(cache.memory_report().values()) > 0
 
 
@@ -156,7 +171,10 @@ def test_filters_text_and_options():
         {"pos_slice": -1},
         {"names_filter": ("resid_post", 1), "stop_at_layer": 2},
     ):
-        assert model.estimate(text, what="cache", **options).cache.nbytes == model.run_with_cache(text, **options)[1].nbytes
+        assert (
+            model.estimate(text, what="cache", **options).cache.nbytes
+            == model.run_with_cache(text, **options)[1].nbytes
+        )
     with pytest.raises(ValueError, match="by must be one of 'site', 'name', 'device', 'dtype', got 'layer'"):
         model.estimate((2, 8), what="cache").cache.memory_report("layer")
 

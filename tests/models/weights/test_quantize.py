@@ -275,7 +275,10 @@ def test_copies_and_moves():
     moved = copy.deepcopy(model).to("meta")
     assert {p.device.type for p in moved.parameters()} == {"meta"}
     assert isinstance(moved.blocks[0].attn.W_Q, QuantizedWeight)
-    assert model.estimate((2, 8), what="cache").cache.nbytes == dequantized(model).estimate((2, 8), what="cache").cache.nbytes
+    assert (
+        model.estimate((2, 8), what="cache").cache.nbytes
+        == dequantized(model).estimate((2, 8), what="cache").cache.nbytes
+    )
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------------
