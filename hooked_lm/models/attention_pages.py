@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.hooks import HookPoint
-from hooked_lm.hooks.head_labels import Heads
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 1024  # tokens of a prompt whose rows a page shows if none are chosen
 MOST_BLOCKS = 256  # of positions, in an overview
+Heads = str | int | Sequence[str | int] | None
 Pattern = Float[Tensor, "head query_pos key_pos"]
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import Heads, parse_head_label
+from hooked_lm.hooks.hook_spec import HookList
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.attention_pages import MOST_ROWS, BlockMaxima, overview_page, rows_page
+from hooked_lm.models.attention_pages import Heads as ViewHeads
 from hooked_lm.models.stack import Stack
 from hooked_lm.models.text.chat import Chat
 
@@ -85,9 +87,10 @@ class AttentionRowMethods(HookedRootModule):
         self,
         prompt: str | Int[Tensor, "*one pos"] | Chat,
         layers: Indices = None,
-        heads: Heads = None,
+        heads: ViewHeads = None,
         query_positions: Indices = None,
-        **options: Any,
+        fwd_hooks: HookList = (),
+        **options: object,
     ) -> "View":
         """A page of where the tokens of a prompt look, without memory that grows with the square of its length.
 
@@ -99,7 +102,7 @@ class AttentionRowMethods(HookedRootModule):
             layers: indices; None: all layers that have attention.
             heads: show these alone, such as "L1H7".
             query_positions: show the rows of these tokens alone, also of long prompts.
-            options: those of `run_with_cache`, such as `fwd_hooks`.
+            fwd_hooks, options: as for `run_with_hooks`.
 
         Raises as `attention_rows`, and ValueError for several prompts.
 
@@ -116,12 +119,11 @@ class AttentionRowMethods(HookedRootModule):
         tokens: list[str] = model.to_str_tokens(ids[0])
         if query_positions is not None or len(tokens) <= MOST_ROWS:
             every = slice(None) if query_positions is None else query_positions
-            rows = self.attention_rows(prompt, layers=layers, query_positions=every, **options)
+            rows = self.attention_rows(prompt, layers=layers, query_positions=every, fwd_hooks=fwd_hooks, **options)
             return rows_page({layer: found[0] for layer, found in rows.items()}, tokens, heads, query_positions)
         maxima, sites = BlockMaxima(len(tokens)), self._attention_sites(SITES["pattern"], layers)
-        hooks = [*options.pop("fwd_hooks", ()), *((site, maxima) for site in sites.values())]
-        with torch.no_grad():
-            self.run_with_hooks(prompt, fwd_hooks=hooks, stop_at_layer=max(sites) + 1, **options)
+        with torch.no_grad(), model.hooks(fwd_hooks), model.hooks([(site, maxima) for site in sites.values()]):
+            model(prompt, stop_at_layer=max(sites) + 1, **options)
         return overview_page(maxima, tokens, heads)
 
     def _attention_sites(self, name: str, layers: Indices) -> dict[int, str]:

@@ -58,7 +58,7 @@ RUNS = [
         for kind in ("gpt2", "grouped")
         for what in ("forward", "cache", "generate", "sweep", "attribution")
     ),
-    *(("grouped", what, 8192) for what in ("forward", "cache", "generate")),
+    *(("grouped", what, 8000) for what in ("forward", "cache", "generate")),
 ]
 MB = 1e6
 

@@ -92,6 +92,8 @@ def test_parts_and_layer_rows() -> None:
     assert table.bytes.sum() == sum(found.bytes_by_part.values()) == found.bytes + found.bytes_by_part["weights"]
     assert found.fits
     assert "keys and values" in str(found)
+    assert "\n" not in repr(found)
+    assert len(repr(found)) < 160
     assert "<td" in found._repr_html_()
 
 
