@@ -34,6 +34,7 @@ OPTIONAL = ("pandas", "plotly")
 # Results of classes that others list, and why they are not made here.
 ELSEWHERE = {
     "Alignment": "tests/analysis/alignment",
+    "Estimate": "of a run that is still to come, without a file: tests/models/caches/test_estimate.py",
     "Evaluation": "a Scores: tests/analysis/circuits",
     "FeatureReport": "tests/analysis/reading/test_feature_report.py",
     "PairTable": "a folder of shards, which is its file, of any size: tests/studies",

@@ -52,9 +52,9 @@ class FirstChange:
         there = self.base.kept[edit.site]
         if is_readable(there):
             return edit.source(there, self.site_infos[edit.site].dims, self.base.n_pos).to(there) != there
-        here, other = self.base.tokens, tokens_of(edit.value)
+        here, other = self.base.tokens, getattr(edit.value, "of_tokens", None)
         are_ids = isinstance(here, Tensor) and isinstance(other, Tensor) and here.shape == other.shape
-        return here != other if are_ids else torch.ones(self.base.tokens.shape, dtype=torch.bool)
+        return torch.ne(here, other) if are_ids else torch.ones(self.base.tokens.shape, dtype=torch.bool)
 
 
 def note_tokens(values: Iterable[Tensor], tokens: Rows) -> None:
@@ -62,8 +62,3 @@ def note_tokens(values: Iterable[Tensor], tokens: Rows) -> None:
     for value in values:
         if not is_readable(value):
             value.of_tokens = tokens  # type: ignore[attr-defined]
-
-
-def tokens_of(value: object) -> Rows | None:
-    """The tokens of a value, if they were noted."""
-    return getattr(value, "of_tokens", None)

@@ -1,22 +1,30 @@
-"""Rows of attention scores and patterns, read where they are computed."""
+"""Rows of attention scores and patterns, read where they are computed, and pages of them."""
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.head_labels import Heads, parse_head_label
+from hooked_lm.hooks.hook_spec import HookList
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
+from hooked_lm.models.attention_pages import MOST_ROWS, BlockMaxima, overview_page, rows_page
+from hooked_lm.models.attention_pages import Heads as ViewHeads
 from hooked_lm.models.stack import Stack
+from hooked_lm.models.text.chat import Chat
+
+if TYPE_CHECKING:
+    from hooked_lm.viz.view import View
 
 SITES = {"pattern": "hook_pattern", "scores": "hook_attn_scores"}
 Rows = dict[int, Float[Tensor, "batch head query key_pos"]]
 
 
 class AttentionRowMethods(HookedRootModule):
-    """`attention_rows` of a model."""
+    """`attention_rows` of a model, and pages of them."""
 
     stacks: ClassVar[tuple[Stack, ...]]
 
@@ -74,6 +82,49 @@ class AttentionRowMethods(HookedRootModule):
             layer: found[:, indices_in("heads", by_label.get(layer, same), found.shape[1], sites[layer])]
             for layer, found in rows.items()
         }
+
+    def attention(
+        self,
+        prompt: str | Int[Tensor, "*one pos"] | Chat,
+        layers: Indices = None,
+        heads: ViewHeads = None,
+        query_positions: Indices = None,
+        fwd_hooks: HookList = (),
+        **options: object,
+    ) -> "View":
+        """A page of where the tokens of a prompt look, without memory that grows with the square of its length.
+
+        Prompts of up to 1,024 tokens are shown row by row. Of longer ones the page is an overview: the largest weight of each
+        block of queries and keys, of at most 256 x 256 blocks; single rows are those of `query_positions`.
+
+        Args:
+            prompt: a text, token ids, or a conversation.
+            layers: indices; None: all layers that have attention.
+            heads: show these alone, such as "L1H7".
+            query_positions: show the rows of these tokens alone, also of long prompts.
+            fwd_hooks, options: as for `run_with_hooks`.
+
+        Raises as `attention_rows`, and ValueError for several prompts.
+
+        >>> from hooked_lm import HookedTransformer
+        >>> model = HookedTransformer.from_pretrained("demo")
+        >>> model.attention("When Mary and John left", layers=[1], query_positions=-1)
+        View('Attention', 8 heads, 1 x 6 tokens; .show() opens it in a browser, .write_html(path) saves it)
+        """
+        model: Any = self
+        given = prompt.tokens if isinstance(prompt, Chat) else prompt
+        ids = torch.atleast_2d(given if isinstance(given, Tensor) else model.to_tokens(given))
+        if len(ids) != 1:
+            raise ArgumentError(f"a page shows one prompt, and these are {len(ids)}: give one of them")
+        tokens: list[str] = model.to_str_tokens(ids[0])
+        if query_positions is not None or len(tokens) <= MOST_ROWS:
+            every = slice(None) if query_positions is None else query_positions
+            rows = self.attention_rows(prompt, layers=layers, query_positions=every, fwd_hooks=fwd_hooks, **options)
+            return rows_page({layer: found[0] for layer, found in rows.items()}, tokens, heads, query_positions)
+        maxima, sites = BlockMaxima(len(tokens)), self._attention_sites(SITES["pattern"], layers)
+        with torch.no_grad(), model.hooks(fwd_hooks), model.hooks([(site, maxima) for site in sites.values()]):
+            model(prompt, stop_at_layer=max(sites) + 1, **options)
+        return overview_page(maxima, tokens, heads)
 
     def _attention_sites(self, name: str, layers: Indices) -> dict[int, str]:
         """The site with this name of each of these layers; None: of all layers that have it."""

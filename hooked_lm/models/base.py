@@ -12,7 +12,7 @@ from torch import Tensor
 from hooked_lm.components.attention.multihead import ProjectedAttention
 from hooked_lm.components.blocks.wiring import scales_outputs
 from hooked_lm.components.run_settings import RunSettings, apply_run_settings
-from hooked_lm.hooks import Cache, HookedRootModule, HookPoint, NamesFilter
+from hooked_lm.hooks import Cache, HookedRootModule, HookPoint
 from hooked_lm.hooks.own_run import RunsInputs
 from hooked_lm.models.aliases import aliases, same_value, side_aliases
 from hooked_lm.models.attention_rows import AttentionRowMethods

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -118,7 +119,7 @@ class DryRun(TorchDispatchMode):
     # ---- operations --------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
@@ -134,7 +135,7 @@ class DryRun(TorchDispatchMode):
         self._count(made)
         return made
 
-    def _without_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _without_values(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation on values that do not exist."""
         if func is aten._local_scalar_dense.default:
             return torch.zeros((), dtype=args[0].dtype).item()
@@ -152,7 +153,7 @@ class DryRun(TorchDispatchMode):
                     f"this run cannot be estimated: the size of what {func} returns depends on values that only a run computes"
                 ) from None
 
-    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _computed(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operation on values that do not depend on weights; without values if it is large or random."""
         try:
             with self._fake:

@@ -52,7 +52,7 @@ class Estimate(NotebookRepr):
         parts: what is in memory at the peak of each device, the weights first.
         layer_rows: tokens times layers of all forward passes.
         free: the bytes that each device has free now, beside the weights if they are there; devices that cannot say are left out.
-        cache: the cache that the run returns, as tensors that have shape, dtype and device but no memory; None if it returns none.
+        cache: the cache that the run returns, of tensors that have shape, dtype and device but no memory; None if there is none.
 
     >>> from hooked_lm import HookedTransformer
     >>> model = HookedTransformer.from_pretrained("demo")
@@ -97,7 +97,7 @@ class Estimate(NotebookRepr):
         rows = [(part.device, part.part, bytes_in_words(part.bytes), part.tensors, part.largest) for part in self.parts]
         return Table(("device", "part", "at the peak", "tensors", "largest"), rows)
 
-    def _repr_line(self) -> str:
+    def __repr__(self) -> str:
         free = ", ".join(f"{bytes_in_words(size)} free on {device}" for device, size in self.free.items())
         weights = self.bytes_by_part[WEIGHTS]
         return (
@@ -105,12 +105,12 @@ class Estimate(NotebookRepr):
             f"{f', {free}' * bool(free)}; {self.layer_rows:,} layer-rows)"
         )
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         table = self.repr_table()
         rows = [[str(cell) for cell in row] for row in (table.columns, *table.rows)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([self._repr_line(), *lines])
+        return "\n".join([repr(self), *lines])
 
     def to_dataframe(self) -> "pd.DataFrame":
         """A row for each part of each device: `device`, `part`, `bytes`, `tensors`, `largest`."""
@@ -169,15 +169,17 @@ def free_bytes(device: torch.device) -> int | None:
     return 1024 * int(found["MemAvailable"].split()[0]) if device.type == "cpu" else None
 
 
-def _without_shapes(model: Any, prompts: tuple[object, ...]) -> Iterator[object]:
+def _without_shapes(model: HookedRootModule, prompts: tuple[object, ...]) -> Iterator[object]:
     """Prompts as a run takes them: in place of a shape ids that are words, other ones for each shape."""
     special = {*getattr(getattr(model, "tokenizer", None), "all_special_ids", ())}
     words = (id for id in count() if id not in special)
     for given in prompts:
-        is_shape = isinstance(given, tuple) and bool(given) and all(isinstance(n, int) for n in given)
-        if is_shape and min(given) < 1:
+        if not (isinstance(given, tuple) and given and all(isinstance(n, int) for n in given)):
+            yield given
+        elif min(given) < 1:
             raise ArgumentError(f"the shape of token ids must be numbers of at least 1, got {given}")
-        yield torch.full(given, next(words), device=model.device) if is_shape else given
+        else:
+            yield torch.full(given, next(words), device=next(model.parameters()).device)
 
 
 def _own(option: object) -> object:
@@ -196,8 +198,8 @@ def _weights(model: HookedRootModule) -> dict[torch.device, list[Allocation]]:
         key = weight.device, weight.untyped_storage()._cdata
         found[key] = Allocation(0, WEIGHTS, weight.nbytes, tuple(weight.shape), weight.dtype)
     by_device: dict[torch.device, list[Allocation]] = {}
-    for (device, _), weight in found.items():
-        by_device.setdefault(device, []).append(weight)
+    for (device, _), held in found.items():
+        by_device.setdefault(device, []).append(held)
     return by_device
 
 

@@ -29,6 +29,7 @@ def attention(
     heads: Heads | None = None,
     title: str = TITLE,
     max_bytes: int = 4_500_000,
+    note: str = "",
 ) -> View:
     """A view of attention: choose a head among thumbnails; hover over a token to see where it looks and who looks at it.
 
@@ -49,6 +50,7 @@ def attention(
         title: the heading of the view, if it is given, and the title of its document.
         max_bytes: the most text that the values may take in the page. Up to 500,000 values have 16 bits, more have 8. Of values
             that do not fit the largest of each query are kept; the page says how many, and their share of the whole.
+        note: a sentence below the view.
 
     Raises ValueError for other shapes, tokens that do not fit, heads that do not exist, and more values than fit.
 
@@ -77,7 +79,7 @@ def attention(
         "limits": [usual_limit(each) for each in patterns],
         "signed": signed,
         "scales": _scales(signed),
-        "notes": _notes(packed, n_keys),
+        "notes": [*([note] if note else []), *_notes(packed, n_keys)],
         **{name: value for name, value in asdict(packed).items() if name != "data"},
     }
     heading = "" if title == TITLE else f"<h1>{html.escape(title)}</h1>\n"

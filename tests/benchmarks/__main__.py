@@ -1,7 +1,7 @@
 """`make bench`: speed and memory as ratios measured in one run. Name parts to run only those.
 
 python -m tests.benchmarks forward generation loading import compile attribution
-python -m tests.benchmarks interventions harvest attention prefixes vision split
+python -m tests.benchmarks interventions harvest attention prefixes vision split estimates
 python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
 """
@@ -13,6 +13,7 @@ import torch
 
 from tests.benchmarks.attention_memory import attention_memory_figures
 from tests.benchmarks.attribution import attribution_figures
+from tests.benchmarks.estimates import estimate_figures
 from tests.benchmarks.families import family_figures
 from tests.benchmarks.harvesting import harvest_figures
 from tests.benchmarks.interventions import detector_figures
@@ -35,6 +36,7 @@ PARTS = {
     "harvest": ("Harvests, GPT-2-small size, fp32", harvest_figures),
     "attribution": ("Attribution, GPT-2-small size, fp32", attribution_figures),
     "attention": ("Attention over a long prompt, 2 layers of 8 heads, fp32", attention_memory_figures),
+    "estimates": ("Estimates of memory, 4 layers of width 256, fp32", estimate_figures),
     "split": ("A model on two processes of gloo, 6 layers of width 768, fp32", splitting_figures),
     "prefixes": ("Prefixes and chunks, 4 layers of width 256, fp32", prefix_figures),
     "vision": ("Models that read images, 4 layers of width 768, fp32", vision_figures),

@@ -11,7 +11,9 @@ from torch import Tensor
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.hooks import Cache, HookedRootModule, Slice, SliceInput, UnknownSite, site_glob
 from hooked_lm.hooks.head_labels import parse_head_label
+from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.hooks.select import advice
+from hooked_lm.models.attention_pages import MOST_ROWS, BlockMaxima, overview_page, rows_page
 from hooked_lm.models.caches import decompose
 from hooked_lm.models.caches.residual import layer_bound
 from hooked_lm.models.placement import together
@@ -389,14 +391,19 @@ class ActivationCache(NamedCache):
         layers: int | Sequence[int] | None = None,
         heads: str | int | Sequence[str | int] | None = None,
         row: int = 0,
+        query_positions: Indices = None,
     ) -> "View":
         """The view of `viz.attention` of the cached patterns: choose a head, and see where each token looks.
+
+        Of more than 1,024 tokens it is an overview: the largest weight of each block of queries and keys, of at most 256 x 256
+        blocks. `model.attention` makes the same pages without a cache, whose patterns grow with the square of the length.
 
         Args:
             prompt: the text of the run, or its token ids if they are not those of `model.to_tokens(text)`.
             layers: these alone; every layer whose pattern was cached if None.
             heads: show these alone, such as "L1H7".
             row: which prompt of a batch.
+            query_positions: show the rows of these tokens alone, also of long prompts.
 
         Raises ValueError if the prompt has another number of tokens than the run, KeyError if no pattern was cached, IndexError
         for a layer or a row that does not exist.
@@ -408,8 +415,6 @@ class ActivationCache(NamedCache):
         >>> cache.attention(prompt, layers=3)
         View('Attention', 8 heads, 9 x 9 tokens; .show() opens it in a browser, .write_html(path) saves it)
         """
-        from hooked_lm import viz
-
         n_layers = self.model.cfg.n_layers
         chosen = range(n_layers) if layers is None else [layers] if isinstance(layers, int) else layers
         if wrong := [layer for layer in chosen if not -n_layers <= layer < n_layers]:
@@ -425,4 +430,12 @@ class ActivationCache(NamedCache):
                 f"the prompt has {len(tokens)} tokens, and the run had {n_tokens}: give the token ids of the run, such as "
                 "model.to_tokens(text, prepend_bos=False)"
             )
-        return viz.attention(patterns, tokens, heads=heads)
+        if query_positions is not None:
+            queries = indices_in("query_positions", plain_indices("query_positions", query_positions), n_tokens)
+            patterns = {layer: pattern[:, queries] for layer, pattern in patterns.items()}
+        elif n_tokens > MOST_ROWS:
+            maxima = BlockMaxima(n_tokens)
+            for layer, pattern in patterns.items():
+                maxima.add(layer, pattern, 0)
+            return overview_page(maxima, tokens, heads)
+        return rows_page(patterns, tokens, heads, query_positions)

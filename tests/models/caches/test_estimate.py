@@ -90,12 +90,16 @@ def test_parts_and_layer_rows() -> None:
     table = found.to_dataframe()
     assert list(table.columns) == ["device", "part", "bytes", "tensors", "largest"]
     assert table.bytes.sum() == sum(found.bytes_by_part.values()) == found.bytes + found.bytes_by_part["weights"]
-    assert found.fits and "keys and values" in str(found) and "<td" in found._repr_html_()
+    assert found.fits
+    assert "keys and values" in str(found)
+    assert "\n" not in repr(found)
+    assert len(repr(found)) < 160
+    assert "<td" in found._repr_html_()
 
 
 def test_what_must_be_a_run() -> None:
     model = toy()
-    with pytest.raises(ValueError, match="what='sweeps' is no run of a .*; did you mean 'sweep'"):
+    with pytest.raises(ValueError, match=r"what='sweeps' is no run of a .*; did you mean 'sweep'"):
         model.estimate((2, 3), what="sweeps")
     with pytest.raises(ValueError, match="'forward', 'cache', 'generate', 'sweep', 'attribution', or a function"):
         model.estimate((2, 3), what="x")
@@ -119,8 +123,10 @@ def test_nothing_is_left_of_a_dry_run() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert cache.length == before.length
     for entry, old in zip(cache.entries, before.entries, strict=True):
-        assert type(entry.past_keys) is torch.Tensor and torch.equal(entry.past_keys, old.past_keys)
-    assert type(model(ids())) is torch.Tensor and torch.equal(model(ids()), expected)
+        assert type(entry.past_keys) is torch.Tensor
+        assert torch.equal(entry.past_keys, old.past_keys)
+    assert type(model(ids())) is torch.Tensor
+    assert torch.equal(model(ids()), expected)
 
 
 def _failing(model: Any) -> None:
