@@ -48,7 +48,7 @@ def anchors() -> analysis.ThoughtAnchors:
     said = {"role": "assistant", "reasoning_content": f"So. {HOSTILE} left.", "content": HOSTILE}
     messages = [{"role": "user", "content": TEXT}, said]
     chat = model().chat(messages, chat_template=thinks + "{% endif %}{{ m.content }}{% endfor %}")
-    return analysis.thought_anchors(model(), chat, n=2)
+    return analysis.thought_anchors(model(), chat, n=0)
 
 
 def scores() -> Scores:

@@ -110,7 +110,8 @@ class Study(NotebookRepr):
             run.run(progress)
             run.save()
             found = run.result()
-            _warn_if_same(tokens, other, found)
+            if not self.base:  # which makes two runs of the same prompts, such as noise
+                _warn_if_same(tokens, other, found)
             return found
         except BaseException as error:
             run.save()

@@ -101,7 +101,7 @@ HOOKS = mutants({
          "models/caches/test_activation_cache.py::a_cache_of_another_model_warns",
          "if saved.get(name, value) != value\n", "if saved.get(name, value) == value and False\n"),
         ("shared memory of a cache is counted twice", "hooks/test_cache.py::memory_report_and_bytes",
-         "storages = {v.untyped_storage().data_ptr():", "storages = {id(v):"),
+         "sum({storage._cdata: storage.nbytes() for storage in storages}.values())", "sum(s.nbytes() for s in storages)"),
     ],
     "hooks/generation_step.py": [
         ("padding counts in the positions of a step", "models/generation/test_generate_positions.py::padding_does_not_count",

@@ -112,7 +112,7 @@ def test_features_of_answers(model: HookedTransformer, chat: Chat, tmp_path: Pat
     feature = int(table.to_dataframe()["density"].idxmax())
     report = feature_report(model, sae, feature, chat, positions="assistant")
     assert report.n_positions == n
-    assert report.density == pytest.approx(float(table.columns["density"][feature]))
+    assert_close(report.density, float(table.columns["density"][feature]))
     assert {label.role for label in report.examples.labels} == {"assistant"}
     whole = feature_report(model, sae, feature, chat)
     assert whole.n_positions > n
