@@ -4,6 +4,7 @@ python -m tests.benchmarks forward generation loading import compile attribution
 python -m tests.benchmarks interventions harvest attention prefixes vision split estimates
 python -m tests.benchmarks sweeps [1x16 1x64 8x16 8x64]  (half an hour; makes environments for TransformerLens first)
 python -m tests.benchmarks families [model_type ...]     (`make bench` runs it last: it takes long)
+python -m tests.benchmarks prefix-families [model_type ...]  (differences, not times)
 """
 
 import os
@@ -18,6 +19,7 @@ from tests.benchmarks.families import family_figures
 from tests.benchmarks.harvesting import harvest_figures
 from tests.benchmarks.interventions import detector_figures
 from tests.benchmarks.loading import compile_figure, import_figures, loading_figures
+from tests.benchmarks.prefix_families import show_prefix_families
 from tests.benchmarks.prefixes import prefix_figures
 from tests.benchmarks.running import forward_figures, generation_figures
 from tests.benchmarks.splitting import splitting_figures
@@ -46,6 +48,9 @@ PARTS = {
 def main(names: list[str]) -> None:
     """Run the parts that are named, or all of PARTS and the sweeps; `sweeps` and `families` take the names that follow."""
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; medians of ratios, ours / theirs")
+    if names[:1] == ["prefix-families"]:
+        show_prefix_families(names[1:])
+        return
     if names[:1] == ["families"]:
         show("Forward of every family, 12 layers of width 768, fp32", family_figures(names[1:]))
         return

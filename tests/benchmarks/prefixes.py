@@ -13,6 +13,7 @@ from tests.benchmarks.timing import Figure, compare
 
 MIB = 1 << 20
 LENGTHS, CHUNK, N_NEW = (512, 4096, 16384), 512, 16
+N_SAMPLES, N_TOKENS, SIZE = 16, 8, "32MB"
 FIELDS: dict[str, Any] = {
     "n_layers": 4, "d_model": 256, "n_heads": 4, "d_head": 64, "d_vocab": 1000, "n_ctx": 20000, "act_fn": "gelu",
     "positional_embedding_type": "rotary", "device": "cpu", "seed": 0,
@@ -39,7 +40,7 @@ print(json.dumps(resident("VmHWM") - before))
 """
 
 
-def peak(length: int, **options: int) -> int:
+def peak(length: int, **options: int | str) -> int:
     """Bytes at the peak of a run that caches one site, beside the model, in a process of its own."""
     arguments = map(json.dumps, (FIELDS, length, options))
     run = subprocess.run([sys.executable, "-c", PROBE, *arguments], capture_output=True, text=True, check=True)
@@ -76,7 +77,36 @@ def figures_of(model: HookedTransformer, n: int) -> list[Figure]:
     ]
 
 
+@torch.no_grad()
+def rollout_figure(model: HookedTransformer, n: int) -> Figure:
+    """Samples of one prompt against as many copies of it."""
+    tokens, how = torch.randint(1000, (1, n)), {"stop_at_eos": False}
+    return compare(
+        f"{N_SAMPLES} rollouts of {N_TOKENS} tokens after {n}",
+        lambda: model.rollouts(tokens, N_SAMPLES, N_TOKENS, seed=0, progress=False, **how),
+        "generate from copies of the prompt",
+        lambda: model.generate(tokens.expand(N_SAMPLES, -1), N_TOKENS, seed=0, verbose=False, **how),
+        0.5,
+        3,
+    )
+
+
+def memory_figure(n: int) -> Figure:
+    """Chunks of as many tokens as fit, beside keys, values and what is kept, against the memory that they were given."""
+    n_kept = 3 * FIELDS["n_layers"] * n * FIELDS["d_model"] * 4 // 2  # keys and values, and half of that for their room
+    n_kept += n * FIELDS["d_model"] * 4  # and the site
+    ours = peak(n, chunk=SIZE) - n_kept
+    return Figure(
+        f"memory of a pass, {n} tokens",
+        f'chunk="{SIZE}"',
+        ours / 32e6,
+        1.0,
+        f"{ours / MIB:.0f} MiB beside {n_kept / MIB:.0f} kept",
+    )
+
+
 def prefix_figures() -> list[Figure]:
-    """Of each length."""
+    """Of each length, of rollouts, and of chunks by memory."""
     model = HookedTransformer(FIELDS).eval()
-    return [figure for n in LENGTHS for figure in figures_of(model, n)]
+    of_lengths = [figure for n in LENGTHS for figure in figures_of(model, n)]
+    return [*of_lengths, rollout_figure(model, LENGTHS[1]), *map(memory_figure, LENGTHS[1:])]
