@@ -53,8 +53,9 @@ class FirstChange:
         if is_readable(there):
             return edit.source(there, self.site_infos[edit.site].dims, self.base.n_pos).to(there) != there
         here, other = self.base.tokens, getattr(edit.value, "of_tokens", None)
-        are_ids = isinstance(here, Tensor) and isinstance(other, Tensor) and here.shape == other.shape
-        return torch.ne(here, other) if are_ids else torch.ones(self.base.tokens.shape, dtype=torch.bool)
+        if isinstance(here, Tensor) and isinstance(other, Tensor) and here.shape == other.shape:
+            return torch.ne(here, other)
+        return torch.ones(here.shape, dtype=torch.bool)
 
 
 def note_tokens(values: Iterable[Tensor], tokens: Rows) -> None:

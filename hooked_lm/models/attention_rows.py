@@ -112,14 +112,15 @@ class AttentionRowMethods(HookedRootModule):
         View('Attention', 8 heads, 1 x 6 tokens; .show() opens it in a browser, .write_html(path) saves it)
         """
         model: Any = self
-        given = prompt.tokens if isinstance(prompt, Chat) else prompt
-        ids = torch.atleast_2d(given if isinstance(given, Tensor) else model.to_tokens(given))
+        text = prompt.tokens if isinstance(prompt, Chat) else prompt
+        ids = torch.atleast_2d(text if isinstance(text, Tensor) else model.to_tokens(text))
         if len(ids) != 1:
             raise ArgumentError(f"a page shows one prompt, and these are {len(ids)}: give one of them")
         tokens: list[str] = model.to_str_tokens(ids[0])
         if query_positions is not None or len(tokens) <= MOST_ROWS:
             every = slice(None) if query_positions is None else query_positions
-            rows = self.attention_rows(prompt, layers=layers, query_positions=every, fwd_hooks=fwd_hooks, **options)
+            given: dict[str, Any] = {**options, "fwd_hooks": fwd_hooks}
+            rows = self.attention_rows(prompt, layers=layers, query_positions=every, **given)
             return rows_page({layer: found[0] for layer, found in rows.items()}, tokens, heads, query_positions)
         maxima, sites = BlockMaxima(len(tokens)), self._attention_sites(SITES["pattern"], layers)
         with torch.no_grad(), model.hooks(fwd_hooks), model.hooks([(site, maxima) for site in sites.values()]):
