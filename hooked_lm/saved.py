@@ -39,6 +39,7 @@ LOADERS = {
     "SteeringVectors": "hooked_lm.interventions.steering:SteeringVectors.load",
     "SteeredTexts": "hooked_lm.interventions.steered_texts:SteeredTexts.load",
     "SweepResult": "hooked_lm.engine.result:SweepResult.load",
+    "ThoughtAnchors": "hooked_lm.analysis.thoughts.anchors:ThoughtAnchors.load",
     "TrainedDictionary": "hooked_lm.interventions.dictionaries.train:TrainedDictionary.load",
     "TunedLens": "hooked_lm.analysis.reading.tuned_lens:TunedLens.load",
     "dictionary": "hooked_lm.interventions.dictionaries.pretrained:load",

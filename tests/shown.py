@@ -43,6 +43,14 @@ def conversation() -> Chat:
     return model().chat([{"role": "user", "content": HOSTILE}], chat_template=template)
 
 
+def anchors() -> analysis.ThoughtAnchors:
+    thinks = "{% for m in messages %}<{{ m.role }}>{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    said = {"role": "assistant", "reasoning_content": f"So. {HOSTILE} left.", "content": HOSTILE}
+    messages = [{"role": "user", "content": TEXT}, said]
+    chat = model().chat(messages, chat_template=thinks + "{% endif %}{{ m.content }}{% endfor %}")
+    return analysis.thought_anchors(model(), chat, n=2)
+
+
 def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
 
@@ -147,6 +155,7 @@ RESULTS = {
     "Patchscope": Result(
         lambda: analysis.patchscope(model(), TEXT, "The capital of Spain is", source_layers=[1], max_new_tokens=1)
     ),
+    "ThoughtAnchors": Result(anchors),
     "SteeringVectors": Result(steering),
     "SteeredTexts": Result(
         lambda: interventions.steered_texts(model(), steering(), TEXT, doses=[0.5], max_new_tokens=3)

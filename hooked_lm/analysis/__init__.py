@@ -27,6 +27,7 @@ from hooked_lm.analysis.reading.patchscopes import Patchscope, patchscope
 from hooked_lm.analysis.reading.saliency import Saliency, saliency
 from hooked_lm.analysis.reading.svd_interpreter import SVDInterpreter
 from hooked_lm.analysis.reading.tuned_lens import TunedLens, train_tuned_lens
+from hooked_lm.analysis.thoughts.anchors import ThoughtAnchors, thought_anchors
 from hooked_lm.keywords import answer_keywords
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "RegressionProbes",
     "SVDInterpreter",
     "Saliency",
+    "ThoughtAnchors",
     "TunedLens",
     "attention_statistics",
     "attention_to_images",
@@ -75,6 +77,7 @@ __all__ = [
     "saliency",
     "source_attribution",
     "sweep_alignments",
+    "thought_anchors",
     "top_features",
     "train_alignment",
     "train_probe",

@@ -111,14 +111,14 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
 
 
 def _warn_of_padding(ids: Int[Tensor, "batch pos"], pad: int, name: str) -> None:
-    """Warns of rows that begin with more pad tokens than others, for a model that looks for padding on the right: it reads them as
+    """Warns of rows that begin with more pad tokens than others, which a model that looks for padding on the right reads as
     text."""
     n_pad = (ids == pad).cumprod(1).sum(1)
     rows = (n_pad > n_pad.min()).nonzero().flatten().tolist()
     if rows:
         warn_caller(
-            f"{name}: rows {rows[:10]} of {len(ids)} begin with more pad tokens ({pad}) than the others, and the model reads them as "
-            "text, as padding_side is 'right': load it with default_padding_side='left', or give prompts of one length"
+            f"{name}: rows {rows[:10]} of {len(ids)} begin with more pad tokens ({pad}) than the others, and the model reads "
+            "them as text, as padding_side is 'right': load it with default_padding_side='left', or give prompts of one length"
         )
 
 

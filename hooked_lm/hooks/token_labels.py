@@ -54,7 +54,7 @@ def check_named(given: Named) -> None:
     elif isinstance(given, Mapping):
         if not given or given.keys() - {*KEYS}:
             raise ValueError(f"positions={given!r}: a dict has some of the keys {', '.join(KEYS)}")
-        if wrong := [turn for turn in _turns(given) if type(turn) is not int]:
+        if wrong := [turn for turn in turns_of(given) if type(turn) is not int]:
             raise ValueError(f"positions={given!r}: a turn is the index of a message, got {wrong[0]!r}")
         if given.get("part", "content") not in PARTS:
             raise ValueError(f"positions={given!r}: parts are {', '.join(PARTS)}")
@@ -144,7 +144,7 @@ def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> 
         wanted = (max if given.startswith("last_") else min)(turns, default=None)
         return [position for position in found if labels[position].turn == wanted]
     n_turns = 1 + max((label.turn for label in prompt), default=-1)
-    chosen = {turn + n_turns if turn < 0 else turn for turn in _turns(given)}
+    chosen = {turn + n_turns if turn < 0 else turn for turn in turns_of(given)}
     return [
         position
         for position, (turn, role, part) in enumerate(labels)
@@ -154,7 +154,8 @@ def _fitting(labels: Labels, given: str | Mapping[str, Any], prompt: Labels) -> 
     ]
 
 
-def _turns(given: Mapping[str, Any]) -> Sequence[Any]:
+def turns_of(given: Mapping[str, Any]) -> Sequence[Any]:
+    """The turns that a dict of positions names."""
     turn = given.get("turn", ())
     return turn if isinstance(turn, (list, tuple)) else [turn]
 
@@ -163,7 +164,7 @@ def _may_be_written(given: str | Mapping[str, Any]) -> bool:
     """Whether a model may write such tokens, as the assistant."""
     if isinstance(given, str):
         return _name(given) in ("assistant", *PARTS)
-    return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in _turns(given))
+    return given.get("role", "assistant") == "assistant" and all(turn >= 0 for turn in turns_of(given))
 
 
 def _of_each_turn(labels: Labels, name: str, index: int) -> list[int]:

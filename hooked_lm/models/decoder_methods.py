@@ -14,7 +14,6 @@ from hooked_lm.components.embeddings.transformed_unembed import untied
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.components.readable import is_on_host, is_readable
 from hooked_lm.hooks import Cache, NamesFilter
-from hooked_lm.hooks.generation_step import run_generation
 from hooked_lm.hooks.hook_spec import HookSpec, hook_list, parse_hook
 from hooked_lm.hooks.padding import Masks
 from hooked_lm.hooks.select import Site
@@ -25,9 +24,10 @@ from hooked_lm.models.checks import check_cacheable, check_loss, check_stream, i
 from hooked_lm.models.compiled import Compiled
 from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.models.generation import decoder as generation
-from hooked_lm.models.generation.reading import PromptReader, SequenceRecord, check_chunk, run_in_chunks
+from hooked_lm.models.generation.reading import read_prefix, run_in_chunks
+from hooked_lm.models.generation.rollouts import rollouts
 from hooked_lm.models.loss import lm_cross_entropy_loss
-from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, check_hooks_of_prefix, opened, versions
+from hooked_lm.models.prefix import Prefix, PrefixedPrompt, Prompt, as_prompt, check_hooks_of_prefix, opened
 from hooked_lm.models.stack import Stream, apply_config_flags, checked_ids
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.text.methods import DecoderText
@@ -61,6 +61,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
 
     generate = generation.generate
     generate_stream = generation.generate_stream
+    rollouts = rollouts
 
     def prefix(  # type: ignore[override]
         self,
@@ -93,14 +94,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         check_cacheable(self.blocks)
         check_hooks_of_prefix(self)
         how = {"prepend_bos": prepend_bos, "padding_side": padding_side, "attention_mask": attention_mask}
-        sequence, keys_values, known = opened(self, as_prompt(prompt), 0, how)
-        check_chunk(self, chunk, sequence, keys_values)
-        record = None if names_filter is None else SequenceRecord(self, names_filter, length=keys_values.length)
-        reader = PromptReader(self, sequence, keys_values, record, chunk, known)
-        logits = run_generation(reader.next_logits, self.hooks(record.hooks) if record else None)
-        keys_values.freeze()
-        hooks = tuple(hook.user_hook for hook in changing_hooks(self))
-        return Prefix(self, prompt, sequence, keys_values, logits, record and record.cache(), hooks, versions(self))
+        return read_prefix(self, prompt, opened(self, as_prompt(prompt), 0, how), names_filter, chunk)
 
     # ---- runs that keep values ---------------------------------------------------------------------------------------
 
@@ -124,7 +118,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
             given = {**kwargs, **({} if stop_at_layer is None else {"stop_at_layer": 0})}
             check_keywords("run_with_cache with chunk", given, OF_CHUNKS)
             output, cache = run_in_chunks(self, input, chunk, names_filter, return_type, **kwargs)
-            cache.labels = input.labels if isinstance(input, Chat) else None
+            cache.labels = input.labels if isinstance(input, Chat | PrefixedPrompt) else None
             return output, cache
         early = return_type is None and stop_at_layer is None
         if early and names_filter is not None and kwargs.get("past_kv_cache") is None:
@@ -137,7 +131,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
         if stop_at_layer is not None:
             kwargs["stop_at_layer"] = stop_at_layer
         output, cache = super().run_with_cache(input, *model_args, names_filter=names_filter, **kwargs)
-        if isinstance(cache, Cache) and isinstance(input, Chat):
+        if isinstance(cache, Cache) and isinstance(input, Chat | PrefixedPrompt) and input.labels is not None:
             positions = Slice.unwrap(kwargs.get("pos_slice"))
             cache.labels = [[row[i] for i in positions.indices(len(row)).tolist()] for row in input.labels]
         if isinstance(cache, Cache) and not (model_args or cache.attention_masks or kwargs.keys() & EXACT):

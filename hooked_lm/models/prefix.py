@@ -1,7 +1,7 @@
 """Prefix: the beginning of prompts, which a decoder reads once."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from hooked_lm.hooks.generation_step import GenerationStep, current, set_current
 from hooked_lm.hooks.hook import Hook
 from hooked_lm.hooks.indices import plain_indices
 from hooked_lm.hooks.own_run import OwnRun
+from hooked_lm.hooks.token_labels import PADDING, Labels, is_named, select_positions, turns_of
 from hooked_lm.models.checks import check_in_parts
 from hooked_lm.models.generation.loop import Input, TokenSequence, prompt_sequence
 from hooked_lm.models.text.chat import Chat
@@ -64,15 +65,18 @@ class Prefix(OwnRun):
         """`prefix + new`, where the mask says which of the new ids are real.
 
         Text is tokenized by itself, without BOS. Rows of different lengths are padded on the left, between the prefix and them.
-        A prefix of one row continues in any number of rows, one of several rows in as many, or all alike.
+        A prefix of one row continues in any number of rows, one of several rows in as many, or all alike. After a conversation
+        text is of the assistant, and what follows of a longer conversation is `chat[:, n:]`.
 
-        Raises ValueError for nothing new, for images, and for other numbers of rows.
+        Raises ValueError for nothing new, for images, for other numbers of rows, and for another conversation.
         """
         after = prompt_sequence(self.model, new, False, "left" if attention_mask is None else None, attention_mask)
         if after.images or after.embeds is not None:
             raise ValueError(
                 "after a prefix come text or token ids: images and embeddings belong into the prefix itself"
             )
+        if isinstance(new, Chat) and self.sequence.growing is not None:
+            _check_follows(self, new)
         return PrefixedPrompt(self, after, new)
 
     def repeated(self, n: int) -> "PrefixedPrompt":
@@ -131,16 +135,33 @@ class PrefixedPrompt(OwnRun):
         """1 for the new tokens that are real, 0 for padding."""
         return self._new.real.long()
 
+    @property
+    def labels(self) -> Sequence[Labels] | None:
+        """What the new tokens of each row are, for each column, after a prefix of a conversation."""
+        growing = self._sequence().labels
+        if growing is None:
+            return None
+        new = zip(growing, self._new.real.sum(1).tolist(), strict=True)
+        return [[PADDING] * (self.n_new - n) + [*row[len(row) - n :]] for row, n in new]
+
     def opened(self, n_later: int = 0) -> tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"]]:
         """All tokens, which so many are to follow; a cache with those of the prefix, and the logits after it."""
+        sequence, n = self._sequence(), self.n_rows
+        cache = self.prefix.keys_values.continued(n, len(sequence) + n_later)
+        return sequence, cache, self.prefix.logits.expand(n, -1)
+
+    def _sequence(self) -> TokenSequence:
+        """The tokens of the prefix and the new ones."""
         old, n = self.prefix.sequence, self.n_rows
         parts = (x if x is None else x.expand(n, *x.shape[1:]) for x in (old.embeds, old.is_image, old.is_suffix))
         embeds, is_image, is_suffix = parts
         tokens = torch.cat([old.tokens.expand(n, -1), self._new.tokens], 1)
         real = torch.cat([old.real.expand(n, -1), self._new.real], 1)
         sequence = TokenSequence(tokens, real, embeds, old.images, is_image, is_suffix)
-        cache = self.prefix.keys_values.continued(n, len(sequence) + n_later)
-        return sequence, cache, self.prefix.logits.expand(n, -1)
+        if old.growing is not None:
+            growing = old.growing.repeated(n)
+            sequence.growing = growing.then(self.given) if self.n_new and isinstance(self.given, Chat) else growing
+        return sequence
 
     def check(self, model: HookedRootModule, options: Mapping[str, object], n_later: int | None = None) -> None:
         """Raises ValueError if the run would differ from one that reads the prefix again.
@@ -155,18 +176,23 @@ class PrefixedPrompt(OwnRun):
         if n_later is None and self.n_new == 0:
             raise ValueError("nothing follows the prefix: run model(prefix + text), or generate from it")
         n_prefix = self.prefix.sequence.real.sum(1)
-        rows = {*zip(n_prefix.expand(self.n_rows).tolist(), (n_prefix + self._new.real.sum(1)).tolist(), strict=True)}
+        labels: Sequence[Labels | None] = self._sequence().labels or [None] * self.n_rows
+        rows = [
+            *zip(
+                n_prefix.expand(self.n_rows).tolist(), (n_prefix + self._new.real.sum(1)).tolist(), labels, strict=True
+            )
+        ]
         for hook in changing_hooks(model):
             if all(hook.user_hook is not one for one in self.prefix.hooks):
-                for first, n_prompt in rows:
-                    _check_positions(hook, first, n_prompt, n_prompt + (n_later or 0))
+                for first, n_prompt, of_row in rows:
+                    _check_positions(hook, first, n_prompt, n_prompt + (n_later or 0), of_row)
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of a forward pass over the new tokens."""
         self.check(model, options)
         (sequence, keys_values, _), before = self.opened(), current()
         keys_values.freeze()
-        set_current(GenerationStep(0, sequence.real, self.n_new, keys_values))
+        set_current(GenerationStep(0, sequence.real, self.n_new, keys_values, sequence.labels))
         try:
             new, others = sequence.columns(self.prefix.n_pos, len(sequence)), {**options}
             others |= {"attention_mask": sequence.real.cpu().long(), "past_kv_cache": keys_values}
@@ -196,7 +222,8 @@ def opened(
 
 def text_of(input: object) -> Any:
     """What an input was given as, without its images."""
-    input = input.given if isinstance(input, PrefixedPrompt) else input
+    while isinstance(input, PrefixedPrompt):  # also after a prefix that grew
+        input = input.given
     return input.tokens if isinstance(input, VisionInputs | Chat) else input
 
 
@@ -234,11 +261,20 @@ def check_hooks_of_prefix(model: HookedRootModule) -> None:
     """Raises ValueError for an active hook that counts positions from the end of the prompt, which is not known yet."""
     for hook in changing_hooks(model):
         given = getattr(hook.user_hook, "positions", None)
-        if given == "last_prompt" if isinstance(given, str) else any(bound < 0 for bound in _numbers(given)):
+        if _counts_from_the_end(given):
             raise ValueError(
                 f"{hook.user_hook!r} at '{hook.point.name}' counts from the end of the prompt, which a prefix does not have: "
                 "give positions from the beginning, or open the hook after the prefix is computed"
             )
+
+
+def _counts_from_the_end(given: object) -> bool:
+    """Whether positions depend on where a prompt ends."""
+    if not is_named(given):
+        return given == "last_prompt" if isinstance(given, str) else any(bound < 0 for bound in _numbers(given))
+    if isinstance(given, Mapping):
+        return any(turn < 0 for turn in turns_of(given))
+    return given.startswith("last_") if isinstance(given, str) else given[1] < 0 or given[0].startswith("last_")
 
 
 def _numbers(given: object) -> list[int]:
@@ -251,10 +287,25 @@ def _numbers(given: object) -> list[int]:
     return [number for number in numbers if number is not None]
 
 
-def _check_positions(hook: Hook, first: int, n_prompt: int, last: int) -> None:
+def _check_follows(prefix: Prefix, new: Chat) -> None:
+    """Raises ValueError unless a cut conversation goes on where that of the prefix ends."""
+    if new.n_before != prefix.n_pos:
+        raise ValueError(
+            f"a conversation that begins at its token {new.n_before} cannot follow a prefix of {prefix.n_pos} tokens: give what "
+            f"comes after these, chat[:, {prefix.n_pos}:]"
+        )
+    if isinstance(prefix.prompt, Chat) and any(not new.texts[0].startswith(text) for text in prefix.prompt.texts):
+        raise ValueError(
+            "the prefix is not the beginning of this conversation, which the template may have changed: see chat.n_common(...)"
+        )
+
+
+def _check_positions(hook: Hook, first: int, n_prompt: int, last: int, labels: Labels | None) -> None:
     """Raises ValueError for a hook that acts on other positions than those from `first` to `last`."""
     given = getattr(hook.user_hook, "positions", None)
-    if isinstance(given, slice):
+    if is_named(given):
+        reached = [first] if labels is None else select_positions(labels, given, n_prompt)
+    elif isinstance(given, slice):
         reached = [*range(n_prompt)[given]]
     elif isinstance(given, str):
         reached = {"generated": [], "last_prompt": [n_prompt - 1]}.get(given, [0])

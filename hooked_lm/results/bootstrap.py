@@ -263,7 +263,7 @@ def wilson_ends(
     return (centre - reach).clamp(0, 1), (centre + reach).clamp(0, 1)
 
 
-def students_t(level: float, freedom: int) -> float:
+def students_t(level: float, freedom: float | int) -> float:
     """The half-width of Student's interval in standard errors, for a level and degrees of freedom.
 
     >>> round(students_t(0.95, 7), 3)

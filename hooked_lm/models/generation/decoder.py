@@ -36,7 +36,7 @@ def generate(
     verbose: bool = True,
     *,
     attention_mask: Tensor | None = None,
-    seed: int | torch.Generator | None = None,
+    seed: int | torch.Generator | Sequence[int] | None = None,
     return_cache: bool = False,
     names_filter: NamesFilter = None,
     chunk: int | None = None,
@@ -64,7 +64,8 @@ def generate(
             tokens. For a prompt of embeddings, "str" and "tokens" return the continuation only.
         verbose: show a progress bar after two seconds.
         attention_mask: [batch, pos], 1 for real tokens and 0 for padding.
-        seed: an int, or a generator to draw from; torch's global generator if None.
+        seed: an int, an int for each row (which then does not depend on the other rows), or a generator to draw from; torch's
+            global generator if None.
         return_cache: also return an ActivationCache of all tokens of the result, at the sites of `names_filter`; after a
             prefix, of those that follow it.
         chunk: read the prompt in pieces of so many tokens, which takes the memory of one; hooks run on each piece.
@@ -83,7 +84,7 @@ def generate(
     n_known = input.prefix.n_pos if isinstance(input, PrefixedPrompt) else 0
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
     record = SequenceRecord(model, names_filter, length=n_known) if return_cache else None
-    sequence, lengthen = _start(
+    sequence, lengthen = started(
         model, input, max_new_tokens, record, stop_at_eos, eos_token_id, do_sample, top_k, top_p, temperature,
         freq_penalty, use_past_kv_cache, prepend_bos, padding_side, attention_mask, seed, chunk,
     )  # fmt: skip
@@ -125,12 +126,12 @@ def generate_stream(
         raise ValueError(f"max_tokens_per_yield is a number of tokens, at least 1, got {max_tokens_per_yield}")
     input = as_prompt(input)
     convert = converter(model, text_of(input), return_type, ("str", "tokens", "embeds"))
-    sequence, lengthen = _start(model, input, max_new_tokens, None, **options)
+    sequence, lengthen = started(model, input, max_new_tokens, None, **options)
     bar = progress_bar("generating", max_new_tokens, None if verbose else False, steps=lengthen)
     return _pieces(sequence, iter(bar), max_tokens_per_yield, convert)
 
 
-def _start(
+def started(
     model: HookedRootModule,
     input: Input | PrefixedPrompt,
     max_new_tokens: int,
@@ -146,7 +147,7 @@ def _start(
     prepend_bos: bool | None = None,
     padding_side: str | None = None,
     attention_mask: Tensor | None = None,
-    seed: int | torch.Generator | None = None,
+    seed: int | torch.Generator | Sequence[int] | None = None,
     chunk: int | None = None,
 ) -> tuple[TokenSequence, Iterator[None]]:
     """Checks all arguments; returns the prompt, and the steps that append one token each."""
@@ -158,6 +159,8 @@ def _start(
     reads_once = use_past_kv_cache and first_bidirectional(model.blocks) is None
     check_chunk(model, chunk, sequence, cache if use_past_kv_cache else None)
     check_room(len(sequence), max_new_tokens, model.cfg.longest_input)
+    if isinstance(seed, Sequence) and len(seed) != len(sequence.real):
+        raise ValueError(f"seed has {len(seed)} numbers for {len(sequence.real)} rows: give one for each row")
     ends = end_ids(model, eos_token_id) if stop_at_eos else []
     reader = PromptReader(model, sequence, cache if reads_once else None, record, chunk, known)
     return sequence, _recorded(reader, steps(reader, max_new_tokens, choose, ends, fill=next(iter(ends), 0)))

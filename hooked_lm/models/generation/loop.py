@@ -199,9 +199,12 @@ def sampler(
     top_p: float | None,
     temperature: float,
     freq_penalty: float,
-    seed: int | torch.Generator | None,
+    seed: int | torch.Generator | Sequence[int] | None,
 ) -> Choose:
-    """`sample_logits` with these options; greedy unless `do_sample`. ValueError for invalid options."""
+    """`sample_logits` with these options; greedy unless `do_sample`. ValueError for invalid options.
+
+    `seed` may be one for each row.
+    """
     check_sampling(top_k, top_p, temperature)
     return partial(
         sample_logits,
@@ -209,8 +212,19 @@ def sampler(
         top_p=top_p,
         temperature=temperature if do_sample else 0.0,
         freq_penalty=freq_penalty,
-        generator=torch.Generator(device).manual_seed(seed) if isinstance(seed, int) else seed,
+        generator=_generator(device, seed),
     )
+
+
+def _generator(
+    device: torch.device, seed: int | torch.Generator | Sequence[int] | None
+) -> torch.Generator | list[torch.Generator] | None:
+    """What draws with a seed, or with one for each row."""
+    if seed is None or isinstance(seed, torch.Generator):
+        return seed
+    if isinstance(seed, int):
+        return torch.Generator(device).manual_seed(seed)
+    return [torch.Generator().manual_seed(each) for each in seed]
 
 
 def check_room(n_prompt: int, n_new: int, n_ctx: int) -> None:

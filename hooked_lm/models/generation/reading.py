@@ -13,7 +13,7 @@ from hooked_lm.hooks.generation_step import GenerationStep, current, run_generat
 from hooked_lm.hooks.hook_spec import HookList
 from hooked_lm.models.checks import check_cacheable, check_in_parts, first_bidirectional
 from hooked_lm.models.generation.loop import Reader, TokenSequence
-from hooked_lm.models.prefix import Prompt, as_prompt, opened
+from hooked_lm.models.prefix import Prefix, Prompt, as_prompt, changing_hooks, opened, versions
 
 KEYS = {"key_pos", "block"}  # axes of keys, of old tokens and new ones
 
@@ -131,6 +131,24 @@ def check_chunk(
     check_in_parts(model, min(cache.length + chunk, len(sequence)), len(sequence))
     if sequence.images and not cache.length:
         raise ValueError("a prompt with images is read at once, as an image may not be cut: omit chunk")
+
+
+def read_prefix(
+    model: HookedRootModule,
+    prompt: object,
+    start: tuple[TokenSequence, KeyValueCache, Float[Tensor, "batch d_vocab"] | None],
+    names_filter: NamesFilter = None,
+    chunk: int | None = None,
+) -> Prefix:
+    """A prompt that was `opened`, as a prefix, under the active hooks."""
+    sequence, keys_values, known = start
+    check_chunk(model, chunk, sequence, keys_values)
+    record = None if names_filter is None else SequenceRecord(model, names_filter, length=keys_values.length)
+    reader = PromptReader(model, sequence, keys_values, record, chunk, known)
+    logits = run_generation(reader.next_logits, model.hooks(record.hooks) if record else None)
+    keys_values.freeze()
+    hooks = tuple(hook.user_hook for hook in changing_hooks(model))
+    return Prefix(model, prompt, sequence, keys_values, logits, record and record.cache(), hooks, versions(model))
 
 
 def run_in_chunks(

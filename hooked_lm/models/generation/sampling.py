@@ -1,6 +1,6 @@
 """Samples a token from next-token logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,7 +17,7 @@ def sample_logits(
     freq_penalty: float = 0.0,
     tokens: Int[Tensor, "batch pos"] | None = None,
     real: Bool[Tensor, "batch pos"] | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | Sequence[torch.Generator] | None = None,
     repetition_penalty: float = 1.0,
 ) -> Int[Tensor, " batch"]:
     """Draws one token per row from its logits.
@@ -29,7 +29,7 @@ def sample_logits(
         temperature: divides the logits; 0 takes the most likely token.
         freq_penalty: subtracted from a token's logit, after the temperature, for each occurrence in `tokens`.
         real: which of `tokens` count; all if None.
-        generator: the random generator; torch's global one if None.
+        generator: the random generator, or one on the CPU for each row; torch's global one if None.
         repetition_penalty: divides the logit of each token in `tokens` (multiplies it if negative) before the temperature
             (Keskar et al. 2019, arXiv:1909.05858); 1 means no penalty.
 
@@ -57,7 +57,20 @@ def sample_logits(
     probs = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         probs = _nucleus(probs, top_p)
-    return torch.multinomial(probs, 1, generator=generator)[:, 0]
+    if isinstance(generator, torch.Generator | None):
+        return torch.multinomial(probs, 1, generator=generator)[:, 0]
+    return _drawn_by_row(probs, generator)
+
+
+def _drawn_by_row(
+    probs: Float[Tensor, "batch d_vocab"], generators: Sequence[torch.Generator]
+) -> Int[Tensor, " batch"]:
+    """A token for each row, from one number of its own generator, so that it does not depend on other rows."""
+    if len(generators) != len(probs):
+        raise ValueError(f"there are {len(generators)} generators for {len(probs)} rows: give one for each row")
+    numbers = torch.stack([torch.rand(1, generator=each, dtype=torch.double) for each in generators])
+    below = probs.double().cumsum(-1)
+    return torch.searchsorted(below / below[:, -1:], numbers.to(probs.device), right=True)[:, 0]
 
 
 def without_repetition(

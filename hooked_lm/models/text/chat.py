@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from hooked_lm.files import names_the_file
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.own_run import OwnRun
-from hooked_lm.hooks.token_labels import PADDING, Labels, Named, TokenLabel, reading, select_positions
+from hooked_lm.hooks.token_labels import PADDING, PARTS, Labels, Named, TokenLabel, reading, select_positions
 from hooked_lm.models.text.chat_spans import THINKING, Message, is_header_at_end, thinks_at_end
 from hooked_lm.notebook_repr import NotebookRepr, Table
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hooked_lm.viz import View
 
 FORMAT = "hooked_lm.Chat"
+MOST_OF_A_CHARACTER = 8  # tokens
 
 
 @runtime_checkable
@@ -66,6 +68,7 @@ class Chat(OwnRun, NotebookRepr):
         str_tokens: the tokens as strings.
         options: those of the template.
         inputs: the ids with their images, for a model that reads images; None without any.
+        n_before: how many tokens were cut off at the beginning.
     """
 
     tokens: Int[Tensor, "batch pos"]
@@ -79,6 +82,7 @@ class Chat(OwnRun, NotebookRepr):
     str_tokens: tuple[tuple[str, ...], ...]
     options: Mapping[str, Any]
     inputs: Any = None
+    n_before: int = 0
 
     def run(self, model: HookedRootModule, forward: Callable[..., Any], *args: object, **options: object) -> Any:
         """The output of the model for the token ids; while it runs, hooks know what the tokens are."""
@@ -90,9 +94,15 @@ class Chat(OwnRun, NotebookRepr):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, which: int | slice | Sequence[int]) -> "Chat":
-        """Some of the conversations, without columns of padding alone."""
-        given = [which] if isinstance(which, int) else which
+    def __getitem__(self, which: int | slice | Sequence[int] | tuple[int | slice, slice]) -> "Chat":
+        """Some of the conversations, without columns of padding alone; or `chat[row, start:stop]`, some columns of one.
+
+        What is cut has the messages up to its end, the last one as far as it goes. Where the assistant is to go on, the model
+        does, as with `add_generation_prompt=True` and `continue_final_message=True`.
+        """
+        if isinstance(which, tuple) and len(which) == 2 and isinstance(which[1], slice):
+            return _cut(self[which[0]], which[1])
+        given: Any = [which] if isinstance(which, int) else which
         rows = [*range(len(self))[given]] if isinstance(given, slice) else [range(len(self))[row] for row in given]
         kept = self.attention_mask[rows]
         first = int(kept.any(0).int().argmax())
@@ -109,28 +119,6 @@ class Chat(OwnRun, NotebookRepr):
             messages=tuple(self.messages[row] for row in rows),
             texts=tuple(self.texts[row] for row in rows),
             changed=tuple(self.changed[row] for row in rows),
-        )
-
-    @classmethod
-    def joined(cls, chats: Sequence["Chat"]) -> "Chat":
-        """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
-        lengths = [chat.shape[1] for chat in chats]
-        if any(chat.inputs is not None for chat in chats):
-            raise ValueError("conversations with images are not joined: give their messages to one model.chat")
-        if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
-            raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
-        starts = accumulate([len(chat) for chat in chats], initial=0)
-        shared = (
-            (row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared
-        )
-        names = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
-        of_rows: dict[str, Any] = {name: tuple(row for chat in chats for row in getattr(chat, name)) for name in names}
-        return replace(
-            chats[0],
-            tokens=torch.cat([chat.tokens for chat in chats]),
-            attention_mask=torch.cat([chat.attention_mask for chat in chats]),
-            shared=tuple(shared),
-            **of_rows,
         )
 
     @property
@@ -167,21 +155,7 @@ class Chat(OwnRun, NotebookRepr):
 
     def of(self, given: Named, row: int = 0) -> str:
         """The text of the tokens that named positions select, as the template wrote it."""
-        text, places = "", self.offsets[row]
-        end, last = 0, -2
-        for position in self.positions(given, row):
-            start, stop = places[position]
-            text += self.texts[row][end if position == last + 1 else start : stop]
-            end, last = max(end, stop), position
-        return text
-
-    def begins_text(self, tokenizer: object) -> bool:
-        """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
-        space, or with a special token of the template."""
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {token for token, one in added.items() if one.special}
-        ends = zip(self.texts, self.tokens[:, -1].tolist(), strict=True)
-        return all(text[-1:].isspace() or last in special for text, last in ends)
+        return _text_at(self.positions(given, row), self.texts[row], self.offsets[row])
 
     def n_common(self, other: "Chat") -> int:
         """How many tokens two conversations have in common at their beginnings; ValueError if one of them is several."""
@@ -222,32 +196,29 @@ class Chat(OwnRun, NotebookRepr):
     def reply(self, model: "Talks", max_new_tokens: int = 100, hooks: object = (), **options: object) -> "Chat":
         """The conversations with the model's answer as a turn of the assistant, and its thoughts apart from the content.
 
-        `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. If the
-        conversations do not end where the assistant begins, the template is asked for that. An answer that reaches
-        `max_new_tokens` within a thought has only that. Raises ValueError for an answer without text.
+        `hooks` act while the model writes; `options` are those of `model.generate`, such as `do_sample=False`. A conversation
+        that ends within a turn of the assistant is continued there. If it does not end where the assistant begins, the template
+        is asked for that. An answer that reaches `max_new_tokens` within a thought has only that. Raises ValueError for an
+        answer without text.
         """
-        asked = (
-            self if self.options.get("add_generation_prompt") else self._in_template(model, add_generation_prompt=True)
-        )
-        labels = GrowingLabels(asked, model.tokenizer)
+        asked = self
+        if not any(map(self.options.get, ("add_generation_prompt", "continue_final_message"))):
+            asked = _in_template(self, self.messages, model, add_generation_prompt=True)
+        labels, n = GrowingLabels(asked, model.tokenizer), asked.shape[1]
         with model.hooks(hooks):
-            ids = model.generate(asked, max_new_tokens, return_type="tokens", **options)
-        prompt = asked.attention_mask.bool()
-        real = torch.cat([prompt, torch.ones_like(ids[:, prompt.shape[1] :], dtype=torch.bool)], 1)
-        rows = labels.of(real, ids)
-        answers = []
-        for row, ids_of_row in enumerate(ids[:, prompt.shape[1] :].tolist()):
-            new = list(zip(rows[row][int(prompt[row].sum()) :], ids_of_row, strict=True))
-            answers.append(_answer(row, new, model.tokenizer, self.options))
-        return self._in_template(model, answers, add_generation_prompt=False)
-
-    def _in_template(self, model: "Talks", more: Sequence[Message] | None = None, **options: object) -> "Chat":
-        """The same messages, and one more each, in the same template with other options."""
-        rows = [list(messages) for messages in self.messages]
-        if more is not None:
-            rows = [[*messages, message] for messages, message in zip(rows, more, strict=True)]
-        made: Chat = model.chat(rows, **{**self.options, **options})
-        return made
+            ids = model.generate(asked, max_new_tokens, return_type="tokens", **options)[:, n:].cpu()
+        real = torch.cat([asked.attention_mask.cpu().bool(), torch.ones_like(ids, dtype=torch.bool)], 1)
+        rows, answers = labels.of(real, torch.cat([asked.tokens.cpu(), ids], 1)), []
+        for row, new in enumerate(ids.tolist()):
+            written = continued(asked[row], new, rows[row][len(rows[row]) - len(new) :], model.tokenizer)
+            end, of_row = written.shape[1], written.labels[0]
+            said = [i for i in range(end - len(new), end) if of_row[i].part != "marker"]
+            if not _text_at(said, written.texts[0], written.offsets[0]).strip():
+                raise ValueError(
+                    f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
+                )
+            answers.append(written.messages[0])
+        return _in_template(self, answers, model, add_generation_prompt=False)
 
     def save(self, path: str | Path) -> None:
         """Writes the conversations to one safetensors file, atomically. Raises TypeError for options that are no JSON, and
@@ -294,6 +265,25 @@ class GrowingLabels:
         self._turns = [_next_turn(chat, row) for row in range(len(chat))]
         self._written = [_written_in(chat, row, turn) for row, turn in enumerate(self._turns)]
 
+    def repeated(self, n: int) -> "GrowingLabels":
+        """The same for `n` rows, which grow by themselves: each of these, or the only one again and again."""
+        made, rows = copy(self), range(n) if len(self._rows) == n else [0] * n
+        made._rows = [[*self._rows[row]] for row in rows]
+        made._turns, made._written = [self._turns[row] for row in rows], [self._written[row] for row in rows]
+        return made
+
+    def then(self, chat: Chat) -> "GrowingLabels":
+        """These with what follows of a conversation, of which each row has the beginning."""
+        made, after = self.repeated(len(self._rows)), GrowingLabels(chat, self._tokenizer)
+        for row, before in enumerate(made._written):
+            is_same = {label.turn for label in after._rows[0]} <= {-1, after._turns[0]} and (
+                made._turns[row] == after._turns[0]
+            )
+            made._rows[row] += after._rows[0]
+            made._turns[row] = after._turns[0]
+            made._written[row] = (before if is_same else "") + after._written[0]
+        return made
+
     def of(self, real: Bool[Tensor, "batch pos"], tokens: Int[Tensor, "batch pos"]) -> Sequence[Labels]:
         """The labels of all real tokens of each row, of which the last ones may be new."""
         for row, labels in enumerate(self._rows):
@@ -309,29 +299,136 @@ class GrowingLabels:
         return TokenLabel(self._turns[row], "assistant", "marker" if is_marker else "thinking" if thinks else "content")
 
 
-def _answer(row: int, new: Sequence[tuple[TokenLabel, int]], tokenizer: Decodes, options: Mapping[str, Any]) -> Message:
-    """The message that new tokens are, with thoughts under the key that the template reads."""
-    texts = {
-        part: tokenizer.decode([token for label, token in new if label.part == part], skip_special_tokens=True).strip()
-        for part in ("thinking", "content")
-    }
-    if not any(texts.values()):
-        raise ValueError(
-            f"the answer of conversation {row} has no text: {len(new)} tokens, all of them markers or blank"
-        )
-    template = options.get("chat_template") or tokenizer.get_chat_template(tools=options.get("tools"))
-    key = next((key for key in THINKING if re.search(rf"[.'\"]{key}\b", template)), THINKING[0])
-    thought = {key: texts["thinking"]} if texts["thinking"] else {}
-    return {"role": "assistant", "content": texts["content"], **thought}
-
-
 def _next_turn(chat: Chat, row: int) -> int:
     """The turn that a model goes on with."""
-    last = chat.labels[row][-1]
-    return last.turn if last.role == "assistant" and last.part != "marker" else len(chat.messages[row])
+    last, messages = chat.labels[row][-1], chat.messages[row]
+    if chat.options.get("continue_final_message") and messages[-1]["role"] == "assistant":
+        return len(messages) - 1
+    return last.turn if last.role == "assistant" and last.part != "marker" else len(messages)
 
 
 def _written_in(chat: Chat, row: int, turn: int) -> str:
     """What the template wrote of a turn at the end of a conversation."""
     n = sum(1 for _ in takewhile(lambda label: label.turn in (-1, turn), reversed(chat.labels[row])))
     return chat.texts[row][chat.offsets[row][-n][0] :] if n else ""
+
+
+# ---- parts of conversations ------------------------------------------------------------------------------------------
+
+
+def continued(chat: Chat, new: Sequence[int], labels: Labels, tokenizer: Decodes) -> Chat:
+    """One conversation and what a model wrote after it, token by token; its last message is the turn that was written."""
+    if not new:
+        return chat
+    text, offsets = chat.texts[0], [*chat.offsets[0]]
+    for piece, n in _pieces(int(chat.tokens[0, -1]), new, tokenizer):
+        offsets += [(len(text), len(text) + len(piece))] * n  # of a character of several tokens each has all
+        text += piece
+    all_labels, turn = (*chat.labels[0], *labels), labels[0].turn
+    messages = chat.messages[0]
+    begun = messages[turn] if turn < len(messages) else {"role": "assistant"}
+    message = _message(begun, turn, all_labels, text, offsets, _key_of_thoughts(tokenizer, chat.options))
+    after = {"add_generation_prompt": False, "continue_final_message": labels[-1].part != "marker"}
+    return replace(
+        chat,
+        tokens=torch.cat([chat.tokens, chat.tokens.new_tensor([new])], 1),
+        attention_mask=torch.cat([chat.attention_mask, chat.attention_mask.new_ones(1, len(new))], 1),
+        labels=(all_labels,),
+        texts=(text,),
+        offsets=(tuple(offsets),),
+        str_tokens=((*chat.str_tokens[0], *(tokenizer.decode([token]) for token in new)),),
+        messages=((*messages[:turn], message),),
+        options={**chat.options, **after},
+    )
+
+
+def _pieces(last: int, new: Sequence[int], tokenizer: Decodes) -> Iterator[tuple[str, int]]:
+    """The text of new tokens after a last one, character by character where one has several tokens, with their number."""
+    exact: dict[str, object] = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    before, now = [last], []
+    for i, token in enumerate(new):
+        now.append(token)
+        text = tokenizer.decode([*before, *now], **exact)[len(tokenizer.decode(before, **exact)) :]
+        if text.endswith("\ufffd") and len(now) < MOST_OF_A_CHARACTER and i + 1 < len(new):
+            continue
+        yield text, len(now)
+        before, now = now, []
+
+
+def _cut(chat: Chat, columns: slice) -> Chat:
+    """Some columns of one conversation."""
+    if len(chat) != 1:
+        raise ValueError(f"columns are cut of one conversation, got {len(chat)}: chat[row, start:stop]")
+    n, (start, stop, step) = chat.shape[1], columns.indices(chat.shape[1])
+    if step != 1 or start >= stop:
+        raise ValueError(f"[{columns.start}:{columns.stop}:{columns.step}] selects no adjacent tokens of {n}")
+    if chat.inputs is not None:
+        raise ValueError("a conversation with images is not cut: its images would be left behind")
+    [labels], [offsets], [text] = chat.labels, chat.offsets, chat.texts
+    cut = replace(
+        chat,
+        tokens=chat.tokens[:, start:stop],
+        attention_mask=chat.attention_mask[:, start:stop],
+        labels=(labels[start:stop],),
+        offsets=(offsets[start:stop],),
+        str_tokens=(chat.str_tokens[0][start:stop],),
+        shared=tuple((0, place - start) for _, place in chat.shared if start <= place < stop),
+        n_before=chat.n_before + start,
+    )
+    if stop == n:
+        return cut
+    kept, later = ({label.turn for label in some} for some in (labels[:stop], labels[stop:]))
+    messages, text = list(chat.messages[0][: max(kept) + 1]), text[: offsets[stop - 1][1]]
+    for turn in (kept & later) - {-1}:
+        key = next((key for key in THINKING if messages[turn].get(key)), None)
+        messages[turn] = _message(messages[turn], turn, labels[:stop], text, offsets, key)
+    after = next((label for label in labels[stop:] if label.turn >= 0), labels[stop - 1])
+    is_open, is_begun = after.role == "assistant", after.turn in kept
+    options = {"add_generation_prompt": is_open and not is_begun, "continue_final_message": is_open and is_begun}
+    return replace(cut, texts=(text,), messages=(tuple(messages),), options={**chat.options, **options})
+
+
+def _message(
+    begun: Message, turn: int, labels: Labels, text: str, offsets: Sequence[tuple[int, int]], key: str | None
+) -> Message:
+    """The message of a turn, as far as these tokens say it; its thoughts under a key, or within the content if that is None."""
+    kept = {name: value for name, value in begun.items() if name not in ("content", "tool_calls", *THINKING)}
+    here = [i for i, label in enumerate(labels) if label.turn == turn]
+    if key is None:
+        stretches = groupby(here, key=lambda i: labels[i])
+        spoken = (_text_at(list(some), text, offsets).strip() for _, some in stretches)
+        return {**kept, "content": _beginning(begun.get("content") or "", spoken)}
+    said = {part: _text_at([i for i in here if labels[i].part == part], text, offsets).strip() for part in PARTS}
+    thought = {key: said["thinking"]} if said["thinking"] else {}
+    return {**kept, "content": said["content"], **thought}
+
+
+def _beginning(content: str, spoken: Iterable[str]) -> str:
+    """A content up to the last of some texts that follow each other in it."""
+    end = 0
+    for text in spoken:
+        end = content.find(text, end) + len(text)
+    return content[:end]
+
+
+def _text_at(positions: Sequence[int], text: str, offsets: Sequence[tuple[int, int]]) -> str:
+    """The text of the tokens at these positions, with what is between adjacent ones."""
+    found, end, last = "", 0, -2
+    for position in positions:
+        start, stop = offsets[position]
+        found += text[end if position == last + 1 else start : stop]
+        end, last = max(end, stop), position
+    return found
+
+
+def _key_of_thoughts(tokenizer: Decodes, options: Mapping[str, Any]) -> str:
+    """Under which key a template reads the thoughts of a message."""
+    template = options.get("chat_template") or tokenizer.get_chat_template(tools=options.get("tools"))
+    return next((key for key in THINKING if re.search(rf"[.'\"]{key}\b", template)), THINKING[0])
+
+
+def _in_template(chat: Chat, messages: Sequence[Sequence[Message]], model: Talks, **options: object) -> Chat:
+    """These messages in the same template with other options."""
+    kept = {name: value for name, value in chat.options.items() if name != "continue_final_message"}
+    made: Chat = model.chat([list(each) for each in messages], **{**kept, **options})
+    return made

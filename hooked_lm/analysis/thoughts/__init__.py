@@ -1,0 +1,1 @@
+"""Chains of thought, sentence by sentence: which sentences matter for what follows."""
