@@ -127,8 +127,8 @@ def sae() -> TopK:
 
 
 @lru_cache
-def harvested() -> Any:
-    return harvest(model(), [TEXT], "resid_post1", mkdtemp(), progress=False)
+def harvested(data: Any = (TEXT,)) -> Any:
+    return harvest(model(), data, "resid_post1", mkdtemp(), progress=False)
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "VisionInputs": lambda: VisionInputs(torch.tensor([[1, 9]]), {"pixel_values": torch.zeros(1, 3, 4, 8)}),
     "ActivationStore": harvested,
     "Column": lambda: harvested()["resid_post1"],
+    "LabelColumn": lambda: harvested(conversation())["labels"],
     "Plan": lambda: harvested().plan,
     "HarvestEstimate": lambda: estimate_harvest(model(), [TEXT], "resid_post1"),
     "Study": lambda: Study({"layer": [0, 1]}, {}),

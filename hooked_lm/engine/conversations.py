@@ -11,7 +11,7 @@ from hooked_lm.engine.stacks import has_two_stacks
 from hooked_lm.hooks.token_labels import Named, is_named, reading
 from hooked_lm.models.prefix import Prefix, PrefixedPrompt
 from hooked_lm.models.text.chat import Chat
-from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
+from hooked_lm.models.text.chat_of_messages import as_prompts, begins_text, conversations_in
 from hooked_lm.models.text.methods import TextMethods
 
 P = ParamSpec("P")
@@ -66,7 +66,7 @@ def _with_chats(arguments: MutableMapping[str, Any]) -> dict[str, Chat]:
     in_pairs = [pairs for pairs in arguments.values() if isinstance(pairs, Pairs)]
     every = {**arguments, **{name: getattr(pairs, name) for pairs in in_pairs for name in ("corrupted", "clean")}}
     chats = {name: given for name, given in every.items() if isinstance(given, Chat)}
-    if chats and isinstance(model, TextMethods) and all(chat.begins_text(model.tokenizer) for chat in chats.values()):
+    if chats and isinstance(model, TextMethods) and all(begins_text(chat, model.tokenizer) for chat in chats.values()):
         arguments.update({name: first_words(arguments[name], name, model) for name in ANSWERS if name in arguments})
     return chats
 

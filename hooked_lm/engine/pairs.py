@@ -15,7 +15,7 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.indices import Indices, indices_in, plain_indices
 from hooked_lm.models.text.chat import Chat
-from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in, transcript
+from hooked_lm.models.text.chat_of_messages import as_prompts, begins_text, conversations_in, transcript
 from hooked_lm.models.text.methods import TextMethods
 from hooked_lm.models.vision.inputs import ImagesAndTexts, PromptRows, Rows, VisionInputs, ids_of
 from hooked_lm.notebook_repr import NotebookRepr, short_repr
@@ -193,7 +193,7 @@ def with_chats(model: object, pairs: Own) -> Own:
 def with_ids(model: object, pairs: Pairs) -> Pairs:
     """Pairs of a `Chat` each, with the ids of answers that begin a text; others are unchanged."""
     chats = [prompts for prompts in (pairs.clean, pairs.corrupted) if isinstance(prompts, Chat)]
-    if not chats or not isinstance(model, TextMethods) or not all(chat.begins_text(model.tokenizer) for chat in chats):
+    if not chats or not isinstance(model, TextMethods) or not all(begins_text(chat, model.tokenizer) for chat in chats):
         return pairs
     answers: dict[str, Any] = {
         name: first_words(getattr(pairs, name), name, model) for name in ("answers", "wrong_answers")

@@ -91,7 +91,7 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
         if prompts.is_floating_point() or prompts.is_complex() or prompts.dtype == torch.bool:
             raise TypeError(f"{name} must be whole numbers, got {str(prompts.dtype).removeprefix('torch.')}")
         ids = prompts if prompts.ndim == 2 else prompts[None]
-        if getattr(model, "tokenizer", None) is not None:
+        if getattr(model, "tokenizer", None) is not None and getattr(model, "padding_side", "left") == "right":
             _warn_of_padding(ids, model.tokens.pad_id, name)
         return ids
     texts = [prompts] if isinstance(prompts, str) else list(prompts) if isinstance(prompts, Sequence) else [prompts]
@@ -112,13 +112,14 @@ def tokens_of(model: Any, prompts: Tokens, name: str = "prompts") -> Int[Tensor,
 
 
 def _warn_of_padding(ids: Int[Tensor, "batch pos"], pad: int, name: str) -> None:
-    """Warns of rows that begin with more pad tokens than others: they are read as text, for ids have no mask here."""
+    """Warns of rows that begin with more pad tokens than others, which a model that looks for padding on the right reads as
+    text."""
     n_pad = (ids == pad).cumprod(1).sum(1)
     rows = (n_pad > n_pad.min()).nonzero().flatten().tolist()
     if rows:
         warn_caller(
-            f"{name}: rows {rows[:10]} of {len(ids)} begin with more pad tokens ({pad}) than the others. These are read as text, "
-            "so the results are not those of the prompts alone: give prompts of one length"
+            f"{name}: rows {rows[:10]} of {len(ids)} begin with more pad tokens ({pad}) than the others, and the model reads "
+            "them as text, as padding_side is 'right': load it with default_padding_side='left', or give prompts of one length"
         )
 
 

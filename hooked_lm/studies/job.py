@@ -18,6 +18,7 @@ from hooked_lm.files import unfinished_path
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.token_labels import KEYS
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import joined
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.labels import POSITION
 from hooked_lm.shards.job import Advance
@@ -131,7 +132,7 @@ def _prompts(pairs: Sequence[Pair], device: torch.device) -> tuple[Tensor | Chat
     """The clean and the corrupted prompts of pairs of one length."""
     chats = [pair.chats for pair in pairs if pair.chats is not None]
     if chats:
-        sides = [Chat.joined(side) for side in zip(*chats, strict=True)]
+        sides = [joined(side) for side in zip(*chats, strict=True)]
         return sides[0].to(device), sides[1].to(device)
     ids = [torch.tensor([getattr(pair, side) for pair in pairs], device=device) for side in ("clean", "corrupted")]
     return ids[0], ids[1]

@@ -20,7 +20,7 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.harvest.documents import loaded
 from hooked_lm.hooks.token_labels import Labels, Named, select_positions
 from hooked_lm.models.text.chat import Chat
-from hooked_lm.models.text.chat_of_messages import as_prompts, conversations_in
+from hooked_lm.models.text.chat_of_messages import as_prompts, begins_text, conversations_in
 from hooked_lm.models.text.methods import TextMethods
 
 if TYPE_CHECKING:
@@ -232,9 +232,9 @@ def _pair(model: TextMethods, row: Row, names: Mapping[str, str]) -> Pair:
     both = [chat for chat in chats if chat is not None]
     if len(both) == 1:
         raise ValueError("one of its prompts are messages, the other is not: give both as messages")
-    begins_text = bool(both) and both[0].begins_text(model.tokens.need_tokenizer())
+    at_start = bool(both) and begins_text(both[0], model.tokenizer)
     answer, wrong = (
-        _answer(model, given[name], names[name], begins_text) if name in given else ()
+        _answer(model, given[name], names[name], at_start) if name in given else ()
         for name in ("answer", "wrong_answer")
     )
     return Pair(clean, corrupted, answer, wrong, (both[0], both[1]) if both else None)

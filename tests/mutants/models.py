@@ -37,8 +37,7 @@ MODELS = mutants({
     ],
     "models/loss.py": [
         ("the loss predicts the same token, not the next", "models/test_masks.py::an_infinite_loss_that_counts_is_infinite",
-         "from_the_end(tokens[:, 1:, None], logits.shape[-1]))[..., 0]",
-         "from_the_end(tokens[:, :-1, None], logits.shape[-1]))[..., 0]"),
+         "next_token_losses(logits, tokens[:, 1:])", "next_token_losses(logits, tokens[:, :-1])"),
         ("the loss counts predictions of padding", "models/test_decoder.py::padded_rows_are_what_they_are_alone",
          "counts = real[:, 1:] & real[:, :-1]", "counts = real[:, :-1]"),
         ("the loss is computed in half precision", "models/test_precision.py::a_loss_is_computed_in_fp32",

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, groupby, takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -122,29 +122,6 @@ class Chat(OwnRun, NotebookRepr):
             changed=tuple(self.changed[row] for row in rows),
         )
 
-    @classmethod
-    def joined(cls, chats: Sequence["Chat"]) -> "Chat":
-        """Several conversations of one length as a batch. Raises ValueError for other lengths, and for padding."""
-        lengths = [chat.shape[1] for chat in chats]
-        if any(chat.inputs is not None for chat in chats):
-            raise ValueError("conversations with images are not joined: give their messages to one model.chat")
-        if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
-            raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
-        starts = accumulate([len(chat) for chat in chats], initial=0)
-        shared = (
-            (row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared
-        )
-        names = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
-        of_rows: dict[str, Any] = {name: tuple(row for chat in chats for row in getattr(chat, name)) for name in names}
-        return replace(
-            chats[0],
-            tokens=torch.cat([chat.tokens for chat in chats]),
-            attention_mask=torch.cat([chat.attention_mask for chat in chats]),
-            shared=tuple(shared),
-            prefix=None,
-            **of_rows,
-        )
-
     @property
     def shape(self) -> torch.Size:
         """[batch, pos]."""
@@ -180,14 +157,6 @@ class Chat(OwnRun, NotebookRepr):
     def of(self, given: Named, row: int = 0) -> str:
         """The text of the tokens that named positions select, as the template wrote it."""
         return _text_at(self.positions(given, row), self.texts[row], self.offsets[row])
-
-    def begins_text(self, tokenizer: object) -> bool:
-        """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
-        space, or with a special token of the template."""
-        added = getattr(tokenizer, "added_tokens_decoder", {})
-        special = {token for token, one in added.items() if one.special}
-        ends = zip(self.texts, self.tokens[:, -1].tolist(), strict=True)
-        return all(text[-1:].isspace() or last in special for text, last in ends)
 
     def n_common(self, other: "Chat") -> int:
         """How many tokens two conversations have in common at their beginnings; ValueError if one of them is several."""
@@ -329,6 +298,8 @@ def _cut(chat: Chat, columns: slice) -> Chat:
     n, (start, stop, step) = chat.shape[1], columns.indices(chat.shape[1])
     if step != 1 or start >= stop:
         raise ValueError(f"[{columns.start}:{columns.stop}:{columns.step}] selects no adjacent tokens of {n}")
+    if chat.inputs is not None:
+        raise ValueError("a conversation with images is not cut: its images would be left behind")
     [labels], [offsets], [text] = chat.labels, chat.offsets, chat.texts
     cut = replace(
         chat,

@@ -3,7 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
 
 from hooked_lm.callers import warn_caller
 from hooked_lm.hooks.token_labels import PADDING, TEMPLATE, TokenLabel
@@ -65,6 +69,30 @@ def chat_of_rows(tokens: Tokens, rows: Sequence[ChatRow], options: Mapping[str, 
         str_tokens=tuple(tuple(tokens.to_str_tokens(row)) for row in ids),  # type: ignore[arg-type]  # strings of a row
         options=dict(options),
     )
+
+
+def joined(chats: Sequence[Chat]) -> Chat:
+    """Several conversations of one length as a batch. Raises ValueError for other lengths, for padding, and for images."""
+    if any(chat.inputs is not None for chat in chats):
+        raise ValueError("conversations with images are not joined: give their messages to one model.chat")
+    lengths = [chat.shape[1] for chat in chats]
+    if len({*lengths}) != 1 or not all(bool(chat.attention_mask.all()) for chat in chats):
+        raise ValueError(f"conversations of one length are joined, without padding; these have {lengths} tokens")
+    starts = accumulate([len(chat) for chat in chats], initial=0)
+    shared = ((row + start, place) for start, chat in zip(starts, chats, strict=False) for row, place in chat.shared)
+    names = ("messages", "labels", "texts", "changed", "offsets", "str_tokens")
+    of_rows: dict[str, Any] = {name: tuple(row for chat in chats for row in getattr(chat, name)) for name in names}
+    tokens, mask = (torch.cat([getattr(chat, name) for chat in chats]) for name in ("tokens", "attention_mask"))
+    return replace(chats[0], tokens=tokens, attention_mask=mask, shared=tuple(shared), **of_rows)
+
+
+def begins_text(chat: Chat, tokenizer: object) -> bool:
+    """Whether what follows each conversation begins a text, so that its first word has no leading space: it ends with white
+    space, or with a special token of the template."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {token for token, one in added.items() if one.special}
+    ends = zip(chat.texts, chat.tokens[:, -1].tolist(), strict=True)
+    return all(text[-1:].isspace() or last in special for text, last in ends)
 
 
 def conversations_in(prompts: object) -> list[Any] | None:

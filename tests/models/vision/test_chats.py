@@ -11,6 +11,7 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, HookedVisionLanguage, analysis, at, patching
 from hooked_lm.hooks.token_labels import PADDING
 from hooked_lm.models.text.chat import Chat
+from hooked_lm.models.text.chat_of_messages import joined
 from tests.close import assert_apart, assert_close
 from tests.models.vision.test_toy import IMAGE, pixels, tokenizer, toy
 
@@ -185,7 +186,7 @@ def test_images_are_not_left_behind(tmp_path: Path):
     with pytest.raises(ValueError, match="conversations with images are not divided"):
         _ = model().chat([ONE, TWO])[0]
     with pytest.raises(ValueError, match="conversations with images are not joined"):
-        Chat.joined([chat, chat])
+        joined([chat, chat])
     assert torch.equal(chat[0].tokens, chat.tokens)
     text_alone = HookedTransformer.from_pretrained("demo")
     with pytest.raises(ValueError, match=r"message 0 \(user\) has a part of type 'image', and this model reads text"):
