@@ -41,7 +41,7 @@ MODELS = mutants({
         ("the loss counts predictions of padding", "models/test_decoder.py::padded_rows_are_what_they_are_alone",
          "counts = real[:, 1:] & real[:, :-1]", "counts = real[:, :-1]"),
         ("the loss is computed in half precision", "models/test_precision.py::a_loss_is_computed_in_fp32",
-         "log_probs = logits.float().log_softmax(-1)[:, :-1]", "log_probs = logits.log_softmax(-1).float()[:, :-1]"),
+         "log_probs = logits.float().log_softmax(-1)[", "log_probs = logits.log_softmax(-1).float()[:, :-1]"),
     ],
     "models/weights/terms.py": [
         ("a block multiplies what it writes by its own factor alone", "models/caches/test_terms.py::is_the_sum_of_its_terms",
