@@ -252,7 +252,7 @@ TOOLS = mutants({
         ("pairs of different lengths run together", "studies/test_studies.py::bad_pairs_are_named_before_anything_runs",
          "aligned(torch.tensor([corrupted]), torch.tensor([clean]), model)", "pass"),
         ("a wrong answer is the right one", "studies/test_studies.py::a_table_equals_a_loop_of_sweeps",
-         "return Pair(clean, corrupted, answer, wrong)", "return Pair(clean, corrupted, answer, answer if wrong else wrong)"),
+         "return Pair(clean, corrupted, answer, wrong,", "return Pair(clean, corrupted, answer, answer if wrong else wrong,"),
     ],
     "studies/table.py": [
         ("positions from the end are those from the start",
