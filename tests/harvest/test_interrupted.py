@@ -197,7 +197,7 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     [
         ({"documents": []}, "the data set is empty"),
         ({"documents": ["", ""]}, "none of the first 2 documents has a token"),
-        ({"documents": [3.5]}, "document 0 must be a text or a list of token ids"),
+        ({"documents": [3.5]}, "document 0 must be a text, a list of token ids or a list of messages"),
         ({"sites": "blocks.0.hook_mlp_ou"}, "hook_mlp_out"),
         ({"sites": "blocks.0.attn.hook_pattern"}, r"\['batch', 'head', 'query_pos', 'key_pos'\]"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

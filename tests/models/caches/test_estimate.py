@@ -14,6 +14,7 @@ from tests.close import assert_near
 from tests.families import CASES
 from tests.families._models import hooked
 from tests.models.toys import ids, toy
+from tests.rounding import undisturbed
 
 ANSWERS = {"answers": ([1, 2], [3, 4])}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,7 +64,7 @@ def test_an_estimate_is_the_memory_that_a_run_allocates(shape: str, run: str) ->
     clean[:, 20] = 7
     prompts = (corrupted, clean) if what in ("sweep", "attribution") else (corrupted,)
     found: list[Any] = []
-    with torch.set_grad_enabled(what == "attribution"):
+    with torch.set_grad_enabled(what == "attribution"), undisturbed():
         estimate = model.estimate(*prompts, what=what, **options)
         used = peak_bytes(lambda: found.append(carried_out(model, what, prompts, options)))
     assert_near(
