@@ -24,7 +24,7 @@ from hooked_lm.components.readable import is_readable
 from hooked_lm.errors import ArgumentError
 from hooked_lm.hooks import HookPoint
 
-aten = torch.ops.aten
+aten, OF_FAKES = torch.ops.aten, FakeTensor.__torch_dispatch__
 COMPUTED = 1 << 20  # entries of the largest tensors that are computed if they do not depend on weights
 KEYS_AND_VALUES, SCORES = "keys and values", "attention scores"
 FILES = {"hooked_lm.components.kv_cache": KEYS_AND_VALUES, "hooked_lm.components.masks": "attention masks"}
@@ -123,7 +123,7 @@ class DryRun(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        if any(type(each) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor) for each in given):
+        if any(type(each).__torch_dispatch__ not in (Tensor.__torch_dispatch__, OF_FAKES) for each in given):
             return NotImplemented  # a packed weight, which computes by itself
         for each in given:
             self._pass_over(each)

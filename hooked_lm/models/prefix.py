@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import HookedRootModule
@@ -271,7 +271,7 @@ def versions(model: torch.nn.Module) -> dict[str, Version]:
             name: (
                 weakref.ref(weight),
                 0 if weight.is_inference() else weight._version,
-                weight.data_ptr() if type(weight.data) is Tensor else 0,
+                weight.data_ptr() if type(weight) is nn.Parameter else 0,
             )
             for name, weight in model.named_parameters()
         }

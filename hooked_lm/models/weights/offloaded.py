@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.overrides import get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -47,7 +48,8 @@ class Offloaded(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in OF_GRAPHS:
                 return func(*args, **kwargs)
-            if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            is_fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
+            if is_fake or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
                 args, kwargs = tree_map(lambda x: _without_values(x) if isinstance(x, cls) else x, (args, kwargs))
                 return func(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]

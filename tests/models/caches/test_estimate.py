@@ -110,6 +110,17 @@ def test_what_must_be_a_run() -> None:
     assert own.bytes == model.estimate((2, 3)).bytes > 0
 
 
+@torch.no_grad()
+def test_a_prompt_after_a_prefix_takes_what_is_new() -> None:
+    model = toy()
+    prefix = model.prefix(ids()[:1])
+    prompt = prefix + torch.tensor([[1, 2], [3, 4]])
+    used = peak_bytes(lambda: model(prompt))
+    assert_near(torch.tensor(model.estimate(prompt).bytes / used), torch.tensor(1.0), 0.02, because="small kernels")
+    assert model.estimate(prompt).layer_rows == 4 * model.cfg.n_layers
+    assert type(model(prompt)) is torch.Tensor  # the prefix is as it was
+
+
 def test_nothing_is_left_of_a_dry_run() -> None:
     """Neither in the model nor in a key/value cache, nor of random numbers; and exceptions end it."""
     model = toy()
