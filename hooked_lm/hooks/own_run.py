@@ -17,13 +17,13 @@ class OwnRun(ABC):
 
 
 class RunsInputs(HookedRootModule):
-    """A model that leaves the run to such an input, and a run with `chunk=` to `run_in_chunks`, if it reads prompts in pieces."""
+    """A model that leaves the run to such an input; a run with `chunk=` to `_run_in_chunks`, if it reads prompts in pieces."""
 
-    run_in_chunks: Callable[..., Any] | None = None
+    _run_in_chunks: Callable[..., Any] | None = None
 
     def __call__(self, *args: object, **options: object) -> Any:
-        if options.get("chunk") is not None and self.run_in_chunks is not None:
-            return self.run_in_chunks(*args, **options)
+        if self._run_in_chunks is not None and (chunk := options.pop("chunk", None)) is not None:
+            return self._run_in_chunks(*args, chunk=chunk, **options)
         input = args[0] if args else options.get("input")
         if not isinstance(input, OwnRun):
             try:

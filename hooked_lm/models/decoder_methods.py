@@ -56,7 +56,7 @@ class DecoderMethods(DecoderText, WeightViews, FoldMethods, BaseModel):
     generate = generation.generate
     generate_stream = generation.generate_stream
     rollouts = rollouts
-    run_in_chunks = forward_in_chunks
+    _run_in_chunks = forward_in_chunks
     _reply = reply
 
     def prefix(  # type: ignore[override]

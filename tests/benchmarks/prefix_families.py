@@ -6,12 +6,10 @@ The models are those of `tests/families/`, in float32. A difference is in units 
 lines of a family that with the largest is shown. Angles that depend on the length of a prompt are refused in parts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
@@ -87,14 +85,15 @@ def of_families(names: list[str]) -> Iterator[Differences]:
 
 @torch.no_grad()
 def show_prefix_families(names: list[str]) -> None:
-    """Prints the table."""
-    table = Table(title="Largest differences from whole runs, float32", title_justify="left")
-    for column in Differences._fields:
-        table.add_column(column, justify="left" if column == "family" else "right")
-    found = list(of_families(names))
-    for family, *numbers in [
-        *found,
-        ("all", *map(max, zip(*([x or 0.0 for x in each[1:]] for each in found), strict=True))),
-    ]:
-        table.add_row(family, *("" if number is None else f"{number:.1e}" for number in numbers))
-    Console(width=100).print(table)
+    """Prints a line for each family, as it is measured, and the largest of all."""
+    most: list[float] = [0.0, 0.0, 0.0]
+    print("Largest differences from whole runs, float32")
+    print("".join(f"{name:>12}" if i else f"{name:24}" for i, name in enumerate(Differences._fields)))
+    for family, *numbers in of_families(names):
+        _print(family, numbers)
+        most = [max(one, other or 0.0) for one, other in zip(most, numbers, strict=True)]
+    _print("all", most)
+
+
+def _print(family: str, numbers: Sequence[float | None]) -> None:
+    print(f"{family:24}" + "".join(f"{'' if n is None else f'{n:.1e}':>12}" for n in numbers), flush=True)
