@@ -53,7 +53,7 @@ def harvest(
     context: Annotated[int | None, typer.Option(help="The most tokens of a row; by default the model's.")] = None,
     long: Annotated[str, typer.Option(help="What to do with longer documents: truncate, split or error.")] = "truncate",
     chunk: Annotated[
-        int | None, typer.Option(help="Read rows in pieces of so many tokens, which takes less memory.")
+        str | None, typer.Option(help="Read rows in pieces of so many tokens, or of so much memory: auto, 512MB.")
     ] = None,
     template_options: Annotated[
         Path | None, typer.Option(help="A JSON file with options of the chat template, for conversations.")
@@ -79,7 +79,7 @@ def harvest(
     check_writable_folder(output)
     of_rows: dict[str, Any] = {
         "positions": positions if positions in ("all", "text") else positions_of(positions),
-        "chunk": chunk,
+        "chunk": int(chunk) if chunk and chunk.isdecimal() else chunk,
         "template_options": template_options and options_of(template_options),
     }
     of_rows |= {"dtype": dtype, "reduce": reduce, "context": context, "long": long, "column": column}

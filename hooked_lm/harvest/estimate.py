@@ -80,7 +80,7 @@ def estimate_harvest(
     reduce: str | None = None,
     context: int | None = None,
     long: str = "truncate",
-    chunk: int | None = None,
+    chunk: int | str | None = None,
     prepend_bos: bool | None = None,
     template_options: Mapping[str, object] | None = None,
     column: str | None = None,

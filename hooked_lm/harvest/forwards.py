@@ -15,7 +15,7 @@ from hooked_lm.hooks.generation_step import GenerationStep, run_generation, set_
 from hooked_lm.hooks.token_labels import PADDING, Labels, reading
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.generation.loop import prompt_sequence
-from hooked_lm.models.generation.reading import PromptReader, check_chunk
+from hooked_lm.models.generation.reading import PromptReader, chunk_of
 
 Values = dict[str, Tensor]
 
@@ -122,9 +122,9 @@ def read_in_chunks(
     labels: Sequence[Labels] | None,
     sites: Sequence[str],
     kept: KeptValues,
-    chunk: int,
+    chunk: int | str,
 ) -> None:
-    """The same from a forward pass for each piece of `chunk` tokens."""
+    """The same from a forward pass for each piece of `chunk` tokens, or of as many as take so much memory."""
 
     def keep(site: str) -> Callable[[Tensor, HookPoint], None]:
         return lambda value, hook: kept.add(site, value, hook.positions)
@@ -134,10 +134,10 @@ def read_in_chunks(
         stop = model._last_layer_needed(sites, [])
         stop = None if stop is None else max(1, stop)  # the keys of a layer count the tokens that were read
         keys_values = KeyValueCache(model.cfg.n_layers if stop is None else stop, len(sequence))
-        check_chunk(model, chunk, sequence, keys_values)
+        size = chunk_of(model, chunk, sequence, keys_values, sites)
         set_current(GenerationStep(0, sequence.real, len(sequence), sequence, labels))
         options = {"past_kv_cache": keys_values, "return_type": None, "stop_at_layer": stop}
-        for _ in PromptReader(model, sequence, keys_values, chunk=chunk).pieces(len(sequence), options):
+        for _ in PromptReader(model, sequence, keys_values, chunk=size).pieces(len(sequence), options):
             pass
 
     run_generation(run, model.hooks([(site, keep(site)) for site in sites]))

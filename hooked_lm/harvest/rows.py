@@ -24,6 +24,7 @@ from hooked_lm.hooks.token_labels import (
     is_named,
     n_turns,
 )
+from hooked_lm.models.budget import memory_of
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.shards.plan import check_counts, check_integers
@@ -96,7 +97,7 @@ class RowMaker:
     positions: str | Indices | Named = "all"
     prepend_bos: bool | None = None
     template_options: Mapping[str, object] = field(default_factory=dict)
-    chunk: int | None = None
+    chunk: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.long not in LONG:
@@ -111,7 +112,10 @@ class RowMaker:
         elif not isinstance(self.positions, str) and plain_indices("positions", self.positions) == []:
             raise ValueError("positions is empty: there is nothing to keep")
         check_integers(context=self.context)
-        check_counts(chunk=self.chunk)
+        if isinstance(self.chunk, str):
+            memory_of(self.chunk, self.model.device, "chunk")
+        else:
+            check_counts(chunk=self.chunk)
         if not 1 <= self.context <= self.model.cfg.n_ctx:
             raise ValueError(
                 f"context must be from 1 to the model's n_ctx of {self.model.cfg.n_ctx}, got {self.context}"
@@ -240,7 +244,7 @@ def row_maker(
     positions: str | Indices | Named,
     prepend_bos: bool | None,
     template_options: Mapping[str, object] | None,
-    chunk: int | None,
+    chunk: int | str | None,
 ) -> RowMaker:
     """How the documents that are given become rows; a `Chat` has options of its template."""
     options = {**(documents.options if isinstance(documents, Chat) else {}), **(template_options or {})}

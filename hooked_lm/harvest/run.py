@@ -31,7 +31,7 @@ def harvest(
     reduce: str | None = None,
     context: int | None = None,
     long: str = "truncate",
-    chunk: int | None = None,
+    chunk: int | str | None = None,
     prepend_bos: bool | None = None,
     template_options: Mapping[str, object] | None = None,
     column: str | None = None,
@@ -64,7 +64,8 @@ def harvest(
         reduce: "mean", "max" or "last" of each row's tokens that are kept; None: every token.
         context: the largest number of tokens in a row; the model's n_ctx if None.
         long: what happens to longer documents: "truncate", "split" (into several rows, each with BOS) or "error".
-        chunk: read rows in pieces of so many tokens, which takes the memory of one beside keys, values and what is kept.
+        chunk: read rows in pieces of so many tokens, which takes the memory of one beside keys, values and what is kept; or, in
+            place of the number, the memory that a pass may take: "auto" or a size such as "512MB".
         prepend_bos: whether texts begin with a BOS token; the model's default if None.
         template_options: those of the chat template, as `model.chat` takes them, for all conversations.
         column: the column of the documents; by default "text", "input_ids", "tokens" or "messages". Tools that a conversation

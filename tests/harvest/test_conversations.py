@@ -254,6 +254,8 @@ def test_sizes_are_exact(model: HookedTransformer, store: ActivationStore) -> No
         (CORPUS, {"positions": "asistant"}, "or of conversations one of system, developer, user"),
         (CORPUS, {"template_options": {"tools": [print]}}, "template_options are kept in the plan, as JSON"),
         (CORPUS, {"chunk": 0}, "chunk must be at least 1"),
+        (CORPUS, {"chunk": "some"}, "chunk must be a number of bytes or a size such as '512MB', got 'some'"),
+        (CORPUS, {"chunk": "1KB"}, "chunk='1KB' is too small: a token takes about"),
     ],
 )
 def test_bad_conversations(
@@ -334,7 +336,8 @@ def test_chunks_are_exact_in_every_kind_of_layer(tmp_path: Path, kind: str) -> N
     """Keys, values and states are those of the layers that run alone, and shorter rows have their padding in front."""
     built_model = toy(kind) if kind in KINDS else built(kind)
     sites = [f"blocks.{layer}.hook_resid_post" for layer in range(min(2, len(built_model.blocks)))]
-    whole, *chunked = [harvest(built_model, ROWS, sites, tmp_path, chunk=chunk) for chunk in (None, 1, 4, 30)]
+    sizes = (None, 1, 4, 30, "auto", "200KB")
+    whole, *chunked = [harvest(built_model, ROWS, sites, tmp_path, chunk=chunk) for chunk in sizes]
     for each in chunked:
         assert torch.equal(each["tokens"][:], whole["tokens"][:])
         for site in sites:
