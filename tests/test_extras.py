@@ -56,6 +56,8 @@ def call(*arguments):
     return CliRunner().invoke(app, [*arguments, "--json"])
 
 pair = ["--clean", "Mary and John left, John", "--corrupted", "Mary and John left, Mary", "--answers", " Mary, John"]
+how = ("tired", "late", "ill", "cold")
+sides = {"positive": zip(("Mary", "Anna", "Amy", "Kate"), how), "negative": zip(("John", "Paul", "Tom", "Dan"), how)}
 Path("texts.jsonl").write_text('{"text": "Mary left"}')
 commands = {
     "attention": ["demo", "Mary left"],
@@ -68,6 +70,7 @@ commands = {
     "models": [],
     "patch": ["demo", *pair],
     "sites": ["demo"],
+    "steer": ["demo", *(f"--{side}={name} was {how}, so" for side, names in sides.items() for name, how in names)],
     "verify": ["demo"],
 }
 for name, arguments in commands.items():

@@ -319,7 +319,7 @@ def test_selections_that_mean_nothing() -> None:
             "wrong_answers are given for 4 pairs, and there are 3",
         ),
         ((CLEAN, CORRUPTED, None, WRONG), ValueError, "wrong_answers are given without answers"),
-        ((7, CORRUPTED), TypeError, "clean must be texts, ids or VisionInputs, got 7"),
+        ((7, CORRUPTED), TypeError, "clean must be texts, ids, conversations or VisionInputs, got 7"),
     ],
 )
 def test_pairs_that_do_not_go_together(arguments: Any, error: type[Exception], says: str) -> None:

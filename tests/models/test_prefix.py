@@ -463,7 +463,7 @@ def test_a_size_is_as_many_tokens_as_fit() -> None:
         few, more, all_fit = (passes(model, lambda c=c: run(tokens, chunk=c)) for c in ("20KB", "40KB", "auto"))  # noqa: B023
         assert sum(few) == sum(more) == 20
         assert 0 < few[0] < more[0] < 20
-        assert few[0] == more[0] // 2
+        assert few[0] <= more[0] // 2
         assert all_fit == [20]
     plain = passes(model, lambda: model(tokens, chunk="40KB"))
     with_scores = passes(model, lambda: model.run_with_cache(tokens, names_filter="pattern1", chunk="40KB"))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from hooked_lm.components.kv_cache import KeyValueCache
 from hooked_lm.hooks import Cache, HookedRootModule, NamesFilter
@@ -149,17 +149,27 @@ def chunk_of(
         shows_scores = (
             any(KEYS & {*point.dims} for point in (*points, *listening)) or model.cfg.fused_attention != "auto"
         )
+        masked_rows = 1 if sequence.real.all() else n_rows
         of_token = n_rows * (
             max(map(token_bytes, model.blocks))
             + 4 * model.cfg.d_vocab_out
             + shows_scores * 16 * model.cfg.n_heads * n_keys  # four copies in fp32
         )
-        budget = memory_of(chunk, model.device, "chunk")
+        of_token += 5 * masked_rows * n_keys  # the mask, as bits and in fp32
+        of_keys = n_rows * n_keys * max(map(_key_bytes, model.blocks))
+        budget = memory_of(chunk, model.device, "chunk") - of_keys
         if budget < of_token:
-            raise ValueError(f"chunk={chunk!r} is too small: a token takes about {of_token:,} bytes in a pass")
+            needed = f"a token takes about {of_token:,} bytes in a pass, beside {of_keys:,} of keys in order"
+            raise ValueError(f"chunk={chunk!r} is too small: {needed}")
         chunk = None if budget >= n_new * of_token else budget // of_token
     check_chunk(model, chunk, sequence, cache)
     return chunk
+
+
+def _key_bytes(block: nn.Module) -> int:
+    """The bytes of the keys of a token in a block, which attention puts in order."""
+    weight = getattr(getattr(block, "attn", None), "W_K", None)
+    return 0 if weight is None else weight.shape[0] * weight.shape[-1] * weight.element_size()
 
 
 def check_chunk(

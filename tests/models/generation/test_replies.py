@@ -122,7 +122,8 @@ def test_layers_with_states_read_again_what_is_not_all_of_the_prefix() -> None:
         assert (read[0], whole[0]) == (chat.shape[1] - n, chat.shape[1])
         assert again.messages == alone.messages
         for layer, state in alone.prefix.keys_values.states.items():
-            assert_close(again.prefix.keys_values.states[layer].state, state.state)
+            found = again.prefix.keys_values.states[layer].state
+            assert_close(found.float(), state.state.float())  # mixers compute in fp32
 
 
 def test_several_conversations_keep_nothing() -> None:
