@@ -137,7 +137,6 @@ def read_in_chunks(
         size = chunk_of(model, chunk, sequence, keys_values, sites)
         set_current(GenerationStep(0, sequence.real, len(sequence), sequence, labels))
         options = {"past_kv_cache": keys_values, "return_type": None, "stop_at_layer": stop}
-        for _ in PromptReader(model, sequence, keys_values, chunk=size).pieces(len(sequence), options):
-            pass
+        PromptReader(model, sequence, keys_values, chunk=size).pieces(len(sequence), options)
 
     run_generation(run, model.hooks([(site, keep(site)) for site in sites]))

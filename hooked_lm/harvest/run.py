@@ -83,7 +83,7 @@ def harvest(
 
     Raises, before anything is computed, ValueError and TypeError for unsuitable arguments or documents; OSError if the disk
     is full; FloatingPointError for activations that are not finite; ValueError with its number for a conversation that the
-    template refuses, or of which it cannot be told what is whose. Shards that are complete are kept.
+    template refuses, or whose roles are ambiguous. Shards that are complete are kept.
 
     >>> import tempfile
     >>> from hooked_lm import HookedTransformer

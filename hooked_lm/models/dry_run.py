@@ -32,7 +32,7 @@ SUBLAYER = re.compile(r"((?:\w+\.)*?\w+\.\d+(?:\.\w+)?|\w+)")  # "blocks.3.attn"
 
 
 class Allocation(NamedTuple):
-    """Memory of a tensor: the part of the model that made it, and what it first held. `storage` is a number of its own."""
+    """Memory of a tensor: the part of the model that made it, and what it first held. `storage` identifies it."""
 
     storage: int
     part: str

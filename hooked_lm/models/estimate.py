@@ -183,7 +183,7 @@ def _without_shapes(model: HookedRootModule, prompts: tuple[object, ...]) -> Ite
 
 
 def _own(option: object) -> object:
-    """An option that the run may change: a key/value cache gets entries of its own, with the same tensors."""
+    """An option that the run may change: the entries of a key/value cache are copied, and share its tensors."""
     if not isinstance(option, KeyValueCache):
         return option
     own = copy(option)

@@ -233,7 +233,7 @@ def test_copies_and_files_hold_plain_or_offloaded_weights(device: str):
 
 @pytest.mark.slow
 def test_transforms_runs_without_values_and_graphs(device: str):
-    one, two = both(toy(), "cpu")
+    one, two = both(toy(), "meta")
     assert (
         two.estimate((2, 5), what="cache").cache.memory_report()
         == one.estimate((2, 5), what="cache").cache.memory_report()

@@ -44,7 +44,7 @@ def split_sentences(text: str) -> list[str]:
 
 def sentences_of(chat: Chat, split: Split = split_sentences) -> tuple[ThoughtSentence, ...]:
     """The sentences of the last thought of a conversation. A token belongs to the sentence of its first visible character, and
-    a sentence without a token of its own to the one before it.
+    a sentence without any token is joined to the one before it.
 
     Raises ValueError for several conversations, for one without a thought, and if `split` changes the text.
     """

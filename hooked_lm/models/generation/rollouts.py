@@ -110,9 +110,9 @@ def rollouts(
 ) -> Rollouts:
     """Samples `n` continuations of one prompt, which is read once and shared by all of them.
 
-    Each equals a row of `generate` from the prompt, under the active hooks, up to rounding. Row i draws numbers of its own,
-    which depend on the seed and on i alone: with more rows, a longer `max_new_tokens` or another `batch_size` it draws the same
-    ones. Its tokens are then the same unless logits that are rounded otherwise, as in a batch of another size, move a choice.
+    Each equals a row of `generate` from the prompt, under the active hooks, up to rounding. The random numbers of row i
+    depend on the seed and on i alone: with more rows, a longer `max_new_tokens` or another `batch_size` they are the same.
+    Its tokens are then the same unless logits that are rounded otherwise, as in a batch of another size, move a choice.
 
     Args:
         prompt: text, token ids, a `Chat` (also one that is cut within a thought, `chat[0, :n]`), a prefix or `prefix + text`:

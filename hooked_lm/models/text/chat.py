@@ -293,8 +293,6 @@ def _cut(chat: Chat, columns: slice) -> Chat:
     """Some columns of one conversation."""
     if len(chat) != 1:
         raise ValueError(f"columns are cut of one conversation, got {len(chat)}: chat[row, start:stop]")
-    if chat.inputs is not None:
-        raise ValueError("a conversation with images is not cut: make what is wanted with model.chat(messages)")
     n, (start, stop, step) = chat.shape[1], columns.indices(chat.shape[1])
     if step != 1 or start >= stop:
         raise ValueError(f"[{columns.start}:{columns.stop}:{columns.step}] selects no adjacent tokens of {n}")

@@ -11,9 +11,11 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensor
 from torch.overrides import get_default_nowrap_functions
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from hooked_lm.models.dry_run import DryRun
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -48,8 +50,8 @@ class Offloaded(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in OF_GRAPHS:
                 return func(*args, **kwargs)
-            is_fake = any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
-            if is_fake or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            is_dry = isinstance(_get_current_dispatch_mode(), DryRun)  # also where all arguments are weights
+            if is_dry or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
                 args, kwargs = tree_map(lambda x: _without_values(x) if isinstance(x, cls) else x, (args, kwargs))
                 return func(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
