@@ -34,6 +34,7 @@ class AbstractMLP(nn.Module):
     """The weights and sites of an MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
+    factors: tuple[str, ...] = ("hook_pre",)  # what the activations are a function of
     parameter_order = ("W_in", "b_in", "W_out", "b_out")
 
     def __init__(self, cfg: "MLP.Config") -> None:
@@ -55,6 +56,11 @@ class AbstractMLP(nn.Module):
     def d_mlp(self) -> int:
         """The number of neurons."""
         return self.cfg.d_mlp
+
+    @property
+    def product_site(self) -> str:
+        """The site of the product of the factors."""
+        return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 
 class MLP(AbstractMLP):
@@ -87,6 +93,8 @@ class AbstractGatedMLP(nn.Module):
     """The weights and sites of a gated MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
+    # the argument of the activation function, and what its value is multiplied by
+    factors: tuple[str, ...] = ("hook_pre", "hook_pre_linear")
     parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
 
     def __init__(self, cfg: "GatedMLP.Config") -> None:
@@ -110,6 +118,11 @@ class AbstractGatedMLP(nn.Module):
     def d_mlp(self) -> int:
         """The number of neurons."""
         return self.cfg.d_mlp
+
+    @property
+    def product_site(self) -> str:
+        """The site of the product of the factors."""
+        return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 
 class GatedMLP(AbstractGatedMLP):

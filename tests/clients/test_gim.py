@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hooked_lm.analysis.attribution.backward_rules import GIM, Rules
+from hooked_lm.analysis.attribution.gradients import gradients
 from tests.clients import gim_run
 from tests.clients.gim_run import MODELS, WAYS, everything, explained, made
 from tests.close import GRADIENT, assert_apart, assert_close
@@ -38,6 +41,19 @@ def test_whatever_kernels_the_config_allows(name: str, way: str) -> None:
     assert_close(explained(model, way), explained(made(name), way), depth=GRADIENT)
     assert F.softmax is own
     assert model.blocks[0].attn.settings.fused
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_rules_of_backward_passes_are_the_same(name: str, way: str) -> None:
+    """`backward="gim"` gives the attributions of this package, in steps and with fused kernels."""
+    rules = GIM if way == "as it is" else Rules(softmax_temperature=3.0)
+    for fused in ("auto", "never"):
+        model = made(name, fused_attention=fused)
+        run = gradients(model, gim_run.PROMPT, ["hook_embed"], lambda logits: logits[:, -1, 17], rules=rules)
+        difference = run.values["hook_embed"] - model.embed(torch.tensor([[3]])).detach()
+        attributed = (run.gradients["hook_embed"] * difference).sum(-1)[0]
+        assert_close(attributed, explained(model, way), depth=GRADIENT)
 
 
 def test_it_is_another_gradient() -> None:

@@ -1,18 +1,18 @@
 """Gradients of a metric at the inputs of the readers of a graph, one layer at a time, from one backward pass."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from hooked_lm.analysis.attribution.backward_rules import Attached, Rules
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
-from hooked_lm.components.norms.layer_norm import LayerNorm
-from hooked_lm.components.norms.norm import RMSNorm, norm_unhooked, root_mean_square, upcast
+from hooked_lm.components.norms.norm import norm_unhooked
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 
@@ -57,12 +57,12 @@ class Readers:
 class InputGradients:
     """Propagates the gradients of a backward pass to the inputs of a layer's readers.
 
-    The norm between them is differentiated, with `freeze_norms` as if its divisor were constant. Nothing is assumed about the
-    kind of attention: it is run again up to its queries, keys or values.
+    The norm between them is differentiated by the same rules. Nothing is assumed about the kind of attention: it is run again up
+    to its queries, keys or values.
     """
 
-    def __init__(self, model: Decoder, context: Context, freeze_norms: bool) -> None:
-        self.model, self.context, self.freeze_norms = model, context, freeze_norms
+    def __init__(self, model: Decoder, context: Context, rules: Rules) -> None:
+        self.model, self.context, self.attached = model, context, Attached(rules)
 
     def at(self, readers: Readers, gradient: Tensor, stream: Stream | None) -> Gradients:
         """The gradients of these readers, from the `gradient` at `readers.seen`; `stream` is the input of the layer."""
@@ -70,16 +70,20 @@ class InputGradients:
             return gradient[None]
         assert stream is not None, "the norm was given something"
         block: Any = self.model.blocks[readers.layer]
-        read = self._read(block.ln1)
         if readers.nodes[0].head is None:
-            return _pulled_back(read, stream, gradient)[None]
+            return self._pulled_back(lambda x: norm_unhooked(block.ln1, x), stream, gradient)[None]
         letter, n = letter_of(readers.seen), len(readers.nodes)
         copies = stream[:, :, None].expand(-1, -1, n, -1)
         made = self._projection(block, readers.layer, letter, stream)
-        return _pulled_back(lambda x: made(read(x)), copies, gradient).movedim(2, 0)
+        return self._pulled_back(lambda x: made(norm_unhooked(block.ln1, x)), copies, gradient).movedim(2, 0)
 
-    def _read(self, norm: nn.Module) -> Read:
-        return held(norm) if self.freeze_norms else lambda x: norm_unhooked(norm, x)
+    def _pulled_back(self, function: Read, x: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient at `x`, given the gradient at the output of a function of `x`."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            with self.attached.scope():
+                found = function(x)
+            return torch.autograd.grad(found, x, gradient)[0]
 
     def _projection(self, block: Any, layer: int, letter: str, stream: Stream) -> Read:
         """A function from the normalised copies of the heads to their queries, keys or values, where attention is stopped."""
@@ -124,39 +128,9 @@ class _KeepAndStop:
         raise _Stop
 
 
-def held(norm: nn.Module) -> Read:
-    """A norm with its divisor taken as a constant; raises TypeError for a module that is not one of this library's norms."""
-    if isinstance(norm, nn.Identity):
-        return lambda x: x
-    if not isinstance(norm, (LayerNorm, RMSNorm)):
-        raise TypeError(f"freeze_norms: a {type(norm).__name__} has no divisor that is known")
-
-    def read(x: Tensor) -> Tensor:
-        centred = upcast(x) - upcast(x).mean(-1, keepdim=True) if isinstance(norm, LayerNorm) else upcast(x)
-        scale = root_mean_square(centred.detach(), norm.cfg.eps)
-        return norm.apply_weights((centred / scale).to(x.dtype))
-
-    return read
-
-
-def frozen_norms(model: Decoder) -> Iterator[tuple[str, Callable[..., Tensor]]]:
-    """Hooks that detach the divisor of each norm between the stream and the readers."""
-    for name in model.all_points():
-        head, _, tail = name.rpartition(".")
-        if tail == "hook_scale" and (head == "ln_final" or head.split(".")[2:] in (["ln1"], ["ln2"])):
-            yield name, lambda value, hook: value.detach()
-
-
 def letter_of(site: str) -> str:
     """The q, k or v of `hook_q_input` and `attn.hook_q`."""
     return site.rpartition("hook_")[2][0]
-
-
-def _pulled_back(function: Read, x: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient at `x`, given the gradient at the output of a function of `x`."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(function(x), x, gradient)[0]
 
 
 def by_layer(readers: list[Readers]) -> Mapping[int, list[Readers]]:

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.attribution_result import Attribution
+from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, Keep, Rules, rules_of
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
-from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer, frozen_norms
+from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer
 from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, patch_edges, runs_of
 from hooked_lm.analysis.attribution.gradients import (
     Hooks,
-    Keep,
     Metric,
     Tape,
     check_grad_mode,
@@ -42,7 +42,8 @@ from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 from hooked_lm.results.scores import provenance
 
-METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations")
+OF_ONE_RUN = {"eap": PLAIN, "relp": RELP, "gim": GIM}  # the rules of methods with one backward pass
+METHODS = ("eap", "eap-ig-inputs", "eap-ig-activations", "relp", "gim")
 AT_ONCE = 1 << 24  # default limit on the bytes of the gradients of one layer's readers
 
 EdgeScores = Float[Tensor, "writer reader batch"]
@@ -62,7 +63,7 @@ def attribute_edges(
     steps: int = 5,
     replace_with: str | None = None,
     direction: str = "denoise",
-    freeze_norms: bool = False,
+    backward: str | Rules = "plain",
     check: Check = None,
     seed: int = 0,
     groups: Groups = None,
@@ -78,7 +79,8 @@ def attribute_edges(
     - "eap-ig-inputs": the mean over runs whose embeddings, and features of images, are between those of both runs (Hanna et
       al. 2024, arXiv:2403.17806);
     - "eap-ig-activations": for the writers of each site in turn, the mean over runs in which their outputs are between those
-      of both runs (as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each site.
+      of both runs (as in Marks et al. 2024, arXiv:2403.19647). A backward pass for each step of each site;
+    - "relp", "gim": as "eap", by the backward pass of this name (see `backward` of `attribute`).
 
     If the runs differ much, the means estimate the large effects better, while "eap" ranks the many small ones better. Memory
     is needed for a backward pass and the readers of one layer, not for all edges at once.
@@ -92,7 +94,7 @@ def attribute_edges(
         replace_with: what replaces the outputs of writers: those of the other run (None; or by its name, "clean" or
             "corrupted"), "mean" (their mean over prompts), or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
-        freeze_norms: treat the divisors of the norms before the readers as constants.
+        backward: what backward passes use in place of derivatives, as for `attribute`; for the methods named "eap".
         check: how many edges to measure exactly, for `agreement`: True all, a number that many drawn by `seed`, False none,
             None as many as are affordable (for the bundled model all, up to about 20 prompts).
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
@@ -120,6 +122,7 @@ def attribute_edges(
         raise ValueError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps must be a positive number, got {steps!r}")
+    rules = rules_of(method, OF_ONE_RUN.get(method, PLAIN), backward)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
     if not callable(metric):
         raise TypeError(f"metric must be one function of the logits, got a {type(metric).__name__}")
@@ -129,16 +132,16 @@ def attribute_edges(
     replace_with = replacement_word(replace_with, direction)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
     n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
-    edges = _Edges(model, metric, first, other, replace_with, freeze_norms, n_bytes)
+    edges = _Edges(model, metric, first, other, replace_with, rules, n_bytes)
     with freeze_weights(model):
         scores = edges.scores(method, steps)
     settings = {
         WHAT: "estimated patching of edges",
         "replace_with": replace_with,
         "direction": direction,
-        "freeze_norms": freeze_norms,
     }
-    settings |= {"steps": steps} if method != "eap" else {}
+    settings |= {"backward": rules.settings} if rules != PLAIN else {}
+    settings |= {"steps": steps} if method not in OF_ONE_RUN else {}
     settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
     settings |= {PROMPTS: identities(model, first if other is None or direction == "noise" else other)}
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed}).grouped(groups)
@@ -179,7 +182,7 @@ class _Edges:
         tokens: Rows,
         other: Rows | None,
         replace_with: str,
-        freeze_norms: bool,
+        rules: Rules,
         n_bytes: int,
     ) -> None:
         self.device = next(model.parameters()).device
@@ -189,14 +192,15 @@ class _Edges:
         self.graph = Graph.of(model)
         check_unhooked(model, self.graph)
         self.writers, self.readers = Writers.of(model, self.graph), Readers.of(model, self.graph)
-        self.held = list(frozen_norms(model)) if freeze_norms else []
+        self.rules = rules
         with torch.no_grad():
             context = model.embedded(self.tokens)[2]
-        self.inputs = InputGradients(model, context, freeze_norms)
+        self.inputs = InputGradients(model, context, rules)
 
     def scores(self, method: str, steps: int) -> EdgeScores:
         """The scores of all edges; NaN where there is none."""
-        base = self._differentiated(self.readers) if method == "eap" else self._watched(self.tokens)
+        in_one_run = method in OF_ONE_RUN
+        base = self._differentiated(self.readers) if in_one_run else self._watched(self.tokens)
         changed = (
             None if self.other is None else self._watched(self.other)
         )  # after the backward pass, whose graph is freed
@@ -205,7 +209,7 @@ class _Edges:
         self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.replace_with)
         base.kept, changed = {}, None
         total = torch.zeros((*self.graph.is_edge.shape, len(self.tokens)), device=self.device)
-        if method == "eap":
+        if in_one_run:
             self._add(total, base, self.writers, 1.0)
         for way in self._gradient_runs(method, steps):
             later = [some for some in self.readers if some.nodes[0].rank > way.of[0].rank]
@@ -241,7 +245,8 @@ class _Edges:
         streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_after_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])
         seen = [some.seen for some in readers]
-        tape = Tape(self.model, self.tokens, seen, self.metric, [*self.held, *moves, *((site, keep) for site in sites)])
+        hooks = [*moves, *((site, keep) for site in sites)]
+        tape = Tape(self.model, self.tokens, seen, self.metric, hooks, self.rules)
         found = _Run(
             tape.scores.detach(),
             {} if moves else self._kept(keep),

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.gradients import Hooks, Keep, Metric, Tape, logits_for
+from hooked_lm.analysis.attribution.backward_rules import PLAIN, Keep, Rules
+from hooked_lm.analysis.attribution.gradients import Hooks, Metric, Tape, logits_for
 from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_rows import MetricOfRows
 from hooked_lm.engine.metric_trace import Logits, reads_of
@@ -51,6 +52,7 @@ class GradientRun:
     sums: Mapping[str, "RowSums"]
     n_copies: int = 1  # how many copies of these prompts a pass may hold
     cost: PassCounts = field(default_factory=PassCounts)
+    rules: Rules = PLAIN
 
     def tape(
         self, sites: Sequence[str] | None = None, hooks: Hooks = (), metric: Metric | None = None, copies: int = 1
@@ -58,7 +60,8 @@ class GradientRun:
         """A forward pass with a graph, of the prompts or of several copies of them."""
         self.cost.forwards += 1
         tokens = repeated_rows(self.tokens, copies) if copies > 1 else self.tokens
-        return Tape(self.model, tokens, self.sites if sites is None else sites, metric or self.metric, hooks)
+        sites = self.sites if sites is None else sites
+        return Tape(self.model, tokens, sites, metric or self.metric, hooks, self.rules)
 
     def gradients(self, tape: Tape, again: bool = False) -> dict[str, Tensor]:
         """The gradients at the sites of a tape; raises ValueError, naming the site, if the metric does not depend on it."""

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hooked_lm.analysis.attribution.backward_rules import PLAIN, Keep, Rules
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.cells_before_blocks import is_of_images
@@ -50,8 +51,9 @@ def gradients(
     metric: Metric,
     hooks: Hooks = (),
     check: bool = True,
+    rules: Rules = PLAIN,
 ) -> Gradients:
-    """The values and gradients at sites (full names) of a run with these hooks.
+    """The values and gradients at sites (full names) of a run with these hooks, by these rules of its backward pass.
 
     Raises ValueError for a metric without a gradient, for a site that the metric does not depend on (with `check`; zeros
     otherwise), and for gradients that are NaN, named by site.
@@ -68,20 +70,8 @@ def gradients(
     >>> found.gradients[site].shape == found.values[site].shape
     True
     """
-    graph = Tape(model, tokens, sites, metric, hooks)
+    graph = Tape(model, tokens, sites, metric, hooks, rules)
     return Gradients(graph.scores.detach(), graph.values, graph.gradients(check))
-
-
-class Keep:
-    """A hook that keeps the values at its sites, with their graph."""
-
-    records = True  # it edits nothing, so it may get the value itself and not a copy
-
-    def __init__(self) -> None:
-        self.live: dict[str, Tensor] = {}
-
-    def __call__(self, value: Tensor, hook: Any) -> None:
-        self.live[hook.name] = value
 
 
 class Tape:
@@ -94,14 +84,17 @@ class Tape:
         sites: Sequence[str],
         metric: Metric,
         hooks: Hooks = (),
+        rules: Rules = PLAIN,
     ) -> None:
-        keep = Keep()
+        keep, attached = Keep(), rules.attached(model)
         self.live = keep.live
         reads_tower = any(is_of_images(model, site) or site.endswith(".hook_deepstack") for site in sites)
         begins = [part for part in EMBEDDINGS if reads_tower or not part.startswith("vision.")]
-        every = [*hooks, *((site, keep) for site in sites)]
+        every = [*attached.before, *hooks, *attached.after, *((site, keep) for site in sites)]
         with torch.enable_grad(), freeze_weights(model, begins), model.hooks(fwd_hooks=every):
-            self.scores = self._scored(metric, logits_for(model, tokens))
+            with attached.scope():
+                logits = logits_for(model, tokens)
+            self.scores = self._scored(metric, logits)
         self.sites = list(sites)
         if missing := [site for site in sites if site not in self.live]:
             raise ValueError(f"the site '{missing[0]}' was not reached in this forward pass")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.atp import atp_star
 from hooked_lm.analysis.attribution.attribution_result import Attribution
+from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, Rules, rules_of
 from hooked_lm.analysis.attribution.checking import Check, check_valid, exact_values
 from hooked_lm.analysis.attribution.gradient_runs import (
     Collected,
@@ -62,12 +63,14 @@ NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
 @dataclass(frozen=True)
 class Method:
     """A function that estimates effects from a run and a number of steps; `also` gives further sites whose new values it
-    needs, besides those to which it attributes."""
+    needs, besides those to which it attributes. `rules` are those of its backward passes; None: it takes no others than
+    derivatives."""
 
     estimate: Callable[[GradientRun, int], Estimates]
     also: Callable[[HookedRootModule, Sequence[str]], Sequence[str]] = lambda model, sites: ()
     copies: bool = False  # whether it runs several copies of the prompts
     in_steps: bool = False  # whether it reads scores and patterns
+    rules: Rules | None = PLAIN
 
 
 def gradient(run: GradientRun, steps: int) -> Estimates:
@@ -83,7 +86,9 @@ METHODS: Mapping[str, Method] = {
     "gradient": Method(gradient),
     "ig-inputs": Method(ig_inputs, inputs, copies=True),
     "ig-activations": Method(ig_activations, copies=True),
-    "atp*": Method(atp_star, in_steps=True),
+    "atp*": Method(atp_star, in_steps=True, rules=None),
+    "relp": Method(gradient, rules=RELP),
+    "gim": Method(gradient, rules=GIM),
 }
 
 
@@ -107,6 +112,7 @@ def attribute(
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
+    backward: str | Rules = "plain",
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
@@ -126,6 +132,12 @@ def attribute(
             arXiv:1703.01365); "ig-activations" does so for the
             activations of each site of each layer (Hanna et al. 2024, arXiv:2403.17806). "atp*" computes the patterns of
             exchanged queries and keys, and drops one layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745).
+            "relp" and "gim" are "gradient" with a backward pass of this name.
+        backward: what backward passes use in place of derivatives; forward passes are the same. "relp" has coefficients of
+            layer-wise relevance propagation: constant divisors in norms, act(x) / x for activation functions, and half for each
+            factor of a gated activation (Jafari et al. 2025, arXiv:2508.21258). "gim" has constant divisors, the softmax at
+            temperature 2, and gradients divided by 4 at queries and keys and by 2 at values (Edin et al. 2025,
+            arXiv:2505.17630). Or `Rules` of your own. Not for "atp*".
         steps: the number of gradients for each integral (Gauss-Legendre).
         check: the cells that are also patched exactly: True all, a number that many at random, False none. None: as many as
             2e11 floating-point operations allow, at most 2000.
@@ -161,7 +173,18 @@ def attribute(
     """
     names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     job = AttributionJob(
-        model, corrupted, clean, metric, answers, replace_with, direction, method, steps, max_memory, decoder_input
+        model,
+        corrupted,
+        clean,
+        metric,
+        answers,
+        replace_with,
+        direction,
+        method,
+        steps,
+        max_memory,
+        decoder_input,
+        backward,
     )
     plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
     [found] = job.carry_out([plan], check, seed, progress, groups)
@@ -183,6 +206,7 @@ def attribute_nodes(
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
+    backward: str | Rules = "plain",
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
@@ -212,7 +236,18 @@ def attribute_nodes(
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
     job = AttributionJob(
-        model, corrupted, clean, metric, answers, replace_with, direction, method, steps, max_memory, decoder_input
+        model,
+        corrupted,
+        clean,
+        metric,
+        answers,
+        replace_with,
+        direction,
+        method,
+        steps,
+        max_memory,
+        decoder_input,
+        backward,
     )
     if has_two_stacks(job.model) and tuple(sites) == NODES:
         sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
@@ -247,6 +282,7 @@ class AttributionJob:
         steps: int,
         max_memory: int | str,
         decoder_input: Target = None,
+        backward: str | Rules = "plain",
     ) -> None:
         if method == "atp*":
             refuse_two_stacks(model, "the method 'atp*'")
@@ -264,6 +300,7 @@ class AttributionJob:
         self.metrics = named(metric)
         self.changes = "corrupted" if direction == "denoise" else "clean"
         self.name, self.method, self.steps = method, METHODS[method], steps
+        self.rules = rules_of(method, self.method.rules, backward)
         self.max_memory, self.budget = max_memory, Budget.of(max_memory, device)
 
     def carry_out(
@@ -280,6 +317,7 @@ class AttributionJob:
         own, other = shaped(scores), None if clean is None else shaped(clean)
         runs = {"corrupted": own, "clean": other} if self.changes == "corrupted" else {"corrupted": other, "clean": own}
         about = provenance(self.model, method=self.name, steps=self.steps, seed=seed)
+        about |= {"backward": rules} if (rules := self.rules.settings) else {}
         about |= {METRIC_NAME: name} if (name := metric_name(self.metric)) else {}
         found = []
         for plan, values in zip(plans, map(shaped, estimated), strict=True):
@@ -327,6 +365,7 @@ class AttributionJob:
                     sums,
                     n_copies,
                     news.cost,
+                    self.rules,
                 )
                 collected.add(_checked(self.method.estimate(run, self.steps), metric), some)
         width = max(len(collected.scores) for collected in found)
@@ -373,7 +412,8 @@ class AttributionJob:
         model = self.model
         if not isinstance(model, Decoder):
             return token_bytes(model)
-        shows_scores = self.method.in_steps or any("key_pos" in model.hook_dict[site].dims for site in sites)
+        in_steps = self.method.in_steps or self.rules.shows_scores
+        shows_scores = in_steps or any("key_pos" in model.hook_dict[site].dims for site in sites)
         seen_keys = 16 * model.cfg.n_layers * model.cfg.n_heads * self.tokens.shape[1] if shows_scores else 0
         return token_bytes(model.blocks) + 8 * model.cfg.d_vocab_out + seen_keys
 

@@ -42,7 +42,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "acdc": (),
     "pruning": ("share", "steps"),
     "masks": ("steps", "learning_rate"),
-    **dict.fromkeys(edges.METHODS, ("steps", "freeze_norms", "check")),
+    **dict.fromkeys(edges.METHODS, ("steps", "backward", "check")),
     "exact": ("edges",),
 }
 SEEDED = ("masks", *edges.METHODS)  # the methods that draw something
