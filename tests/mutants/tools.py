@@ -75,7 +75,7 @@ TOOLS = mutants({
     "analysis/attribution/atp.py": [
         ("attribution by dropped layers forgets the sign",
          "analysis/attribution/test_attribution_methods.py::without_cancellation_dropping_changes_no_effect_on_the_stream",
-         "torch.where(plain[s] < 0, -size, size) for s", "torch.where(plain[s] < 0, size, size) for s"),
+         "torch.where(effect < 0, -size, size)", "torch.where(effect < 0, size, size)"),
         ("the patterns of exchanged queries are those of keys",
          "analysis/attribution/test_attribution_methods.py::a_saturated_head_is_seen_by_its_pattern_only",
          'wanted = [site for _, site in self._sites_of_layers(PATTERN if kind == "q" else SCORES)]',

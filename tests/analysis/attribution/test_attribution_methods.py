@@ -276,6 +276,18 @@ def test_without_cancellation_dropping_changes_no_effect_on_the_stream() -> None
     assert_close(attribute(model, corrupted, clean, method="atp*", **own).values, plain.values)
 
 
+def test_what_flows_through_one_layer_keeps_its_size() -> None:
+    """The mean over dropped layers would be half of it: of the two other layers it needs one."""
+    model = empty(n_layers=3, d_mlp=2, act_fn="relu")
+    with torch.no_grad():
+        mlp = model.blocks[1].mlp
+        mlp.W_in[A, 0], mlp.W_out[0, YES] = 1.0, 1.0
+    own = {"metric": metrics.logit(YES), "sites": "attn_out", "layers": [0], "progress": False, "check": False}
+    new = {"blocks.0.hook_attn_out": torch.eye(model.cfg.d_model)[A].view(1, 1, -1)}
+    found = attribute(model, torch.tensor([[A]]), replace_with=new, method="atp*", **own)
+    assert_close(float(found.effects().values), 1.0)
+
+
 def test_dropping_keeps_the_sign_of_the_gradient_and_the_sizes_of_its_parts() -> None:
     model, corrupted, clean = mild("standard")
     own = {"metric": score, "sites": ["mlp_out", "v"], "heads": None, **QUIET}
@@ -297,6 +309,8 @@ def test_dropping_keeps_the_sign_of_the_gradient_and_the_sizes_of_its_parts() ->
                 if site in apart.gradients:
                     effect = apart.gradients[site] * (new[site] - apart.values[site])
                     sizes[i, at] += effect.flatten(2).sum(-1).abs().T
-    expected = plain.sign() * sizes / (n_layers - 1)
+    mean = sizes / (n_layers - 1)
+    assert ((mean > plain.abs()) & (mean > 0)).any() and (mean < plain.abs()).any(), "both cases occur"
+    expected = plain.sign() * torch.maximum(plain.abs(), mean)
     assert_close(found, expected)
     assert_apart(found, plain)
