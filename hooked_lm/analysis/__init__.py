@@ -5,6 +5,7 @@ from hooked_lm.analysis.alignment.alignment import Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments, train_alignment
 from hooked_lm.analysis.attribution.attribution_result import Attribution
+from hooked_lm.analysis.attribution.backward_rules import BackwardRules
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import attribute_edges
 from hooked_lm.analysis.attribution.graph import Graph
@@ -33,6 +34,7 @@ from hooked_lm.keywords import answer_keywords
 __all__ = [
     "Alignment",
     "Attribution",
+    "BackwardRules",
     "BoundlessAlignment",
     "Circuit",
     "FeatureReport",

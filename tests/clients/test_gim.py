@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.backward_rules import GIM, Rules
+from hooked_lm.analysis.attribution.backward_rules import GIM, BackwardRules
 from hooked_lm.analysis.attribution.gradients import gradients
 from tests.clients import gim_run
 from tests.clients.gim_run import MODELS, WAYS, everything, explained, made
@@ -47,7 +47,7 @@ def test_whatever_kernels_the_config_allows(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_rules_of_backward_passes_are_the_same(name: str, way: str) -> None:
     """`backward="gim"` gives the attributions of this package, in steps and with fused kernels."""
-    rules = GIM if way == "as it is" else Rules(softmax_temperature=3.0)
+    rules = GIM if way == "as it is" else BackwardRules(softmax_temperature=3.0)
     for fused in ("auto", "never"):
         model = made(name, fused_attention=fused)
         run = gradients(model, gim_run.PROMPT, ["hook_embed"], lambda logits: logits[:, -1, 17], rules=rules)

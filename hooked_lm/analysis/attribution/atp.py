@@ -7,9 +7,9 @@ for each layer ("GradDrop"), and the size of an estimate is the mean of the size
 over the L layers by L - 1, since its nodes lie inside layers and have no gradient when their own layer is dropped. A site of the
 residual stream has a gradient in all L cases, so there the mean is over L.
 
-Where nothing cancels, that mean is too small: each dropped layer takes away what flows through it, so an effect that flows through
-k of the other layers keeps 1 - k / (L - 1) of its size. In deep models this is little; in one of four layers it is a third or more.
-So here the mean counts only where it exceeds the estimate without dropping, which is where paths cancel.
+Where nothing cancels, that mean is too small: each dropped layer takes away what flows through it, so an effect that flows
+through k of the other layers keeps 1 - k / (L - 1) of its size. In deep models this is little; in one of four layers a third or
+more is lost. So here the mean counts only where it exceeds the estimate without dropping, which is where paths cancel.
 """
 
 import re
@@ -37,8 +37,8 @@ PerQuery = Float[Tensor, "batch head query_pos key_pos"]
 
 
 def atp_star(run: GradientRun, steps: int) -> Estimates:
-    """Estimates by AtP*: the estimate without dropping, or with its sign the mean size over the gradients that each drop one layer
-    if that is larger; for queries and keys by their exchanged patterns. `steps` is not used."""
+    """Estimates by AtP*: the estimate without dropping, or with its sign the mean size over the gradients that each drop one
+    layer if that is larger; for queries and keys by their exchanged patterns. `steps` is not used."""
     fix = PatternFix(run)
     drop = Drop(run.model)
     tape = run.tape(list(dict.fromkeys([*run.sites, *fix.patterns])), drop.hooks())

@@ -1,9 +1,9 @@
-"""Rules for backward passes: coefficients in place of some derivatives. The forward pass computes the same bits.
+"""Rules of backward passes: coefficients in place of some derivatives. The forward pass computes the same bits.
 
 Gradients describe a model at one point. Where it is saturated or curved they say little about an exchange that moves it far, so
-several methods replace some derivatives by other coefficients. A method is a value, `Rules`, and knows no component: norms and
-softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. An MLP names the factors of its
-activations (`factors`), and a part for which a rule has no meaning is refused by its name.
+several methods replace some derivatives by other coefficients. Their rules are a value, `BackwardRules`, which knows no component:
+norms and softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. An MLP names the factors
+of its activations (`factors`), and a part for which a rule has no meaning is refused by its name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.attention.multihead import AbstractAttention
-from hooked_lm.components.blocks.block import Block
+from hooked_lm.components.blocks.wiring import wiring_of
 from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookedRootModule, HookPoint
@@ -27,7 +27,7 @@ Hooks = list[tuple[str, Callable[..., Any]]]
 
 
 @dataclass(frozen=True)
-class Rules:
+class BackwardRules:
     """What backward passes use in place of derivatives. Without arguments all derivatives are those of the model.
 
     Args:
@@ -51,7 +51,7 @@ class Rules:
     ...     *both,
     ...     metric=answers,
     ...     sites="mlp_out",
-    ...     backward=Rules(freeze_norms=True),
+    ...     backward=BackwardRules(freeze_norms=True),
     ...     check=False,
     ... )
     >>> list(found.axes)
@@ -74,12 +74,14 @@ class Rules:
                 raise ValueError(f"{name} must be a number from 0 on, got {getattr(self, name)}")
 
     @classmethod
-    def of(cls, backward: "str | Rules") -> "Rules":
+    def of(cls, backward: "str | BackwardRules") -> "BackwardRules":
         """The rules of a name, or rules as they are. Raises ValueError for anything else."""
-        if isinstance(backward, Rules):
+        if isinstance(backward, BackwardRules):
             return backward
         if backward not in NAMED:
-            raise ValueError(f"backward must be one of {', '.join(map(repr, NAMED))}, or Rules; got {backward!r}")
+            raise ValueError(
+                f"backward must be one of {', '.join(map(repr, NAMED))}, or BackwardRules; got {backward!r}"
+            )
         return NAMED[backward]
 
     @property
@@ -111,17 +113,17 @@ class Rules:
         return found
 
 
-PLAIN = Rules()
-RELP = Rules(freeze_norms=True, activation_ratios=True, share_products=True)
-GIM = Rules(freeze_norms=True, softmax_temperature=2.0, q_scale=0.25, k_scale=0.25, v_scale=0.5)
+PLAIN = BackwardRules()
+RELP = BackwardRules(freeze_norms=True, activation_ratios=True, share_products=True)
+GIM = BackwardRules(freeze_norms=True, softmax_temperature=2.0, q_scale=0.25, k_scale=0.25, v_scale=0.5)
 # Jafari et al. 2025 (arXiv:2508.21258); Edin et al. 2025 (arXiv:2505.17630)
-NAMED: Mapping[str, Rules] = {"plain": PLAIN, "relp": RELP, "gim": GIM}
+NAMED: Mapping[str, BackwardRules] = {"plain": PLAIN, "relp": RELP, "gim": GIM}
 
 
-def rules_of(method: str, own: Rules | None, backward: str | Rules) -> Rules:
+def rules_of(method: str, own: BackwardRules | None, backward: str | BackwardRules) -> BackwardRules:
     """The rules of the backward passes of a method: those it is given, or its own; None if it takes derivatives alone. Raises
     ValueError if it is given others than its own."""
-    given = Rules.of(backward)
+    given = BackwardRules.of(backward)
     if given in (PLAIN, own):
         return own or PLAIN
     if own != PLAIN:
@@ -143,9 +145,9 @@ class Keep:
 
 @dataclass
 class Attached:
-    """Rules in one run: `before` are hooks that other hooks follow, `after` hooks that follow others; `scope` is for the run."""
+    """The rules in one run: hooks `before` and `after` the other hooks, and the `scope` of the run."""
 
-    rules: Rules
+    rules: BackwardRules
     before: Hooks = field(default_factory=list)
     after: Hooks = field(default_factory=list)
 
@@ -180,10 +182,9 @@ class Attached:
 
 def check_products(model: HookedRootModule) -> None:
     """Raises ValueError for a part of a block that multiplies values in a way that is not known here."""
-    for name, block in model.named_modules():
-        if not isinstance(block, Block):
-            continue
-        wiring = block.wiring()
+    for name in [site.rpartition(".")[0] for site in model.all_points() if site.endswith(".hook_resid_pre")]:
+        block = model.get_submodule(name)
+        wiring = wiring_of(block)
         if not wiring.steps or wiring.by_hand:
             raise ValueError(
                 f"'{name}' has {wiring.by_hand or 'no known parts'}: ratios of activations have no rule for it"
@@ -248,7 +249,7 @@ def scaled_gradient(by: float) -> Callable[..., Tensor]:
     return hook
 
 
-def shared_product(value: Tensor, factors: list[Tensor], rules: Rules) -> Tensor:
+def shared_product(value: Tensor, factors: list[Tensor], rules: BackwardRules) -> Tensor:
     """A sum of the factors of a value, the first of which is the argument of an activation function, with constant coefficients.
 
     With `activation_ratios` each is multiplied by value / factor; else the first by its derivative. With `share_products` each
@@ -283,7 +284,7 @@ class _OtherDerivatives(TorchFunctionMode):
         return with_gradient_of(value, way) if way.requires_grad else value
 
 
-def _ways(rules: Rules) -> dict[Callable[..., Any], Callable[..., Tensor]]:
+def _ways(rules: BackwardRules) -> dict[Callable[..., Any], Callable[..., Tensor]]:
     """For each function of PyTorch with another derivative, a function with that derivative."""
     found: dict[Callable[..., Any], Callable[..., Tensor]] = {}
     if rules.freeze_norms:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.backward_rules import Attached, Rules
+from hooked_lm.analysis.attribution.backward_rules import Attached, BackwardRules
 from hooked_lm.analysis.attribution.graph import Graph, Node
 from hooked_lm.components.context import Context
 from hooked_lm.components.norms.norm import norm_unhooked
@@ -61,7 +61,7 @@ class InputGradients:
     to its queries, keys or values.
     """
 
-    def __init__(self, model: Decoder, context: Context, rules: Rules) -> None:
+    def __init__(self, model: Decoder, context: Context, rules: BackwardRules) -> None:
         self.model, self.context, self.attached = model, context, Attached(rules)
 
     def at(self, readers: Readers, gradient: Tensor, stream: Stream | None) -> Gradients:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,10 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.attribution_result import Attribution
-from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, Keep, Rules, rules_of
+from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, BackwardRules, Keep, rules_of
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
 from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer
 from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, patch_edges, runs_of
+from hooked_lm.analysis.attribution.gradient_runs import PartialMetric
 from hooked_lm.analysis.attribution.gradients import (
     Hooks,
     Metric,
@@ -22,22 +24,24 @@ from hooked_lm.analysis.attribution.gradients import (
     logits_for,
 )
 from hooked_lm.analysis.attribution.graph import Graph
+from hooked_lm.analysis.attribution.integrated import moved
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
 from hooked_lm.components.norms.norm import upcast
+from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.cost import token_cost
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import PROMPTS, identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.metric_trace import reads_of
+from hooked_lm.engine.metric_trace import Logits, reads_of
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, prompts_and_metric
 from hooked_lm.engine.prompts import Prompts, replacement_word
 from hooked_lm.engine.result import METRIC_NAME, WHAT, metric_name
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.budget import bytes_of
+from hooked_lm.models.budget import bytes_of, token_bytes
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.models.vision.inputs import Rows
+from hooked_lm.models.vision.inputs import Rows, VisionInputs, repeated_rows
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
 from hooked_lm.results.scores import provenance
@@ -63,7 +67,7 @@ def attribute_edges(
     steps: int = 5,
     replace_with: str | None = None,
     direction: str = "denoise",
-    backward: str | Rules = "plain",
+    backward: str | BackwardRules = "plain",
     check: Check = None,
     seed: int = 0,
     groups: Groups = None,
@@ -131,8 +135,7 @@ def attribute_edges(
     model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
-    n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
-    edges = _Edges(model, metric, first, other, replace_with, rules, n_bytes)
+    edges = _Edges(model, metric, first, other, replace_with, rules, max_memory)
     with freeze_weights(model):
         scores = edges.scores(method, steps)
     settings = {
@@ -169,7 +172,7 @@ class _GradientRuns:
 
     of: Sequence[Writers]
     moved: Sequence[Writers]
-    shares: Sequence[float]
+    shares: Float[Tensor, " run"]
 
 
 class _Edges:
@@ -182,17 +185,20 @@ class _Edges:
         tokens: Rows,
         other: Rows | None,
         replace_with: str,
-        rules: Rules,
-        n_bytes: int,
+        rules: BackwardRules,
+        max_memory: int | str,
     ) -> None:
         self.device = next(model.parameters()).device
-        self.model, self.metric, self.n_bytes = model, metric, n_bytes
+        self.model, self.metric = model, metric
+        self.n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
+        self.budget = Budget.of(max_memory, self.device)
         self.tokens, self.other = tokens.to(self.device), None if other is None else other.to(self.device)
         self.replace_with = replace_with
         self.graph = Graph.of(model)
         check_unhooked(model, self.graph)
         self.writers, self.readers = Writers.of(model, self.graph), Readers.of(model, self.graph)
         self.rules = rules
+        self.part: PartialMetric | None = None  # the metric of copies of the prompts
         with torch.no_grad():
             context = model.embedded(self.tokens)[2]
         self.inputs = InputGradients(model, context, rules)
@@ -204,6 +210,8 @@ class _Edges:
         changed = (
             None if self.other is None else self._watched(self.other)
         )  # after the backward pass, whose graph is freed
+        if base.logits is not None:
+            self.part = PartialMetric(self.metric, base.logits)
         check_sum(self.writers, base.kept, base.last)
         self.unchanged, self.baseline = base.scores, None if changed is None else changed.scores
         self.changes = changes_of(self.writers, base.kept, None if changed is None else changed.kept, self.replace_with)
@@ -213,46 +221,59 @@ class _Edges:
             self._add(total, base, self.writers, 1.0)
         for way in self._gradient_runs(method, steps):
             later = [some for some in self.readers if some.nodes[0].rank > way.of[0].rank]
-            for share in way.shares:
-                self._add(total, self._differentiated(later, self._moves(way.moved, share)), way.of, 1 / steps)
+            for shares in way.shares.split(self._n_copies):
+                run = self._differentiated(later, self._moves(way.moved, shares), len(shares))
+                self._add(total, run, way.of, len(shares) / steps)
         return total.masked_fill_(~self.graph.is_edge[:, :, None].to(total.device), torch.nan)
 
     def _gradient_runs(self, method: str, steps: int) -> Iterator[_GradientRuns]:
-        shares = [(step + 0.5) / steps for step in range(steps)]
+        shares = (torch.arange(steps) + 0.5) / steps
         if method == "eap-ig-inputs":
             yield _GradientRuns(self.writers, [some for some in self.writers if some.nodes[0].is_input], shares)
         if method == "eap-ig-activations":
             for some in self.writers:
                 yield _GradientRuns([some], [some], shares)
 
-    def _moves(self, moved: Sequence[Writers], share: float) -> Hooks:
-        """Hooks that add this share of the writers' changes to their outputs."""
-        changes = [(some.added, share * some.change(self.changes[some.site])) for some in moved]
-        return [(site, lambda value, hook, by=change: value + by) for site, change in changes]
+    def _moves(self, writers: Sequence[Writers], shares: Float[Tensor, " copy"]) -> Hooks:
+        """Hooks that add shares of the writers' changes to their outputs, one in each copy of the prompts."""
+        return [(some.added, moved(some.change(self.changes[some.site]), shares)) for some in writers]
+
+    @cached_property
+    def _n_copies(self) -> int:
+        """How many copies of the prompts a pass may hold."""
+        if isinstance(self.tokens, VisionInputs) or any(point.is_listening for point in self.model.hook_points()):
+            return 1  # hooks may depend on the batch size
+        n_tokens = self.tokens.shape.numel()
+        n_bytes = n_tokens * token_bytes(self.model.blocks)
+        return max(1, min(self.budget.n_tokens // n_tokens, self.budget.n_bytes // n_bytes))
 
     def _watched(self, tokens: Rows) -> "_Run":
         """A run without gradients."""
         copy, last = _Copy(), self.readers[-1].seen
         with torch.no_grad(), self.model.hooks(fwd_hooks=[(site, copy) for site in [*self._written, last]]):
-            _, [scores] = reads_of([self.metric], logits_for(self.model, tokens))
-        found = _Run(torch.as_tensor(scores).detach().reshape(-1), self._kept(copy), copy.live[last])
+            logits = logits_for(self.model, tokens)
+            _, [scores] = reads_of([self.metric], logits)
+        found = _Run(torch.as_tensor(scores).detach().reshape(-1), self._kept(copy), copy.live[last], logits=logits)
         copy.live.clear()
         return found
 
-    def _differentiated(self, readers: Sequence[Readers], moves: Hooks = ()) -> "_Run":
-        """A run and its gradients at the `seen` sites of these readers; with moves, outputs of writers are not kept."""
+    def _differentiated(self, readers: Sequence[Readers], moves: Hooks = (), n_copies: int = 1) -> "_Run":
+        """A run and its gradients at the `seen` sites of these readers; with moves, outputs of writers are not kept, and there
+        may be copies of the prompts."""
         keep = Keep()
         streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_after_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])
         seen = [some.seen for some in readers]
         hooks = [*moves, *((site, keep) for site in sites)]
-        tape = Tape(self.model, self.tokens, seen, self.metric, hooks, self.rules)
+        metric = self.metric if self.part is None else self.part.on(slice(0, len(self.tokens)), n_copies)
+        tape = Tape(self.model, repeated_rows(self.tokens, n_copies), seen, metric, hooks, self.rules)
         found = _Run(
             tape.scores.detach(),
             {} if moves else self._kept(keep),
             tape.live[seen[-1]].detach(),
             {site: keep.live[site].detach() for site in streams},
             tape.gradients(),
+            n_copies,
         )
         tape.live.clear()  # hooks stay alive until garbage collection; their values should not
         keep.live.clear()
@@ -271,7 +292,7 @@ class _Edges:
         for layer, readers in by_layer(there).items():
             columns = slice(readers[0].first, readers[-1].first + len(readers[-1].nodes))
             earlier = [some for some in writers if some.rank < readers[-1].nodes[0].rank]
-            for rows in self._some_prompts(columns.stop - columns.start):
+            for rows in self._some_prompts(run.n_copies * (columns.stop - columns.start)):
                 read = self._read(readers, run, run.streams.get(_stream(layer)), rows)
                 for written in earlier:
                     parts = written.parts(self.changes[written.site][rows])
@@ -283,12 +304,15 @@ class _Edges:
     def _read(
         self, readers: Sequence[Readers], run: "_Run", stream: Tensor | None, rows: slice
     ) -> Float[Tensor, "reader some_prompts pos d_model"]:
-        """The gradients at the inputs of the readers of a layer, for some prompts, with respect to terms of the last stream."""
-        like = run.last[rows]
+        """The gradients at the inputs of the readers of a layer, for some prompts, with respect to terms of the last stream;
+        their means over copies."""
+        like = run.last[: len(self.tokens)][rows]
         found = like.new_empty(sum(len(some.nodes) for some in readers), *like.shape)
         for some in readers:
             own = found[some.first - readers[0].first :][: len(some.nodes)]
-            own.copy_(self.inputs.at(some, run.gradients[some.seen][rows], None if stream is None else stream[rows]))
+            given = run.of_rows(run.gradients[some.seen], rows), None if stream is None else run.of_rows(stream, rows)
+            of_copies = self.inputs.at(some, *given)
+            own.copy_(of_copies if run.n_copies == 1 else of_copies.unflatten(1, (run.n_copies, -1)).mean(1))
             if (factor := some.nodes[0].factor) != 1.0:
                 own /= factor
         return found
@@ -334,6 +358,12 @@ class _Run:
     last: Float[Tensor, "batch pos d_model"]
     streams: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
+    n_copies: int = 1
+    logits: Tensor | Logits | None = None
+
+    def of_rows(self, value: Float[Tensor, "rows ..."], some: slice) -> Tensor:
+        """The part of a value that is of some prompts, in all copies."""
+        return value[some] if self.n_copies == 1 else value.unflatten(0, (self.n_copies, -1))[:, some].flatten(0, 1)
 
 
 def _stream(layer: int) -> str:

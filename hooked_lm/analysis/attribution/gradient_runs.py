@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.backward_rules import PLAIN, Keep, Rules
+from hooked_lm.analysis.attribution.backward_rules import PLAIN, BackwardRules, Keep
 from hooked_lm.analysis.attribution.gradients import Hooks, Metric, Tape, logits_for
 from hooked_lm.engine.edit import Edit, by_position
 from hooked_lm.engine.metric_rows import MetricOfRows
@@ -52,7 +52,7 @@ class GradientRun:
     sums: Mapping[str, "RowSums"]
     n_copies: int = 1  # how many copies of these prompts a pass may hold
     cost: PassCounts = field(default_factory=PassCounts)
-    rules: Rules = PLAIN
+    rules: BackwardRules = PLAIN
 
     def tape(
         self, sites: Sequence[str] | None = None, hooks: Hooks = (), metric: Metric | None = None, copies: int = 1

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hooked_lm.analysis.attribution.backward_rules import PLAIN, Keep, Rules
+from hooked_lm.analysis.attribution.backward_rules import PLAIN, BackwardRules, Keep
 from hooked_lm.components.norms.norm import norm_of
 from hooked_lm.engine.base_run import logits_of
 from hooked_lm.engine.cells_before_blocks import is_of_images
@@ -51,7 +51,7 @@ def gradients(
     metric: Metric,
     hooks: Hooks = (),
     check: bool = True,
-    rules: Rules = PLAIN,
+    rules: BackwardRules = PLAIN,
 ) -> Gradients:
     """The values and gradients at sites (full names) of a run with these hooks, by these rules of its backward pass.
 
@@ -84,7 +84,7 @@ class Tape:
         sites: Sequence[str],
         metric: Metric,
         hooks: Hooks = (),
-        rules: Rules = PLAIN,
+        rules: BackwardRules = PLAIN,
     ) -> None:
         keep, attached = Keep(), rules.attached(model)
         self.live = keep.live

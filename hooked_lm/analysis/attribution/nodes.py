@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.atp import atp_star
 from hooked_lm.analysis.attribution.attribution_result import Attribution
-from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, Rules, rules_of
+from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, BackwardRules, rules_of
 from hooked_lm.analysis.attribution.checking import Check, check_valid, exact_values
 from hooked_lm.analysis.attribution.gradient_runs import (
     Collected,
@@ -70,7 +70,7 @@ class Method:
     also: Callable[[HookedRootModule, Sequence[str]], Sequence[str]] = lambda model, sites: ()
     copies: bool = False  # whether it runs several copies of the prompts
     in_steps: bool = False  # whether it reads scores and patterns
-    rules: Rules | None = PLAIN
+    rules: BackwardRules | None = PLAIN
 
 
 def gradient(run: GradientRun, steps: int) -> Estimates:
@@ -112,7 +112,7 @@ def attribute(
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
-    backward: str | Rules = "plain",
+    backward: str | BackwardRules = "plain",
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
@@ -137,7 +137,7 @@ def attribute(
             layer-wise relevance propagation: constant divisors in norms, act(x) / x for activation functions, and half for each
             factor of a gated activation (Jafari et al. 2025, arXiv:2508.21258). "gim" has constant divisors, the softmax at
             temperature 2, and gradients divided by 4 at queries and keys and by 2 at values (Edin et al. 2025,
-            arXiv:2505.17630). Or `Rules` of your own. Not for "atp*".
+            arXiv:2505.17630). Or `BackwardRules`. Not for "atp*".
         steps: the number of gradients for each integral (Gauss-Legendre).
         check: the cells that are also patched exactly: True all, a number that many at random, False none. None: as many as
             2e11 floating-point operations allow, at most 2000.
@@ -206,7 +206,7 @@ def attribute_nodes(
     direction: str = "denoise",
     decoder_input: Target = None,
     method: str = "gradient",
-    backward: str | Rules = "plain",
+    backward: str | BackwardRules = "plain",
     steps: int = 8,
     check: Check = None,
     seed: int = 0,
@@ -282,7 +282,7 @@ class AttributionJob:
         steps: int,
         max_memory: int | str,
         decoder_input: Target = None,
-        backward: str | Rules = "plain",
+        backward: str | BackwardRules = "plain",
     ) -> None:
         if method == "atp*":
             refuse_two_stacks(model, "the method 'atp*'")

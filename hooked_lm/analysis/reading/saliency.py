@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from hooked_lm.analysis.attribution.backward_rules import BackwardRules
 from hooked_lm.analysis.attribution.gradients import gradients
 from hooked_lm.analysis.attribution.integrated import batched, inputs_of, mean_of, moved
 from hooked_lm.callers import warn_caller
@@ -155,6 +156,7 @@ def saliency(
     contrast: str | int | Sequence[str | int] | None = None,
     baseline: str = "mean",
     steps: int = 64,
+    backward: str | BackwardRules = "plain",
 ) -> Saliency:
     """How much each token of the input, and each token generated before, matters for each generated token.
 
@@ -176,6 +178,8 @@ def saliency(
         baseline: for integrated gradients: "mean", the mean embedding of the vocabulary, or "zero". A norm has steep gradients
             near zero embeddings, which need many more steps.
         steps: the number of points along the line (Gauss-Legendre).
+        backward: what the backward pass uses in place of derivatives, as for `attribute`: "relp" (layer-wise relevance
+            propagation, with "gradient x input"), "gim", or rules of your own.
 
     Raises ValueError for several prompts, for both or none of `max_new_tokens` and `continuation`, for unknown words, and for a
     contrast that does not fit the target; TypeError for an encoder-decoder, whose inputs are two texts, and a dual encoder.
@@ -199,21 +203,22 @@ def saliency(
         raise ValueError("a logit difference needs contrast, the other token; other targets have none")
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    rules = BackwardRules.of(backward)
     whole, start = _continued(model, prompt, max_new_tokens, continuation)
     ids = ids_of(whole)
     n = ids.shape[1] - start
     wrong = None if contrast is None else _contrast(model, contrast, n)
     rows = [
-        _row_of(model, whole, start, i, of, None if wrong is None else wrong[i], method, baseline, steps)
+        _row_of(model, whole, start, i, of, None if wrong is None else wrong[i], method, baseline, steps, rules)
         for i in range(n)
     ]
     parts = torch.stack([row[0] for row in rows])
     later = torch.arange(ids.shape[1]) >= torch.arange(start, ids.shape[1])[:, None]
     signed, norm = (part.masked_fill(later, torch.nan) for part in (parts.sum(-1), parts.norm(dim=-1)))
     scores, bases = (torch.stack([row[k] for row in rows]) for k in (1, 2))
-    about = provenance(
-        model, method=method, of=of, **({"baseline": baseline, "steps": steps} if method == METHODS[2] else {})
-    )
+    settings: dict[str, Any] = {"baseline": baseline, "steps": steps} if method == METHODS[2] else {}
+    settings |= {"backward": rules.settings} if rules.settings else {}
+    about = provenance(model, method=method, of=of, **settings)
     has_tokenizer = getattr(model, "tokenizer", None) is not None
     words = [model.to_single_str_token(int(token)) if has_tokenizer else str(int(token)) for token in ids[0]]
     return Saliency(signed, norm, scores, bases, words, start, {**about, **turns_read_now()})
@@ -301,13 +306,14 @@ def _row_of(
     method: str,
     baseline: str,
     steps: int,
+    rules: BackwardRules,
 ) -> tuple[Float[Tensor, "pos d_model"], Float[Tensor, ""], Float[Tensor, ""]]:
     """The saliency of every input for the i-th generated token, its score, and the score of the baseline."""
     at, ids = start + i, ids_of(rows)
     site = inputs_of(model, "hook_embed")[0]
     metric = partial(_target, position=at - 1, right=int(ids[0, at]), wrong=wrong, of=of)
     before = _before(rows, at)
-    run = gradients(model, before, [site], metric)
+    run = gradients(model, before, [site], metric, rules=rules)
     values, slopes = run.values[site], run.gradients[site]
     base = torch.tensor(torch.nan)
     if method == "integrated gradients":
@@ -316,7 +322,7 @@ def _row_of(
         change, total = target - values, torch.zeros_like(values)
         for shares, weights in batched(steps, ROWS):
             hooks = [(site, moved(change, shares))]
-            many = gradients(model, repeated_rows(before, len(shares)), [site], metric, hooks)
+            many = gradients(model, repeated_rows(before, len(shares)), [site], metric, hooks, rules=rules)
             total += mean_of(many.gradients[site], weights)
         parts = -total * change
         whole = [(site, moved(change, torch.ones(1)))]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
-from hooked_lm.analysis import attribute, attribute_edges, circuits
-from hooked_lm.analysis.attribution.backward_rules import GIM, NAMED, PLAIN, RELP, Rules, shared_product
+from hooked_lm.analysis import attribute, attribute_edges, circuits, saliency
+from hooked_lm.analysis.attribution.backward_rules import GIM, NAMED, PLAIN, RELP, BackwardRules, shared_product
 from hooked_lm.analysis.attribution.gradients import gradients
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.core import thinned
@@ -40,7 +40,9 @@ def last_logits(logits: Tensor) -> Tensor:
     return logits[:, -1, 3] - logits[:, -1, 5].square()
 
 
-def found(model: HookedTransformer, rules: Rules, sites: list[str] | None = None, **more: Any) -> dict[str, Tensor]:
+def found(
+    model: HookedTransformer, rules: BackwardRules, sites: list[str] | None = None, **more: Any
+) -> dict[str, Tensor]:
     """The gradients at sites, by name."""
     sites = [site for site in SITES if site in model.hook_dict] if sites is None else sites
     with unchecked():
@@ -91,7 +93,7 @@ def test_frozen_norms_are_those_whose_divisors_are_detached(family: str):
         (site, lambda scale, hook: scale.detach()) for site in model.all_points() if site.endswith("hook_scale")
     ]
     expected = written_out(model, detached)
-    ruled = found(model, Rules(freeze_norms=True))
+    ruled = found(model, BackwardRules(freeze_norms=True))
     assert_close(ruled, expected, depth=GRADIENT)
     assert_apart(ruled["hook_embed"], found(model, PLAIN)["hook_embed"])
 
@@ -117,10 +119,10 @@ def test_softmax_at_a_temperature(family: str, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(F, "softmax", lambda x, dim=-1: TemperedSoftmax.apply(x))
         expected = written_out(model, [])
-    ruled = found(model, Rules(softmax_temperature=3.0))
+    ruled = found(model, BackwardRules(softmax_temperature=3.0))
     assert_close(ruled, expected, depth=GRADIENT)
     shown = found(
-        model, Rules(softmax_temperature=3.0), hooks=[("blocks.0.attn.hook_pattern", lambda value, hook: None)]
+        model, BackwardRules(softmax_temperature=3.0), hooks=[("blocks.0.attn.hook_pattern", lambda value, hook: None)]
     )
     assert_close(shown, expected, depth=GRADIENT)
     assert_apart(ruled["hook_embed"], found(model, PLAIN)["hook_embed"])
@@ -130,7 +132,7 @@ def test_scaled_queries_keys_and_values():
     model, letters = model_of("qwen3"), {"q": 0.25, "k": 0.5, "v": 3.0}
     sites = [f"blocks.1.attn.hook_{letter}" for letter in letters]
     plain = found(model, PLAIN, sites)
-    ruled = found(model, Rules(**{f"{letter}_scale": by for letter, by in letters.items()}), sites)
+    ruled = found(model, BackwardRules(**{f"{letter}_scale": by for letter, by in letters.items()}), sites)
     for site, by in zip(sites, letters.values(), strict=True):
         assert_close(ruled[site], by * plain[site], depth=GRADIENT)
 
@@ -138,7 +140,7 @@ def test_scaled_queries_keys_and_values():
 def test_without_queries_and_keys_patterns_are_constants():
     model = model_of("llama")
     patterns = [(f"blocks.{layer}.attn.hook_pattern", lambda value, hook: value.detach()) for layer in range(2)]
-    assert_close(found(model, Rules(q_scale=0.0, k_scale=0.0)), written_out(model, patterns), depth=GRADIENT)
+    assert_close(found(model, BackwardRules(q_scale=0.0, k_scale=0.0)), written_out(model, patterns), depth=GRADIENT)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -148,7 +150,11 @@ def test_activation_ratios_and_shares_by_their_formulas(family: str):
     mlp, at = model.blocks[1].mlp, "blocks.1.hook_mlp_out"
     names = [f"blocks.1.mlp.{name}" for name in ("hook_in", "hook_pre", "hook_post", *mlp.factors[1:])]
     run = gradients(
-        model, tokens_of(model), [*names, at], last_logits, rules=Rules(activation_ratios=True, share_products=True)
+        model,
+        tokens_of(model),
+        [*names, at],
+        last_logits,
+        rules=BackwardRules(activation_ratios=True, share_products=True),
     )
     value, gradient = run.values, run.gradients
     at_post = gradient[at] @ mlp.W_out.T
@@ -179,7 +185,7 @@ def test_shares_sum_to_the_product(gates: list[float], others: list[float], act:
     assert_close(of_linear, act(pre.detach()) / 2)
     [slope] = torch.autograd.grad(act(pre).sum(), pre)
     assert_close(of_pre[pre == 0], (slope * linear / 2)[pre == 0].detach())
-    shared = torch.autograd.grad(shared_product(value, [pre, linear], Rules(share_products=True)).sum(), pre)[0]
+    shared = torch.autograd.grad(shared_product(value, [pre, linear], BackwardRules(share_products=True)).sum(), pre)[0]
     assert_close(shared, (slope * linear / 2).detach())
 
 
@@ -200,7 +206,7 @@ def toy(**more: Any) -> HookedTransformer:
 def test_relevance_is_conserved_without_biases(gated: bool, norm: str | None):
     """With constant patterns the products of the inputs with their gradients sum to the logit."""
     model = toy(gated_mlp=gated, normalization_type=norm, positional_embedding_type="rotary", eps=1e-12)
-    rules = Rules(**{**RELP.settings, "q_scale": 0.0, "k_scale": 0.0})
+    rules = BackwardRules(**{**RELP.settings, "q_scale": 0.0, "k_scale": 0.0})
     prompt = torch.tensor([[1, 4, 2, 9, 7]])
     run = gradients(model, prompt, ["hook_embed"], lambda logits: logits[:, -1, 3], rules=rules)
     kept = (run.values["hook_embed"] * run.gradients["hook_embed"]).sum((1, 2))
@@ -236,7 +242,7 @@ def test_a_method_is_the_gradient_with_its_rules(method: str):
 
 
 @pytest.mark.parametrize("rules", [RELP, GIM])
-def test_edges_into_the_logits_sum_to_the_effect_of_the_last_stream(rules: Rules):
+def test_edges_into_the_logits_sum_to_the_effect_of_the_last_stream(rules: BackwardRules):
     model = model_of("llama")
     corrupted, clean = (tokens_of(model).roll(by, 1) for by in (0, 1))
     with unchecked():
@@ -245,6 +251,14 @@ def test_edges_into_the_logits_sum_to_the_effect_of_the_last_stream(rules: Rules
         stream = attribute(model, corrupted, clean, sites="resid_post", layers=[-1], **common)
     total = edges.effects().select(reader="logits").values.sum(0)
     assert_close(total, stream.effects().values.flatten(0, -2).sum(0), depth=GRADIENT)
+
+
+def test_the_relevance_of_tokens_sums_to_the_logit():
+    model = toy(gated_mlp=True, normalization_type="RMS", positional_embedding_type="rotary", eps=1e-12)
+    rules = BackwardRules(**{**RELP.settings, "q_scale": 0.0, "k_scale": 0.0})
+    found = saliency(model, torch.tensor([[1, 4, 2, 9]]), continuation=torch.tensor([[7]]), of="logit", backward=rules)
+    assert_close(found.signed.nansum(-1), found.scores, depth=GRADIENT, dtype=torch.float32)
+    assert found.about["backward"] == rules.settings
 
 
 def test_integrals_and_circuits_take_rules():
@@ -288,12 +302,12 @@ def test_an_activation_that_is_not_zero_at_zero_has_no_ratio():
 
 def test_wrong_arguments():
     model, prompts = toy(), [torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 4]])]
-    with pytest.raises(ValueError, match="backward must be one of 'plain', 'relp', 'gim', or Rules; got 'lrp'"):
+    with pytest.raises(ValueError, match="backward must be one of 'plain', 'relp', 'gim', or BackwardRules; got 'lrp'"):
         attribute(model, *prompts, metric=last_logits, backward="lrp")
     for method in ("relp", "atp*"):
         with pytest.raises(ValueError, match=f"method '{method[:3]}.*has its own backward pass"):
             attribute(model, *prompts, metric=last_logits, method=method, backward="gim")
     with pytest.raises(ValueError, match="softmax_temperature must be a positive number, got 0"):
-        Rules(softmax_temperature=0)
+        BackwardRules(softmax_temperature=0)
     with pytest.raises(ValueError, match="k_scale must be a number from 0 on, got -1"):
-        Rules(k_scale=-1)
+        BackwardRules(k_scale=-1)

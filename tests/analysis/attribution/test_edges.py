@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from hooked_lm import HookedTransformer, HookedTransformerConfig, HookedVisionLanguage, patching
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.attribution_result import agreement
-from hooked_lm.analysis.attribution.backward_rules import Rules
+from hooked_lm.analysis.attribution.backward_rules import BackwardRules
 from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.edges import METHODS, attribute_edges
 from hooked_lm.analysis.attribution.graph import Graph, Node
@@ -212,7 +212,7 @@ def test_frozen_norms_are_those_of_a_model_whose_norms_are_linear(family: str):
     model = model_of(family)
     corrupted, clean = runs = prompts_of(model)
     changes = written(model, clean) - written(model, corrupted)
-    frozen = scores(model, runs, backward=Rules(freeze_norms=True))
+    frozen = scores(model, runs, backward=BackwardRules(freeze_norms=True))
     assert_same(frozen, gated(with_held_norms(model, corrupted), corrupted, changes))
     assert_apart(frozen, scores(model, runs), msg="the divisors matter")
 
@@ -226,7 +226,7 @@ def test_edges_into_the_logits_sum_to_the_gradient_of_the_whole_stream():
     logits = model.unembed(Held(norm_of(model, "ln_final"), streams[0])(stream))
     (gradient,) = torch.autograd.grad(last_logits(logits).sum(), stream)
     expected = ((streams[1] - streams[0]) * gradient).sum((1, 2))
-    found = scores(model, runs, backward=Rules(freeze_norms=True))[:, -1]
+    found = scores(model, runs, backward=BackwardRules(freeze_norms=True))[:, -1]
     assert_close(found.sum(0), expected.float())
 
 
