@@ -11,6 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from hooked_lm.analysis import BackwardRules, attribute
+from hooked_lm.analysis.attribution.backward_rules import RELP
 from tests.clients import circuitkit_run
 from tests.clients.circuitkit_run import MODELS, circuitkit, everything, made
 from tests.close import GRADIENT, assert_close
@@ -61,3 +63,35 @@ def test_a_length_for_a_while() -> None:
     assert mask.all()
     assert model.cfg.n_ctx == 24
     assert model(torch.zeros(1, 24, dtype=torch.long)).shape == (1, 24, 60)
+
+
+@pytest.mark.filterwarnings("ignore:transformer-lens 3.9.0 is installed")
+@pytest.mark.parametrize("name", ["gpt2", "parallel"])
+def test_the_relevance_of_heads(name: str) -> None:
+    """Its RelP, whose patterns are constants; of gated MLPs it has another rule. It divides sums over batches of means by the
+    number of prompts. Heads alone are compared: its numbers for MLPs are no products of gradients and differences, those of its
+    plain method neither."""
+    circuitkit()
+    from circuitkit.backends.eap import attribute_node, graph
+
+    model = made(name)
+    theirs = graph.Graph.from_model(model, node_scores=True)
+    batches = circuitkit_run.Batches()
+    attribute_node.attribute_node(model, theirs, batches, circuitkit_run.difference, method="relp", quiet=True)
+    clean, corrupted, labels = circuitkit_run.CLEAN, circuitkit_run.CORRUPTED, circuitkit_run.LABELS
+    rules = BackwardRules(**{**RELP.settings, "q_scale": 0.0, "k_scale": 0.0})
+    found = attribute(
+        model,
+        corrupted,
+        clean,
+        metric=lambda logits: logits[range(4), -1, labels[:, 1]] - logits[range(4), -1, labels[:, 0]],
+        sites="z",
+        heads="each",
+        positions=None,
+        direction="noise",
+        backward=rules,
+        check=False,
+    )
+    ours = found.effects().mean * len(clean) / len(batches[0][0])
+    heads = [place for place, node in enumerate(theirs.nodes) if node.startswith("a")]
+    assert_close(theirs.nodes_scores[heads].view(2, 4) * len(clean), ours, depth=GRADIENT)

@@ -1,9 +1,9 @@
 """Rules of backward passes: coefficients in place of some derivatives. The forward pass computes the same bits.
 
-Gradients describe a model at one point. Where it is saturated or curved they say little about an exchange that moves it far, so
-several methods replace some derivatives by other coefficients. Their rules are a value, `BackwardRules`, which knows no component:
-norms and softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. An MLP names the factors
-of its activations (`factors`), and a part for which a rule has no meaning is refused by its name.
+Gradients describe a model at one point. Where it is saturated or curved they say little about an exchange that moves it far,
+so several methods replace some derivatives by other coefficients. Their rules are a value, `BackwardRules`, which knows no
+component: norms and softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. An MLP names
+the factors of its activations (`factors`), and a part for which a rule has no meaning is refused by its name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -102,17 +102,21 @@ class BackwardRules:
         """The hooks of these rules for one run; raises ValueError, naming a part that a rule has no meaning for."""
         if self.activation_ratios or self.share_products:
             check_products(model)
-        found = Attached(self)
+        found, has_attention = Attached(self), False
         for name, module in model.named_modules():
             if isinstance(module, AbstractAttention):
+                has_attention = True
                 found.scale(model, name)
             if isinstance(module, (AbstractMLP, AbstractGatedMLP)) and (
                 self.activation_ratios or (self.share_products and len(module.factors) > 1)
             ):
                 found.multiply(name, module)
+        if not has_attention and (rules := sorted(self.settings.keys() & OF_ATTENTION)):
+            raise ValueError(f"{', '.join(rules)}: rules of attention, and this model has none")
         return found
 
 
+OF_ATTENTION = {"softmax_temperature", "q_scale", "k_scale", "v_scale"}
 PLAIN = BackwardRules()
 RELP = BackwardRules(freeze_norms=True, activation_ratios=True, share_products=True)
 GIM = BackwardRules(freeze_norms=True, softmax_temperature=2.0, q_scale=0.25, k_scale=0.25, v_scale=0.5)

@@ -1,7 +1,8 @@
 """Edge attribution: the effect of every writer's output on every reader, estimated by a few backward passes."""
 
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +15,7 @@ from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, Back
 from hooked_lm.analysis.attribution.checking import Check, check_valid, n_checked
 from hooked_lm.analysis.attribution.edge_gradients import InputGradients, Readers, by_layer
 from hooked_lm.analysis.attribution.edge_patching import changes_of, check_unhooked, patch_edges, runs_of
-from hooked_lm.analysis.attribution.gradient_runs import PartialMetric
+from hooked_lm.analysis.attribution.gradient_runs import PartialMetric, PassCounts
 from hooked_lm.analysis.attribution.gradients import (
     Hooks,
     Metric,
@@ -136,8 +137,10 @@ def attribute_edges(
     replace_with = replacement_word(replace_with, direction)
     first, other = runs_of(model, corrupted, clean, replace_with, direction)
     edges = _Edges(model, metric, first, other, replace_with, rules, max_memory)
+    started = time.perf_counter()
     with freeze_weights(model):
         scores = edges.scores(method, steps)
+    cost = {**asdict(edges.cost), "seconds": time.perf_counter() - started}
     settings = {
         WHAT: "estimated patching of edges",
         "replace_with": replace_with,
@@ -148,6 +151,7 @@ def attribute_edges(
     settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
     settings |= {PROMPTS: identities(model, first if other is None or direction == "noise" else other)}
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed}).grouped(groups)
+    found = replace(found, cost=cost)
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     if not drawn:
@@ -191,7 +195,7 @@ class _Edges:
         self.device = next(model.parameters()).device
         self.model, self.metric = model, metric
         self.n_bytes = AT_ONCE if max_memory == "auto" else bytes_of(max_memory)
-        self.budget = Budget.of(max_memory, self.device)
+        self.budget, self.cost = Budget.of(max_memory, self.device), PassCounts()
         self.tokens, self.other = tokens.to(self.device), None if other is None else other.to(self.device)
         self.replace_with = replace_with
         self.graph = Graph.of(model)
@@ -249,6 +253,7 @@ class _Edges:
 
     def _watched(self, tokens: Rows) -> "_Run":
         """A run without gradients."""
+        self.cost.forwards += 1
         copy, last = _Copy(), self.readers[-1].seen
         with torch.no_grad(), self.model.hooks(fwd_hooks=[(site, copy) for site in [*self._written, last]]):
             logits = logits_for(self.model, tokens)
@@ -260,6 +265,8 @@ class _Edges:
     def _differentiated(self, readers: Sequence[Readers], moves: Hooks = (), n_copies: int = 1) -> "_Run":
         """A run and its gradients at the `seen` sites of these readers; with moves, outputs of writers are not kept, and there
         may be copies of the prompts."""
+        self.cost.forwards += 1
+        self.cost.backwards += 1
         keep = Keep()
         streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_after_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])

@@ -293,6 +293,13 @@ def test_parts_without_a_rule_are_named(family: str, part: str):
         found(model_of(family), RELP)
 
 
+def test_rules_of_attention_need_attention():
+    with pytest.raises(
+        ValueError, match="k_scale, q_scale, softmax_temperature, v_scale: rules of attention, and this"
+    ):
+        found(model_of("mamba"), GIM)
+
+
 def test_an_activation_that_is_not_zero_at_zero_has_no_ratio():
     with pytest.raises(ValueError, match=r"'blocks.0.mlp' is a MLP, which multiplies"):
         gradients(
