@@ -35,6 +35,19 @@ def gelu_10(x: Tensor) -> Tensor:
     return F.gelu(x).clamp(-10, 10)
 
 
+class Activated:
+    """A module that shows an activation function: the value at its `product_site` is the function of the first of its `factors`,
+    times the others, if there are others."""
+
+    act_fn: Callable[[Tensor], Tensor]
+    factors: tuple[str, ...] = ("hook_pre",)
+
+    @property
+    def product_site(self) -> str:
+        """The site of the product of the factors."""
+        return "hook_post"
+
+
 class XIELU(nn.Module):
     """The trained activation of Huang and Schlag (2024, arXiv:2411.13010): quadratic above zero, exponential below.
 

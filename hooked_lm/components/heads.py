@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.activations import Activated, Activation, activation
 from hooked_lm.components.norms.norm import NormConfig, add_norm, norm_of, norm_unhooked
 from hooked_lm.components.readable import is_readable
 from hooked_lm.hooks import HookPoint
@@ -22,7 +22,7 @@ Pooled = Float[Tensor, "batch d_model"]
 Real = Bool[Tensor, "batch pos"]
 
 
-class MLMHead(nn.Module):
+class MLMHead(Activated, nn.Module):
     """`ln(act(x W + b))`, with `W` [d_model, d_out].
 
     `unread_bias` is the length of `b_unread`, a bias that the checkpoint has and the model does not use.

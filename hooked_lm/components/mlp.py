@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.activations import Activated, Activation, activation
 from hooked_lm.components.norms.norm import RESIDUAL, NormConfig
 from hooked_lm.hooks import HookPoint, hook_if_listening, is_listening
 
@@ -30,11 +30,10 @@ def multiply_into(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"]) -> Flo
     return x * y if torch.is_grad_enabled() or x.dtype != y.dtype else x.mul_(y)
 
 
-class AbstractMLP(nn.Module):
+class AbstractMLP(Activated, nn.Module):
     """The weights and sites of an MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
-    factors: tuple[str, ...] = ("hook_pre",)  # what the activations are a function of
     parameter_order = ("W_in", "b_in", "W_out", "b_out")
 
     def __init__(self, cfg: "MLP.Config") -> None:
@@ -59,7 +58,6 @@ class AbstractMLP(nn.Module):
 
     @property
     def product_site(self) -> str:
-        """The site of the product of the factors."""
         return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 
@@ -89,12 +87,11 @@ class MLP(AbstractMLP):
         return self.hook_out(F.linear(self.hook_post(post), self.W_out.T, self.b_out))
 
 
-class AbstractGatedMLP(nn.Module):
+class AbstractGatedMLP(Activated, nn.Module):
     """The weights and sites of a gated MLP; subclasses compute its output."""
 
     axes = {"W_in": "[d_model] d_mlp", "W_gate": "[d_model] d_mlp", "W_out": "[d_mlp] d_model"}
-    # the argument of the activation function, and what its value is multiplied by
-    factors: tuple[str, ...] = ("hook_pre", "hook_pre_linear")
+    factors = ("hook_pre", "hook_pre_linear")
     parameter_order = ("W_in", "W_out", "W_gate", "b_gate", "b_in", "b_out")
 
     def __init__(self, cfg: "GatedMLP.Config") -> None:
@@ -121,7 +118,6 @@ class AbstractGatedMLP(nn.Module):
 
     @property
     def product_site(self) -> str:
-        """The site of the product of the factors."""
         return "hook_post" if self.cfg.mid_norm is None else "hook_mid"
 
 

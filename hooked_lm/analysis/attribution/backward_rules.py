@@ -2,8 +2,8 @@
 
 Gradients describe a model at one point. Where it is saturated or curved they say little about an exchange that moves it far,
 so several methods replace some derivatives by other coefficients. Their rules are a value, `BackwardRules`, which knows no
-component: norms and softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. An MLP names
-the factors of its activations (`factors`), and a part for which a rule has no meaning is refused by its name.
+component: norms and softmaxes are recognised by the functions of PyTorch that they call, other parts by their sites. A module
+names the factors of its activations (`Activated`), and a part for which a rule has no meaning is refused by its name.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,9 +17,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hooked_lm.components.activations import Activated
 from hooked_lm.components.attention.multihead import AbstractAttention
 from hooked_lm.components.blocks.wiring import wiring_of
-from hooked_lm.components.mlp import AbstractGatedMLP, AbstractMLP
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.hooks import HookedRootModule, HookPoint
 
@@ -107,7 +107,7 @@ class BackwardRules:
             if isinstance(module, AbstractAttention):
                 has_attention = True
                 found.scale(model, name)
-            if isinstance(module, (AbstractMLP, AbstractGatedMLP)) and (
+            if isinstance(module, Activated) and (
                 self.activation_ratios or (self.share_products and len(module.factors) > 1)
             ):
                 found.multiply(name, module)
@@ -162,16 +162,16 @@ class Attached:
             if by != 1.0 and site in model.hook_dict:
                 self.after.append((site, scaled_gradient(by)))
 
-    def multiply(self, mlp: str, module: AbstractMLP | AbstractGatedMLP) -> None:
-        """Replaces the derivative of an MLP's activations with respect to their factors."""
-        keep, factors = Keep(), [f"{mlp}.{site}" for site in module.factors]
+    def multiply(self, part: str, module: Activated) -> None:
+        """Replaces the derivative of activations with respect to their factors."""
+        keep, factors = Keep(), [f"{part}.{site}" for site in module.factors]
         self.after += [(site, keep) for site in factors]
 
         def multiplied(value: Tensor, hook: HookPoint) -> Tensor:
             found = [keep.live.pop(site) for site in factors]
             return with_gradient_of(value, shared_product(value, found, self.rules)) if value.requires_grad else value
 
-        self.before.append((f"{mlp}.{module.product_site}", multiplied))
+        self.before.append((f"{part}.{module.product_site}", multiplied))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -207,9 +207,10 @@ def _has_rules(part: nn.Module) -> bool:
     values."""
     if isinstance(part, AbstractAttention):
         return part.mixes_linearly
-    if not isinstance(part, (AbstractMLP, AbstractGatedMLP)):
+    if not isinstance(part, Activated):
         return False
-    zero = torch.zeros(1, device=part.W_in.device, dtype=part.W_in.dtype)
+    weight = next(part.parameters())
+    zero = torch.zeros(1, device=weight.device, dtype=weight.dtype)
     with torch.no_grad():
         return bool((part.act_fn(zero) == 0).all())
 

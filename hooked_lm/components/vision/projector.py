@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from hooked_lm.components.activations import Activation, activation
+from hooked_lm.components.activations import Activated, Activation, activation
 from hooked_lm.components.norms.norm import RMSNorm
 from hooked_lm.components.vision.image_context import ImageFeatures
 from hooked_lm.components.vision.patches import Patches, cells_in
@@ -18,7 +18,7 @@ IMAGE = ("batch", "pos", "d_model")
 Stream = Float[Tensor, "image pos d_vision"]
 
 
-class MLPProjector(nn.Module):
+class MLPProjector(Activated, nn.Module):
     """`act(x W_in + b_in) W_out + b_out` for each patch (LLaVA-1.5, Liu et al. 2023, arXiv:2310.03744).
 
     `hook_in` [image, patch, d_vision] is what it reads of the tower: without class tokens, unless it `keeps_class_tokens`.

@@ -18,7 +18,7 @@ from hooked_lm.analysis.attribution.backward_rules import GIM, NAMED, PLAIN, REL
 from hooked_lm.analysis.attribution.gradients import gradients
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.core import thinned
-from tests.families import DECODER_CASES
+from tests.families import DECODER_CASES, ENCODER_CASES
 from tests.families._models import hooked
 from tests.unchecked import unchecked
 
@@ -166,6 +166,19 @@ def test_activation_ratios_and_shares_by_their_formulas(family: str):
     if len(mlp.factors) > 1:
         expected = expected + (at_post * share * mlp.act_fn(value[names[1]])) @ mlp.W_in.T
     assert_close(gradient[names[0]], expected, depth=GRADIENT)
+
+
+def test_the_head_of_an_encoder_has_a_ratio():
+    case = next(case for case in ENCODER_CASES if case.family == "bert")
+    model = copy.deepcopy(hooked(case)).double()
+    sites = ["mlm_head.hook_pre", "mlm_head.hook_post"]
+    with unchecked():
+        tokens = torch.tensor([[5, 9, 7, 3]])
+        run = gradients(
+            model, tokens, sites, lambda logits: logits[:, 1, 3], rules=BackwardRules(activation_ratios=True)
+        )
+    pre, post = sites
+    assert_close(run.gradients[pre], run.gradients[post] * run.values[post] / run.values[pre], depth=GRADIENT)
 
 
 @given(
