@@ -95,6 +95,8 @@ def test_frozen_norms_are_those_whose_divisors_are_detached(family: str):
     expected = written_out(model, detached)
     ruled = found(model, BackwardRules(freeze_norms=True))
     assert_close(ruled, expected, depth=GRADIENT)
+    in_steps = [(site, lambda scale, hook: None) for site, _ in detached]
+    assert_close(found(model, BackwardRules(freeze_norms=True), hooks=in_steps), expected, depth=GRADIENT)
     assert_apart(ruled["hook_embed"], found(model, PLAIN)["hook_embed"])
 
 
@@ -299,7 +301,7 @@ def test_integrals_and_circuits_take_rules():
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("mixtral", "mlp.*MoE"), ("mamba", "mixer.*Mamba"), ("qwen3_next", "attn|mixer"), ("gemma4_text", "per_layer")],
+    [("mixtral", "mlp.*MoE"), ("mamba", "mixer.*Mamba"), ("afmoe", "attn.*GatedAttention"), ("qwen3_next", "mixer"), ("gemma4_text", "per_layer")],
 )
 def test_parts_without_a_rule_are_named(family: str, part: str):
     with pytest.raises(ValueError, match=f"'blocks.0.*({part}).*choose backward='plain' or 'gim'"):
