@@ -5,7 +5,6 @@ subspace, and copies one subspace of what it finds into another. A neuron reads 
 the sum of what all of them write, as there are no norms, so a model is as legible as the list of its maps.
 """
 
-
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -18,11 +17,11 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.pretrained import HookedTransformer
 
 START = "^"  # the first token of every prompt: heads that find nothing rest there
-SHARP = 100.0  # a score at which attention is 0 or 1 to rounding, and has no gradient
+SHARP = 1000.0  # a score at which attention is 0 or 1 exactly, and has no gradient
 ONE, IS_START, POSITION, TOKEN, SCRATCH = "one", "start", "position", "token", "scratch"
 N_SCRATCH = 6
 
-Maps = Mapping[str, Float[Tensor, "in out"]]  # subspace -> what is read from it, or what is written to it
+Maps = Mapping[str, Float[Tensor, "_ _"]]  # subspace -> what is read from it, or what is written to it
 
 
 @dataclass
@@ -179,7 +178,9 @@ class Blueprint:
             self.weights["unembed.b_U"][self.token(token)] = number
 
     def token(self, name: str) -> int:
-        """The id of a token."""
+        """The id of a token; raises KeyError for an unknown name."""
+        if name not in self.vocabulary:
+            raise KeyError(f"there is no token {name!r}; there are {', '.join(map(repr, self.vocabulary))}")
         return list(self.vocabulary).index(name)
 
     def one_hots(self, pairs: Iterable[tuple[str, str]]) -> Float[Tensor, "token token"]:

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
@@ -29,7 +30,7 @@ class CompiledProgram:
     truth: Circuit
 
 
-def compile_program(program: Operation, n: int, seed: int = 0) -> CompiledProgram:
+def compile_program(program: Operation, n: int, seed: int = 0, attention_dir: str = "bidirectional") -> CompiledProgram:
     """Write the weights of a model that computes a program.
 
     A prompt is the start token "^" and at most `n` letters; at each letter the model says the value of the program there.
@@ -38,6 +39,7 @@ def compile_program(program: Operation, n: int, seed: int = 0) -> CompiledProgra
         program: the last operation, which is no number. Its values are tokens, by their `str`.
         n: the largest number of letters.
         seed: of the heads and neurons that have no part in the program.
+        attention_dir: "bidirectional", or "causal" for a program whose heads look back only.
 
     Raises ValueError for a program that is a number, has no tokens or not one alphabet, and is not computed by a head or an MLP.
 
@@ -47,7 +49,10 @@ def compile_program(program: Operation, n: int, seed: int = 0) -> CompiledProgra
     >>> before = rasp.Match(position, position, lambda key, query: key == query - 1)
     >>> compiled = compile_program(rasp.Map(str.upper, rasp.Find(before, token)), 4)
     >>> ids = [compiled.vocabulary.index(name) for name in "^bacc"]
-    >>> [compiled.vocabulary[i] for i in compiled.model(torch.tensor([ids]))[0, 2:].argmax(-1)]
+    >>> [
+    ...     compiled.vocabulary[i]
+    ...     for i in compiled.model(torch.tensor([ids]))[0, 2:].argmax(-1)
+    ... ]
     ['B', 'A', 'C']
     >>> list(compiled.truth.graph.named(compiled.truth.edges))
     [('input', 'L0H0<v>'), ('L0H0', 'm0'), ('m0', 'logits')]
@@ -66,10 +71,13 @@ def compile_program(program: Operation, n: int, seed: int = 0) -> CompiledProgra
         n_layers=max(map(plan.layer, plan.written)) + 1,
         n_heads=max([0, *(head for _, head in plan.heads.values())]) + 2,
         d_mlp=max([0, *widths.values()]) + N_BYSTANDERS,
-        attention_dir="bidirectional",
+        attention_dir=attention_dir,
     )
     first, at = draft.places[TOKEN].start + 1, draft.places[POSITION].start + 1
-    draft.places[Token.__name__], draft.places[Position.__name__] = slice(first, first + len(letters)), slice(at, at + n)
+    draft.places[Token.__name__], draft.places[Position.__name__] = (
+        slice(first, first + len(letters)),
+        slice(at, at + n),
+    )
     for operation in plan.written:
         if isinstance(operation, Gather):
             draft.head(
@@ -84,7 +92,9 @@ def compile_program(program: Operation, n: int, seed: int = 0) -> CompiledProgra
             )
         else:
             reads, writes, biases = neurons[operation]
-            inputs = {plan.names[each]: weight for each, weight in zip(operation.inputs, reads, strict=True)}
+            inputs: dict[str, Tensor] = {}
+            for each, weight in zip(operation.inputs, reads, strict=True):  # twice the same, perhaps
+                inputs[plan.names[each]] = inputs.get(plan.names[each], 0) + weight
             if operation.inputs[0].is_number:
                 inputs[IS_START] = torch.full((1, len(biases)), OFF)
             draft.neurons(plan.layer(operation), inputs, {plan.names[operation]: writes}, biases)
@@ -113,8 +123,8 @@ class _Plan:
         alphabets = {operation.letters for operation in places if isinstance(operation, Token)}
         if program.is_number or not isinstance(program, Gather | Rewrite) or len(alphabets) != 1:
             raise ValueError(
-                "a program ends with an operation of a head or an MLP that is no number, and reads the tokens of one alphabet; got "
-                f"{type(program).__name__} and {len(alphabets)} alphabets"
+                "a program ends with an operation of a head or an MLP that is no number, and reads the tokens of one alphabet; "
+                f"got {type(program).__name__} and {len(alphabets)} alphabets"
             )
         heads, used = dict[Operation, tuple[int, int]](), Counter[int]()
         for operation, place in places.items():

@@ -56,9 +56,7 @@ def induction(seed: int, score: float = SHARP) -> Planted:
     size = len(vocabulary)
     draft = Blueprint(vocabulary, {"previous": size, "answer": size}, n_ctx=n_ctx, n_layers=2, n_heads=3)
     back = step_back(n_ctx, range(2, n_ctx))
-    draft.head(
-        (0, 0), query="position", key="position", value="token", output="previous", relation=back, score=score
-    )
+    draft.head((0, 0), query="position", key="position", value="token", output="previous", relation=back, score=score)
     draft.head((1, 2), query="token", key="previous", value="token", output="answer", score=score)
     draft.logits({"answer": torch.eye(size)})
     draft.bystanders(seed)
@@ -176,8 +174,8 @@ def copy_suppression(seed: int) -> Planted:
     edges = ["input > m0", "m0 > logits", "m0 > L1H0<q>", "input > L1H0<k>", "input > L1H0<v>", "L1H0 > logits"]
     return Planted(
         name="copy-suppression",
-        description="Of the two letters that the last token proposes (m0), says the one that the prompt has not: a copy-suppression "
-        "head (L1H0) finds proposals in the prompt and lowers their logits.",
+        description="Of the two letters that the last token proposes (m0), says the one that the prompt has not: a "
+        "copy-suppression head (L1H0) finds proposals in the prompt and lowers their logits.",
         model=model,
         vocabulary=vocabulary,
         pairs=pairs,

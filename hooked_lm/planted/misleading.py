@@ -43,7 +43,7 @@ def backup(seed: int) -> Planted:
     edges = ["input > L0H1<v>", "L0H1 > logits", "L0H1 > L1H0<q>", "input > L1H0<v>", "L1H0 > logits"]
     return Planted(
         name="backup",
-        description="Says the second letter, which L0H1 copies; a backup head, L1H0, copies the same letter if L0H1 wrote nothing.",
+        description="Says the second letter, which L0H1 copies; a backup head, L1H0, copies the same if L0H1 wrote nothing.",
         model=model,
         vocabulary=vocabulary,
         pairs=pairs,
@@ -116,13 +116,13 @@ def distractor(seed: int) -> Planted:
     pairs, held_out = draw_pairs(example, vocabulary, seed)
     return Planted(
         name="distractor",
-        description="Says the first letter, which L0H1 copies. L0H0 copies it, too, to where nothing reads it; L0H2 writes a number, "
-        "1 for a vowel and -1 for a consonant, of which m0 passes on the size alone.",
+        description="Says the first letter, which L0H1 copies. L0H0 copies it, too, to where nothing reads it; L0H2 writes a "
+        "number, 1 for a vowel and -1 for a consonant, of which m0 passes on the size alone.",
         model=model,
         vocabulary=vocabulary,
         pairs=pairs,
         held_out=held_out,
         truth=edges_of(model, ["input > L0H1<v>", "L0H1 > logits"]),
-        misleading="Probes read the answer from L0H0 and its kind from L0H2, and the logits have a gradient with respect to L0H2; "
+        misleading="Probes read the answer from L0H0 and its kind from L0H2, and the logits have a gradient at L0H2; "
         "neither causes anything, because nothing reads the one, and m0 is the same for both signs of the other.",
     )

@@ -44,8 +44,8 @@ def facts(seed: int) -> Planted:
     pairs, held_out = draw_pairs(example, vocabulary, seed)
     return Planted(
         name="facts",
-        description="Says the country of the city of the first or the second person: a neuron of m0 for each person writes the "
-        "city, L1H1 copies the city of the one that the last token asks for, and a neuron of m1 for each city writes the country.",
+        description="Says the country of the city of the first or the second person: a neuron of m0 for each person writes "
+        "the city, L1H1 copies the city of the one that the last token asks for, and a neuron of m1 for each city its country.",
         model=model,
         vocabulary=vocabulary,
         pairs=pairs,
@@ -97,7 +97,9 @@ def _gate(kind: str, seed: int) -> Planted:
     for head, position in ((0, 1), (2, 3)):
         to_bit = torch.zeros(n_ctx, n_ctx)
         to_bit[-1, position] = 1
-        draft.head((0, head), query="position", key="position", value="token", output="ones", relation=to_bit, mapping=is_one)
+        draft.head(
+            (0, head), query="position", key="position", value="token", output="ones", relation=to_bit, mapping=is_one
+        )
     ones = {"and": [[2.0]], "or": [[-2.0]], "xor": [[2.0, -2.0]]}[kind]  # a neuron for both, one for none
     bias = {"and": [-3.0], "or": [1.0], "xor": [-3.0, 1.0]}[kind]
     writes = {"and": [[1.0]], "or": [[-1.0]], "xor": [[-1.0], [-1.0]]}[kind]

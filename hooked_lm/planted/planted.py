@@ -1,7 +1,9 @@
 """A model whose circuit is known, and the check of what is said of it by exact patching."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -14,10 +16,12 @@ from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.pairs import Pairs
+from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import lazy_import
 from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.patching.sweeps import sweep
 from hooked_lm.pretrained import HookedTransformer
+from hooked_lm.results.scores import Scores
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +30,7 @@ else:
 
 N_PAIRS = 24  # of each kind of prompts: those to study, and those held out
 ROUNDING = 1e-4  # effects below this share of the largest are none
+FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
 DIRECTIONS = ("denoise", "noise")
 Example = tuple[Sequence[str], Sequence[str], str, str]  # clean and corrupted tokens, right and wrong answer
 
@@ -49,9 +54,9 @@ class Planted(NotebookRepr):
     >>> from hooked_lm import planted
     >>> example = planted.load("previous-token")
     >>> example
-    Planted('previous-token': 2 true edges of 40; 24 pairs of prompts, 24 held out)
+    Planted('previous-token': 2 true edges of 46; 24 pairs of prompts, 24 held out)
     >>> example.text(example.pairs.clean[0])
-    '^ c h f a'
+    '^ g h e a'
     """
 
     name: str
@@ -110,14 +115,9 @@ class Planted(NotebookRepr):
             raise ValueError(f"of must be 'edges' or 'neurons', got {of!r}")
         if of == "neurons":
             return self._check_neurons(self.true_neurons)
-        graph, parts = self.truth.graph, (self.pairs, self.held_out)
-        sizes = {
-            direction: _largest(
-                [patch_edges(self.model, some, direction=direction, progress=False).effects().values for some in parts]
-            )
-            for direction in DIRECTIONS
-        }
-        sizes["joint"] = _largest([self._joint(some)[..., None] for some in parts])
+        graph = self.truth.graph
+        sizes = {direction: self._sizes(partial(patch_edges, direction=direction)) for direction in DIRECTIONS}
+        sizes["joint"] = self._sizes(self._joint)
         names = pd.DataFrame(list(graph.named(graph.is_edge)), columns=["writer", "reader"])
         return _table(names, self.truth.edges[graph.is_edge], {key: size[graph.is_edge] for key, size in sizes.items()})
 
@@ -131,35 +131,34 @@ class Planted(NotebookRepr):
         return self.neurons
 
     def _check_neurons(self, true: Bool[Tensor, "layer neuron"]) -> "pd.DataFrame":
-        parts = (self.pairs, self.held_out)
         sizes = {
-            direction: _largest(
-                [
-                    sweep(self.model, some, by="neuron", neurons="each", direction=direction, progress=False).effects().values
-                    for some in parts
-                ]
-            )
+            direction: self._sizes(partial(sweep, by="neuron", neurons="each", direction=direction)).flatten()
             for direction in DIRECTIONS
         }
         layers, neurons = torch.ones_like(true).nonzero().T.tolist()
-        names = pd.DataFrame({"layer": layers, "neuron": neurons})
-        return _table(names, true.flatten(), {key: size.flatten() for key, size in sizes.items()})
+        return _table(pd.DataFrame({"layer": layers, "neuron": neurons}), true.flatten(), sizes)
 
-    def _joint(self, pairs: Pairs) -> Float[Tensor, "writer reader"]:
-        """The largest effect over prompts of closing each true edge beside another; of the others, of closing all together."""
-        runner, graph = Runner(self.model, pairs), self.truth.graph
+    def _sizes(self, effects: Callable[..., Scores]) -> Float[Tensor, "*cell"]:
+        """The largest size over all prompts of what is measured of each cell."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "its attention is not causal")  # it takes a second all the same
+            found = effects(self.model, _together(self.pairs, self.held_out), progress=False)
+        values = found.effects().values if isinstance(found, SweepResult) else found.values
+        return values.abs().amax(-1)
+
+    def _joint(self, model: HookedTransformer, pairs: Pairs, progress: bool | None = None) -> Scores:
+        """The effect on each prompt of closing an edge: of a true one beside another, the largest; of others, all together."""
+        runner, graph = Runner(model, pairs), self.truth.graph
         true = self.truth.edges.nonzero().tolist()
-        gates = torch.ones(len(true) + 1, len(true), *graph.is_edge.shape)
-        for i, edge in enumerate(true):
-            gates[:, i, edge[0], edge[1]] = 0
-            gates[i, :, edge[0], edge[1]] = 0
-        found = runner.values(gates.flatten(0, 1)).unflatten(0, gates.shape[:2])
-        alone = found[range(len(true)), range(len(true))]  # closing one twice
-        joint = (found[:-1] - alone[:, None]).abs().amax((0, 2))
-        others = runner.values(self.truth.edges[None])[0] - runner.full
-        sizes = torch.full(graph.is_edge.shape, float(others.abs().max()))
-        sizes[self.truth.edges] = joint
-        return sizes
+        gates = torch.ones(len(true), len(true), *graph.is_edge.shape)  # [closed before, closed then]
+        for i, (writer, reader) in enumerate(true):
+            gates[i, :, writer, reader] = gates[:, i, writer, reader] = 0
+        values = runner.values(gates.flatten(0, 1), progress).unflatten(0, gates.shape[:2])
+        before = values.diagonal().T[:, None]
+        effects = (runner.values(self.truth.edges[None]) - runner.full).expand(*graph.is_edge.shape, -1).clone()
+        effects[self.truth.edges] = (values - before).abs().amax(0)
+        axes = {"writer": [node.name for node in graph.writers], "reader": [node.name for node in graph.readers]}
+        return Scores(effects, axes)
 
     def __repr__(self) -> str:
         n_true, n_edges = self.truth.n_edges, self.truth.graph.n_edges
@@ -167,12 +166,15 @@ class Planted(NotebookRepr):
         return f"Planted({self.name!r}: {n_true} true edges of {n_edges}; {prompts})"
 
 
-def _largest(parts: Sequence[Float[Tensor, "*cell prompt"]]) -> Float[Tensor, "*cell"]:
-    """The largest size over the prompts of several parts."""
-    return torch.cat(list(parts), -1).abs().amax(-1)
+def _together(one: Pairs, other: Pairs) -> Pairs:
+    """The pairs of both."""
+    parts = [[torch.as_tensor(getattr(some, name)) for some in (one, other)] for name in FIELDS]
+    return Pairs(*map(torch.cat, parts))
 
 
-def _table(names: "pd.DataFrame", true: Bool[Tensor, " row"], sizes: dict[str, Float[Tensor, " row"]]) -> "pd.DataFrame":
+def _table(
+    names: "pd.DataFrame", true: Bool[Tensor, " row"], sizes: dict[str, Float[Tensor, " row"]]
+) -> "pd.DataFrame":
     every = torch.stack(list(sizes.values()))
     every = every / every.max()
     has_effect = every.amax(0) > ROUNDING

@@ -1,6 +1,7 @@
 """Programs that are compiled: reverse, sort, histogram and balanced brackets."""
 
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 from hooked_lm.planted.blueprint import START
@@ -104,34 +105,37 @@ def brackets(seed: int) -> Planted:
     """Whether brackets are balanced."""
 
     program = brackets_program()
+    prompts: dict[bool, list[list[str]]] = {True: [], False: []}
+    for letters in product("()", repeat=N):
+        conditions = [condition.run(letters)[-1] for condition in program.inputs]
+        if any(conditions):  # where both fail, restoring one changes nothing
+            prompts[all(conditions)].append(list(letters))
 
     def example(rng: Random) -> Letters:
-        prompts = {True: list[list[str]](), False: list[list[str]]()}
-        while not all(prompts.values()):
-            brackets = rng.choices("()", k=N)
-            conditions = [each.run(brackets)[-1] for each in program.inputs]
-            if any(conditions):  # where both fail, restoring one changes nothing
-                prompts[all(conditions)].append(brackets)
-        both = prompts[True][0], prompts[False][0]
+        both = rng.choice(prompts[True]), rng.choice(prompts[False])
         return both if rng.random() < 0.5 else both[::-1]
 
     return _compiled(
         "brackets",
-        "Says whether brackets are balanced: L1H0 averages 1 for ( and -1 for ), m1 says where the mean is below 0 and whether it is "
-        "0 at the end, L2H0 and m2 whether it was ever below, and m3 combines both.",
+        "Says whether brackets are balanced: L1H0 averages 1 for ( and -1 for ), m1 says where the mean is below 0 and whether "
+        "it is 0 at the end, L2H0 and m2 whether it was ever below, and m3 combines both.",
         program,
         example,
         seed,
+        "causal",
     )
 
 
-
-
 def _compiled(
-    name: str, description: str, program: Operation, letters: Callable[[Random], Letters], seed: int
+    name: str,
+    description: str,
+    program: Operation,
+    letters: Callable[[Random], Letters],
+    seed: int,
+    attention_dir: str = "bidirectional",
 ) -> Planted:
     """The model of a program, and prompts whose values at the last letter differ."""
-    found = compile_program(program, N, seed)
+    found = compile_program(program, N, seed, attention_dir)
 
     def example(rng: Random) -> Example:
         while True:

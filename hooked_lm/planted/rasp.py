@@ -19,12 +19,15 @@ from torch import Tensor
 __all__ = ["Average", "Combine", "Find", "Map", "Match", "Operation", "Position", "StartShare", "Token", "count"]
 
 Value = Hashable  # of an operation at a token: a letter, a number, a bool; None where nothing was selected
-Neurons = tuple[list[Float[Tensor, "size neuron"]], Float[Tensor, "neuron size"], list[float]]  # inputs, outputs, biases
+Inputs = list[Float[Tensor, "_ neuron"]]  # of a rewrite: from each operation that it reads
+Neurons = tuple[
+    Inputs, Float[Tensor, "neuron size"], list[float]
+]  # the weights of the inputs and outputs, and the biases
 
 
 @dataclass(frozen=True, eq=False)
 class Operation(ABC):
-    """A value for each token. In the stream it is a one-hot vector over its domain, or for a number (`is_number`) a coordinate."""
+    """A value for each token. In the stream it is a one-hot vector over its domain, or one coordinate for a number."""
 
     is_number: ClassVar[bool] = False
 
@@ -116,8 +119,8 @@ class Map(Rewrite):
 
     def neurons(self) -> Neurons:
         """One that is on for each value; of a number, two for each step between values of which the function differs."""
-        values = self.source.domain
-        outputs = torch.stack([one_hot(self.function(value), self.domain) for value in values])
+        values, domain = self.source.domain, self.domain
+        outputs = torch.stack([one_hot(self.function(value), domain) for value in values])
         if not self.source.is_number:
             return [2 * torch.eye(len(values))], outputs, [-1.0] * len(values)
         slopes, biases, writes = [0.0], [1.0], [outputs[0]]  # the lowest value, and what each step changes
@@ -140,7 +143,9 @@ class Combine(Rewrite):
 
     def __post_init__(self) -> None:
         if self.first.is_number or self.second.is_number:
-            raise ValueError("Combine has a neuron for each pair of values, and this one is a number: use Map on it first")
+            raise ValueError(
+                "Combine has a neuron for each pair of values, and this one is a number: use Map on it first"
+            )
 
     @property
     def inputs(self) -> tuple[Operation, ...]:
