@@ -104,7 +104,8 @@ def distractor(seed: int) -> Planted:
         marks[[draft.token(letter) for letter in letters]] = mark
     draft.head((0, 2), **looks, output="mark", mapping=marks)
     draft.neurons(0, {"mark": torch.tensor([[1.0, -1.0]])}, {"shade": torch.ones(2, 1)})
-    draft.logits({"answer": torch.eye(size), "shade": (marks > 0).float().T / 2})
+    vowels = 2 * (marks > 0).float().T
+    draft.logits({"answer": torch.eye(size), "shade": vowels}, dict.fromkeys(VOWELS, -2.0))
     draft.bystanders(seed)
 
     def example(rng: Random) -> Example:
@@ -123,6 +124,6 @@ def distractor(seed: int) -> Planted:
         pairs=pairs,
         held_out=held_out,
         truth=edges_of(model, ["input > L0H1<v>", "L0H1 > logits"]),
-        misleading="Probes read the answer from L0H0 and its kind from L0H2, and the logits have a gradient at L0H2; "
-        "neither causes anything, because nothing reads the one, and m0 is the same for both signs of the other.",
+        misleading="Probes read the answer from L0H0 and its kind from L0H2, the gradient at L0H2 is the largest, and without it "
+        "answers are wrong. But nothing reads L0H0, and m0 is the same for both signs of L0H2: neither causes the difference.",
     )
