@@ -14,7 +14,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.planted.blueprint import IS_START, POSITION, START, TOKEN, Blueprint
-from hooked_lm.planted.rasp import Gather, Operation, Position, Rewrite, Token
+from hooked_lm.planted.rasp import Gather, Operation, Pointwise, Position, Token
 from hooked_lm.pretrained import HookedTransformer
 
 OFF = -1e4  # what the start token adds to neurons that read a number: it has none
@@ -60,7 +60,7 @@ def compile_program(program: Operation, n: int, seed: int = 0, attention_dir: st
     plan = _Plan.of(program)
     letters = plan.letters
     vocabulary = (START, *letters, *(name for name in map(str, program.domain) if name not in letters))
-    neurons = {operation: operation.neurons() for operation in plan.places if isinstance(operation, Rewrite)}
+    neurons = {operation: operation.neurons() for operation in plan.places if isinstance(operation, Pointwise)}
     widths = Counter[int]()
     for operation, (_, _, biases) in neurons.items():
         widths[plan.layer(operation)] += len(biases)
@@ -121,7 +121,7 @@ class _Plan:
         places: dict[Operation, int] = {}
         _place(program, places)
         alphabets = {operation.letters for operation in places if isinstance(operation, Token)}
-        if program.is_number or not isinstance(program, Gather | Rewrite) or len(alphabets) != 1:
+        if program.is_number or not isinstance(program, Gather | Pointwise) or len(alphabets) != 1:
             raise ValueError(
                 "a program ends with an operation of a head or an MLP that is no number, and reads the tokens of one alphabet; "
                 f"got {type(program).__name__} and {len(alphabets)} alphabets"

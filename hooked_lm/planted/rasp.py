@@ -16,10 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.keywords import answer_keywords
+
 __all__ = ["Average", "Combine", "Find", "Map", "Match", "Operation", "Position", "StartShare", "Token", "count"]
 
 Value = Hashable  # of an operation at a token: a letter, a number, a bool; None where nothing was selected
-Inputs = list[Float[Tensor, "_ neuron"]]  # of a rewrite: from each operation that it reads
+Inputs = list[Float[Tensor, "_ neuron"]]  # of a pointwise operation: from each operation that it reads
 Neurons = tuple[
     Inputs, Float[Tensor, "neuron size"], list[float]
 ]  # the weights of the inputs and outputs, and the biases
@@ -87,7 +89,7 @@ class Position(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Rewrite(Operation):
+class Pointwise(Operation):
     """An operation that an MLP computes."""
 
     @abstractmethod
@@ -96,7 +98,7 @@ class Rewrite(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Map(Rewrite):
+class Map(Pointwise):
     """A function of a value.
 
     >>> Map(str.upper, Token(("a", "b"))).run(["b", "a"])
@@ -134,7 +136,7 @@ class Map(Rewrite):
 
 
 @dataclass(frozen=True, eq=False)
-class Combine(Rewrite):
+class Combine(Pointwise):
     """A function of two values that are no numbers."""
 
     function: Callable[..., Value]
@@ -328,3 +330,6 @@ def count(match: Match, n: int) -> Map:
 def one_hot(value: Value, domain: Sequence[Value]) -> Float[Tensor, " size"]:
     """The vector of a value."""
     return torch.eye(len(domain))[list(domain).index(value)]
+
+
+answer_keywords(__name__)
