@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import lazy_import
-from hooked_lm.notebook_repr import NotebookRepr
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.patching.sweeps import sweep
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.scores import Scores
@@ -159,6 +159,14 @@ class Planted(NotebookRepr):
         effects[self.truth.edges] = (values - before).abs().amax(0)
         axes = {"writer": [node.name for node in graph.writers], "reader": [node.name for node in graph.readers]}
         return Scores(effects, axes)
+
+    def repr_table(self) -> Table:
+        """What the model does, with an example."""
+        ends = ((name, getattr(self.pairs, name)[:1]) for name in FIELDS)
+        prompts = [(name.replace("_", " "), self.text(torch.as_tensor(tokens).flatten())) for name, tokens in ends]
+        edges = ", ".join(" > ".join(edge) for edge in self.truth.graph.named(self.truth.edges))
+        rows = [("task", self.description), *prompts, ("true edges", edges)]
+        return Table(("", "value"), [*rows, *([("misleading", self.misleading)] if self.misleading else [])])
 
     def __repr__(self) -> str:
         n_true, n_edges = self.truth.n_edges, self.truth.graph.n_edges
