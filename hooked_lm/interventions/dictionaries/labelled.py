@@ -56,7 +56,7 @@ def evaluate_labels(
       (of the largest `k`, those that are more active with it) are silent, and one other latent makes up half of the projection
       on the probe's direction (after Chanin et al. 2024, arXiv:2409.14507). At best 0; random directions have some, too.
     - "TPP", with three labels or more: the probes' balanced accuracy for a label falls, if the latents of the label are ablated
-      (the largest `k`, by their effect on the probe), by so much more than that for other labels (targeted probe perturbation:
+      (of the largest `k`, those that are more active with it and move the probe towards it), by so much more than that for other labels (targeted probe perturbation:
       Karvonen et al. 2024, arXiv:2411.18895). It is the least reliable of these: in an audit it ranked dictionaries that were
       trained longer below others (Chanin 2026, arXiv:2605.18229).
 
@@ -171,11 +171,11 @@ def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]
         main = torch.zeros(len(differ), dtype=torch.bool, device=x.device)
         main[order[: k[-1]]] = True
         more["absorption"].append(_absorption(data, features, directions, with_it, probe, main & (differ > 0)))
-        effects = differ * (directions @ probe.weights)
+        effects = differ.clamp(min=0) * (directions @ probe.weights).clamp(min=0)
         top = effects.argsort(descending=True, stable=True)[: k[-1]]
         with torch.no_grad():
             ablated = features.clone()
-            ablated[:, top] = 0
+            ablated[:, top[effects[top] > 0]] = 0
             changed.append(x + decoded(sae, ablated, x) - whole)
     if len(of) > 2:
         more["TPP"] = _perturbation(data, probes, changed)

@@ -48,7 +48,7 @@ class DictionaryScores(Scores):
     ...     random=torch.tensor([[0.5], [8.0]]),
     ...     pca=torch.tensor([[0.8], [8.0]]),
     ... )
-    DictionaryScores(figure 2, 1 prompt; explained variance 0.4, random 0.5, PCA 0.8: no better than a random dictionary)
+    DictionaryScores(figure 2, 1 dictionary; explained variance 0.4, random 0.5, PCA 0.8: no better than a random dictionary)
     """
 
     random: Float[Tensor, "..."] | None = None
@@ -132,6 +132,10 @@ class DictionaryScores(Scores):
         numbers = zip(*(values.flatten().tolist() for values in means.values()), strict=True)
         rows = [[*at, *map(as_text, of)] for at, of in zip(product(*self.axes.values()), numbers, strict=True)]
         return [html_table([*self.axes, *means], rows[:MOST_ROWS])]
+
+    @property
+    def _counted(self) -> str:
+        return "dictionary"
 
     def _range(self) -> list[str]:
         return super()._range() if not self.compared() else []
