@@ -55,10 +55,10 @@ def evaluate_labels(
     - "absorption": of the prompts with the label that this probe finds, the share in which the latents that stand for the label
       (of the largest `k`, those that are more active with it) are silent, and one other latent makes up half of the projection
       on the probe's direction (after Chanin et al. 2024, arXiv:2409.14507). At best 0; random directions have some, too.
-    - "TPP", with three labels or more: the probes' balanced accuracy for a label falls, if the latents of the label are ablated
-      (of the largest `k`, those that are more active with it and move the probe towards it), by so much more than that for other labels (targeted probe perturbation:
-      Karvonen et al. 2024, arXiv:2411.18895). It is the least reliable of these: in an audit it ranked dictionaries that were
-      trained longer below others (Chanin 2026, arXiv:2605.18229).
+    - "TPP", with three labels or more: by how much more the probe's balanced accuracy for a label falls than those for other
+      labels, if the latents of the label are ablated: of the largest `k`, those that are more active with it and move its probe
+      towards it (targeted probe perturbation: Karvonen et al. 2024, arXiv:2411.18895). It is the least reliable of these: in an
+      audit it ranked dictionaries that were trained longer below others (Chanin 2026, arXiv:2605.18229).
 
     Args:
         prompts: texts, or token ids [prompt, pos].
