@@ -13,7 +13,7 @@ from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, Floors, check_control, floors_of
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
-from hooked_lm.interventions.dictionaries.scores import DictionaryScores
+from hooked_lm.interventions.dictionaries.scores import DictionaryScores, beside_floors
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts
 from hooked_lm.models.decoder import Decoder
@@ -101,8 +101,8 @@ def figures_of(
         if isinstance(model, Decoder):
             figures = _with_runs(figures, model, stream, coders, rows, mean)
     about = provenance(model, sites=stream.sites, prompts=n_prompts, skip=skip, control=said, seed=seed)
-    columns = {name: torch.tensor(list(of.values()))[:, None] for name, of in figures.items()}
-    return DictionaryScores(axes={"figure": list(figures["values"])}, about=about, **columns)
+    columns = {name: torch.tensor(list(of.values())) for name, of in figures.items()}
+    return beside_floors(columns, {"figure": list(figures["values"])}, about, "explained variance")
 
 
 def _with_floors(

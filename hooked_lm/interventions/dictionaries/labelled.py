@@ -12,7 +12,7 @@ from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control, floors_of
 from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
 from hooked_lm.interventions.dictionaries.recovery import absorbed, directions_of
-from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, DictionaryScores
+from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, beside_floors
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
 from hooked_lm.interventions.dictionaries.stream import Activations, side_by_side
 from hooked_lm.models.decoder import Decoder
@@ -110,14 +110,14 @@ def evaluate_labels(
     coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
     found = {name: _figures(_Data(x, of, train), coder, probes, k) for name, coder in coders.items()}
     about = provenance(model, site=stream.sites[0], positions=positions, prompts=len(labels), control=said, seed=seed)
-    names = list(found["values"])
-    each = {name: torch.stack(list(figures.values()))[..., None] for name, figures in found.items()}
-    headline = names[0]
+    names: list[Label] = list(found["values"])
+    each = {name: torch.stack(list(figures.values())) for name, figures in found.items()}
     whole = {name: values.nanmean(1) for name, values in each.items()}
-    figures = DictionaryScores(axes={"figure": names}, about=about, headline=headline, **whole)
+    headline = f"AUROC k={k[0]}"
+    figures = beside_floors(whole, {"figure": names}, about, headline)
     figures.warn_if_no_better()
-    axes = {"figure": names, "label": [str(label) if isinstance(label, bool) else label for label in known]}
-    return DictionaryEvaluation(figures, DictionaryScores(axes=axes, about=about, headline=headline, **each))
+    shown = [str(label) if isinstance(label, bool) else label for label in known]
+    return DictionaryEvaluation(figures, beside_floors(each, {"figure": names, "label": shown}, about, headline))
 
 
 class _Data(NamedTuple):

@@ -1,6 +1,6 @@
 """Evaluates dictionaries on synthetic activations: how much of the features that are known to be there a dictionary has found."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +11,10 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control, floors_of
 from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
 from hooked_lm.interventions.dictionaries.normalized import Normalized
-from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, DictionaryScores
+from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, beside_floors
 from hooked_lm.interventions.dictionaries.site import check_dictionary
 from hooked_lm.interventions.dictionaries.synthetic import SyntheticFeatures, SyntheticSample
+from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
 
 if TYPE_CHECKING:
@@ -90,17 +91,14 @@ def evaluate_recovery(
     coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
     found = {name: _Recovered(truth, coder, sample) for name, coder in coders.items()}
     about = provenance(None, rows=rows, seed=seed, control=said) | {"true L0": truth.l0}
-    figures = _scores({name: of.figures() for name, of in found.items()}, about)
-    each = {name: of.each() for name, of in found.items()}
-    columns = {name: torch.stack(list(of.values()))[..., None] for name, of in each.items()}
-    axes = {"figure": list(each["values"]), "feature": list(range(truth.n_features))}
+    wholes = {name: of.figures() for name, of in found.items()}
+    columns = {name: torch.tensor(list(of.values())) for name, of in wholes.items()}
+    figures = beside_floors(columns, {"figure": list(wholes["values"])}, about, "MCC")
+    of_each = {name: of.each() for name, of in found.items()}
+    columns = {name: torch.stack(list(of.values())) for name, of in of_each.items()}
+    axes: dict[str, Sequence[Label]] = {"figure": list(of_each["values"]), "feature": list(range(truth.n_features))}
     figures.warn_if_no_better()
-    return DictionaryEvaluation(figures, DictionaryScores(axes=axes, about=about, headline="F1", **columns))
-
-
-def _scores(figures: Mapping[str, Mapping[str, float]], about: Mapping[str, object]) -> DictionaryScores:
-    columns = {name: torch.tensor(list(of.values()))[:, None] for name, of in figures.items()}
-    return DictionaryScores(axes={"figure": list(figures["values"])}, about=about, headline="MCC", **columns)
+    return DictionaryEvaluation(figures, beside_floors(columns, axes, about, "F1"))
 
 
 def directions_of(sae: object) -> Float[Tensor, "latent d_out"]:

@@ -1,6 +1,6 @@
 """Results of evaluations of dictionaries: each number beside those of a random and of a PCA dictionary."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -200,6 +200,15 @@ class DictionaryEvaluation(Tabular):
         return f"DictionaryEvaluation({number} {self._unit}s; {', '.join(self.figures._summary())})"
 
 
+def beside_floors(
+    columns: Mapping[str, Tensor], axes: Mapping[str, Sequence[Label]], about: Mapping[str, object], headline: str
+) -> DictionaryScores:
+    """The scores of columns "values" and, if there are floors, "random" and "pca", [*grid]."""
+    values, random, pca = (None if (of := columns.get(name)) is None else of[..., None] for name in ("values", *FLOORS))
+    assert values is not None
+    return DictionaryScores(values, axes, about=about, random=random, pca=pca, headline=headline)
+
+
 def packed(parts: Mapping[str, Scores]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the metadata of several scores, for one file."""
     tensors: dict[str, Tensor] = {}
@@ -224,6 +233,8 @@ def unpacked(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> dict[s
         if "headline" not in of:
             found[name] = Scores(tensors[name], axes, about=of["about"])
             continue
-        floors = {floor: tensors.get(f"{name}.{floor}") for floor in FLOORS}
-        found[name] = DictionaryScores(tensors[name], axes, about=of["about"], headline=of["headline"], **floors)
+        random, pca = (tensors.get(f"{name}.{floor}") for floor in FLOORS)
+        found[name] = DictionaryScores(
+            tensors[name], axes, about=of["about"], random=random, pca=pca, headline=of["headline"]
+        )
     return found

@@ -170,7 +170,7 @@ class SyntheticFeatures(NotebookRepr):
     def load(cls, path: str | Path) -> "SyntheticFeatures":
         """The features that `save` wrote. Raises ValueError for any other file."""
         tensors, metadata = stored.read(path, FORMAT)
-        return cls(**tensors, **metadata)
+        return cls(tensors["directions"], tensors["frequencies"], **metadata)
 
     def repr_table(self) -> Table:
         """The first features: their frequency, parent and group."""
