@@ -1,13 +1,12 @@
 """Evaluates dictionaries on texts whose labels are known: sparse probing, absorption and targeted perturbation."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from hooked_lm.extras import lazy_import
 from hooked_lm.hooks.select import Site
 from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control, floors_of
 from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
@@ -19,14 +18,8 @@ from hooked_lm.models.decoder import Decoder
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import provenance
 
-if TYPE_CHECKING:
-    linear_model: Any
-    metrics: Any
-else:
-    linear_model = lazy_import("sklearn.linear_model", "probes")
-    metrics = lazy_import("sklearn.metrics", "probes")
-
 LEAST = 4  # prompts with a label, and without it
+MOST_STEPS = 50  # of Newton's method; ten do
 Vectors = Float[Tensor, "prompt d"]
 
 
@@ -74,8 +67,7 @@ def evaluate_labels(
 
     Returns the `figures` with the floors, and those of `each` label. Warns if the first probe is no better than with random
     directions. Raises ValueError for one label, for labels with fewer than four prompts, for another number of labels than of
-    prompts, for a position that a prompt does not have, and for a `k` above the number of latents; ImportError without
-    scikit-learn (`pip install 'hooked-lm[probes]'`).
+    prompts, for a position that a prompt does not have, and for a `k` above the number of latents.
 
     >>> from random import Random
     >>> from hooked_lm import HookedTransformer
@@ -140,10 +132,8 @@ class _Probe(NamedTuple):
         """Fits a probe of standardised vectors; both answers weigh the same."""
         mean, scale = x.mean(0), x.std(0)
         scale = torch.where(scale > 0, scale, 1.0)
-        fitted = linear_model.LogisticRegression(class_weight="balanced", max_iter=1000)
-        fitted.fit(((x - mean) / scale).double().cpu().numpy(), there.numpy())
-        weights = torch.from_numpy(fitted.coef_[0]).to(x) / scale
-        return cls(weights, float(fitted.intercept_[0]), mean)
+        *weights, bias = logistic((x - mean) / scale, there).unbind()
+        return cls(torch.stack(weights).to(x) / scale, float(bias), mean)
 
     def scores(self, x: Vectors) -> Float[Tensor, " prompt"]:
         """The log odds of the label."""
@@ -166,8 +156,8 @@ def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]
         for n in k:
             few = features[:, order[:n]]
             sparse = _Probe.of(few[train], with_it[train])
-            found[f"AUROC k={n}"].append(_auroc(sparse.scores(few[~train]), with_it[~train]))
-        more["AUROC of vectors"].append(_auroc(probe.scores(x[~train]), with_it[~train]))
+            found[f"AUROC k={n}"].append(auroc(sparse.scores(few[~train]), with_it[~train]))
+        more["AUROC of vectors"].append(auroc(probe.scores(x[~train]), with_it[~train]))
         main = torch.zeros(len(differ), dtype=torch.bool, device=x.device)
         main[order[: k[-1]]] = True
         more["absorption"].append(_absorption(data, features, directions, with_it, probe, main & (differ > 0)))
@@ -225,8 +215,42 @@ def _perturbation(data: _Data, probes: Sequence[_Probe], changed: Sequence[Vecto
     return (own - (lost.sum(1) - own) / (len(probes) - 1)).tolist()
 
 
-def _auroc(scores: Float[Tensor, " prompt"], there: Bool[Tensor, " prompt"]) -> float:
-    return float(metrics.roc_auc_score(there.numpy(), scores.double().cpu().numpy()))
+def logistic(x: Float[Tensor, "row d"], there: Bool[Tensor, " row"]) -> Float[Tensor, " d+1"]:
+    """The weights and the bias of logistic regression with a ridge penalty of strength 1, in which both answers weigh the same:
+    Newton's method, with steps that are halved until the loss falls."""
+    design = torch.cat([x, torch.ones_like(x[:, :1])], 1).double().cpu()
+    sign = 2.0 * there.double() - 1
+    shares = torch.where(there, there.double().mean(), 1 - there.double().mean())
+    counts, penalty = 0.5 / shares, torch.ones(design.shape[1], dtype=torch.float64)
+    penalty[-1] = 1e-9  # the bias has none
+
+    def loss(weights: Tensor) -> float:
+        logs = nn.functional.softplus(-sign * (design @ weights))
+        return float((counts * logs).sum() + (penalty * weights**2).sum() / 2)
+
+    found = torch.zeros_like(penalty)
+    for _ in range(MOST_STEPS):
+        odds = (sign * (design @ found)).sigmoid()
+        gradient = penalty * found - design.T @ (counts * sign * (1 - odds))
+        curvature = design.T * (counts * odds * (1 - odds)) @ design + penalty.diag()
+        step = torch.linalg.solve(curvature, gradient)
+        before, falls = loss(found), float(gradient @ step)
+        if falls < 1e-10:
+            break
+        while loss(found - step) > before - 1e-4 * falls and float(step.abs().max()) > 1e-12:
+            step, falls = step / 2, falls / 2
+        found = found - step
+    return found
+
+
+def auroc(scores: Float[Tensor, " row"], there: Bool[Tensor, " row"]) -> float:
+    """The share of pairs of a row with a label and one without in which the first has the larger score; ties count half."""
+    ordered = scores.double().cpu().unique(return_inverse=True)[1]
+    with_it, without = (
+        torch.bincount(ordered[which], minlength=int(ordered.max()) + 1).double() for which in (there, ~there)
+    )
+    below = without.cumsum(0) - without / 2
+    return float((with_it * below).sum() / (with_it.sum() * without.sum()))
 
 
 def _known(labels: Sequence[Label], n_prompts: int) -> list[Label]:

@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import linear_model, metrics
 from torch import Tensor
 
 from hooked_lm import HookedTransformer
 from hooked_lm.demo.corpus import TASKS
 from hooked_lm.interventions.dictionaries import JumpReLU, evaluate_labels, load
-from hooked_lm.interventions.dictionaries.labelled import _Data, _figures, _half, _Probe
-from tests.close import assert_close
+from hooked_lm.interventions.dictionaries.labelled import _Data, _figures, _half, _Probe, auroc, logistic
+from tests.close import assert_close, assert_near
 
 D, CLASSES, EACH = 6, 4, 40
 
@@ -84,6 +87,19 @@ def test_absorption_is_seen_where_another_latent_has_taken_over() -> None:
     assert min(abs(float(alone["absorption"][0]) - share) for share in shares) < 1e-6
     assert torch.equal(alone["absorption"][1:], torch.zeros(CLASSES - 1))
     assert torch.equal(both["absorption"], torch.zeros(CLASSES))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), d=st.integers(1, 12), apart=st.floats(0, 5))
+def test_probes_and_their_measure_are_those_of_scikit_learn(seed: int, d: int, apart: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    there = torch.arange(60) % 3 == 0
+    x = torch.randn(60, d, generator=generator).round(decimals=1) + apart * there[:, None]
+    fitted = linear_model.LogisticRegression(class_weight="balanced", tol=1e-8, max_iter=1000)
+    fitted.fit(x.double().numpy(), there.numpy())
+    expected = torch.cat([torch.from_numpy(fitted.coef_[0]), torch.from_numpy(fitted.intercept_)])
+    assert_near(logistic(x, there), expected, 1e-4, because="theirs stops at a tolerance")
+    assert_close(auroc(x[:, 0], there), metrics.roc_auc_score(there.numpy(), x[:, 0].numpy()))
 
 
 def test_halves_are_stratified_and_drawn() -> None:
