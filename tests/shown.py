@@ -90,6 +90,16 @@ def trained() -> Any:
     )
 
 
+def dictionary_scores(**axes: Any) -> dictionaries.DictionaryScores:
+    names = {"figure": ["F1", HOSTILE], **axes}
+    values = torch.rand(*(len(labels) for labels in names.values()), 1, generator=torch.Generator().manual_seed(0))
+    return dictionaries.DictionaryScores(values, names, random=values / 2, pca=values + 1, headline="F1")
+
+
+def evaluated() -> dictionaries.DictionaryEvaluation:
+    return dictionaries.DictionaryEvaluation(dictionary_scores(), dictionary_scores(label=["a", HOSTILE]))
+
+
 def after_a_run(hook: Any) -> Any:
     model().run_with_hooks(TEXT, fwd_hooks=[hook])
     return hook
@@ -162,6 +172,8 @@ RESULTS = {
         lambda: interventions.steered_texts(model(), steering(), TEXT, doses=[0.5], max_new_tokens=3)
     ),
     "TrainedDictionary": Result(trained),
+    "DictionaryScores": Result(dictionary_scores),
+    "DictionaryEvaluation": Result(evaluated),
     "FeaturesTable": Result(lambda: analysis.features_table(model(), dictionaries.load("demo"), [TEXT], ablate=1)),
     "Examples": Result(examples, no_plot="`max_activating_examples` has the texts that a picture needs"),
 }
@@ -188,6 +200,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Run": lambda: store().runs()[0],
     "SAE": sae,
     "Normalized": lambda: Normalized(sae(), "layer_norm"),
+    "SyntheticFeatures": lambda: dictionaries.synthetic_features(16, 8),
     "ActivationBatches": lambda: ActivationBatches(torch.zeros(3, 4)),
     "Graph": lambda: Graph.of(model()),
     "FactoredMatrix": lambda: FactoredMatrix(torch.zeros(3, 2), torch.zeros(2, 4)),

@@ -1,6 +1,7 @@
 """Evaluates dictionaries: explained variance, sparsity, and the model's loss with reconstructions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 from hooked_lm.callers import warn_caller
 from hooked_lm.hooks import HookedRootModule, HookPoint
 from hooked_lm.hooks.select import Site
+from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, Floors, check_control, floors_of
 from hooked_lm.interventions.dictionaries.hook import Coder, Dictionary, Transcode, decoded, encoded
+from hooked_lm.interventions.dictionaries.scores import DictionaryScores, beside_floors
 from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
-from hooked_lm.interventions.dictionaries.stream import Activations, Prompts
+from hooked_lm.interventions.dictionaries.stream import Activations, Pair, Prompts
 from hooked_lm.models.decoder import Decoder
-from hooked_lm.results.scores import Scores, provenance
-
-ABLATIONS = ("mean", "zero")
+from hooked_lm.results.scores import provenance
 
 
 def evaluate_dictionary(
@@ -27,9 +28,11 @@ def evaluate_dictionary(
     site: Site | None = None,
     site_out: Site | None = None,
     skip: int = 0,
+    control: str | None = "auto",
     batch_size: int = 32,
-) -> Scores:
-    """The metrics of a dictionary on texts, along the axis `figure`.
+    seed: int = 0,
+) -> DictionaryScores:
+    """The metrics of a dictionary on texts, along the axis `figure`, beside those of a random and of a PCA dictionary.
 
     "explained variance": one minus the squared error of reconstructions over the variance of the vectors; 1 is perfect, 0 no
     better than the mean vector, and it can be negative. "L0": the average number of active features of a vector; few are good at
@@ -40,27 +43,50 @@ def evaluate_dictionary(
     (mean)", "CE recovered (zero)": at best 1, 0 is as bad as the ablation. In the residual stream it is close to 1 for almost any
     dictionary, because its ablation does so much harm.
 
+    The floors need no training: `random_dictionary` and `pca_dictionary` of these vectors, with as many features and as many of
+    them active. Warns of a dictionary that explains no more variance than the random one.
+
     Args:
         prompts, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.
         batch_size: how many prompts run together.
         site, site_out: by default those in the dictionary's config.
+        control: "auto" measures the floors, where there are enough vectors for them, at the cost of one forward pass over the
+            texts each; transcoders have none. None leaves them out.
+        seed: of the random dictionary.
 
     Raises ValueError if the site is not known, or the widths differ.
 
     >>> from hooked_lm import HookedTransformer
-    >>> from hooked_lm.interventions.dictionaries import TopK
+    >>> from hooked_lm.interventions.dictionaries import load
     >>> model = HookedTransformer.from_pretrained("demo")
-    >>> sae = (
-    ...     TopK.Config(d_in=128, d_sae=256, k=8, hook_point="blocks.1.hook_mlp_out")
-    ...     .build()
-    ...     .eval()
-    ... )
-    >>> sae = sae.to(model.device)
-    >>> evaluate_dictionary(model, ["The capital of France is Paris."], sae).select(
-    ...     figure="L0"
-    ... ).mean
-    tensor(8.)
+    >>> texts = ["The capital of France is Paris.", "Mary was ill, so she slept late."]
+    >>> found = evaluate_dictionary(model, texts, load("demo").to(model.device), skip=1)
+    >>> found.select(figure="L0").mean
+    tensor(12.)
+    >>> found.no_better_than
+    []
     """
+    found = figures_of(
+        model, prompts, sae, site, site_out, skip=skip, control=control, batch_size=batch_size, seed=seed
+    )
+    found.warn_if_no_better()
+    return found
+
+
+def figures_of(
+    model: HookedRootModule,
+    prompts: Prompts,
+    sae: Coder,
+    site: Site | None,
+    site_out: Site | None,
+    *,
+    skip: int,
+    control: str | None = "auto",
+    batch_size: int,
+    seed: int = 0,
+) -> DictionaryScores:
+    """As `evaluate_dictionary`, without a warning of a poor dictionary."""
+    check_control(control)
     cfg = getattr(sae, "cfg", None)
     site = site_read(sae, site)
     site_out = site_out if site_out is not None else getattr(cfg, "hook_point_out", None)
@@ -69,17 +95,43 @@ def evaluate_dictionary(
     n_prompts = len(stream.prompts)
     rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]
     with torch.no_grad():
-        figures, mean = _of_vectors(stream, sae, rows)
+        pairs, floors, said = _with_floors(stream, sae, rows, control, seed)
+        coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
+        figures, mean = _of_vectors(stream, coders, pairs)
         if isinstance(model, Decoder):
-            figures |= _of_runs(model, stream, sae, rows, mean)
-    about = provenance(model, sites=stream.sites, prompts=n_prompts, skip=skip)
-    return Scores(torch.tensor(list(figures.values()))[:, None], {"figure": list(figures)}, about=about)
+            figures = _with_runs(figures, model, stream, coders, rows, mean)
+    about = provenance(model, sites=stream.sites, prompts=n_prompts, skip=skip, control=said, seed=seed)
+    columns = {name: torch.tensor(list(of.values())) for name, of in figures.items()}
+    return beside_floors(columns, {"figure": list(figures["values"])}, about, "explained variance")
 
 
-def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
-    """Warns of a dictionary that explains less than half of the variance, or of whose features half are never active."""
+def _with_floors(
+    stream: Activations, sae: Coder, rows: Sequence[range], control: str | None, seed: int
+) -> tuple[Iterator[Pair], Floors | None, str]:
+    """All vectors, by batches, and the floors that were made from the first of them; and what the floors are, in words."""
+    batches = (pair for some in rows if len((pair := stream.vectors(some))[0]))
+    if control is None or len(stream.sites) == 2:
+        return batches, None, "none" if control is None else "none: a transcoder"
+    first: list[Pair] = []
+    for pair in batches:
+        first.append(pair)
+        if sum(len(read) for read, _ in first) >= FIT_ROWS:
+            break
+    floors, said = None, "none"
+    if first:
+        floors, said = floors_of(sae, torch.cat([read for read, _ in first])[:FIT_ROWS], control, seed)
+    return chain(first, batches), floors, said
+
+
+def warn_if_poor(figures: DictionaryScores, steps: int, width: int) -> None:
+    """Warns of a dictionary that explains less than half of the variance or no more than a random one, or of whose features half
+    are never active."""
     explained, dead = (figures.select(figure=name).mean.item() for name in ("explained variance", "dead"))
-    found = [f"explains {explained:.2f} of the variance of the held-out texts"] if explained < 0.5 else []
+    random = figures.floors.get("random", torch.full((1,), -torch.inf))[0]
+    found = []
+    if explained < 0.5 or not explained > random:
+        beside = f" (a random dictionary {random:.2f})" if random.isfinite() else ""
+        found.append(f"explains {explained:.2f} of the variance of the held-out texts{beside}")
     found += [f"has {dead:.0%} features that are never active there"] if dead > 0.5 else []
     if found:
         warn_caller(
@@ -88,76 +140,100 @@ def warn_if_poor(figures: Scores, steps: int, width: int) -> None:
         )
 
 
-def _of_vectors(
-    stream: Activations, sae: Coder, rows: Sequence[range]
-) -> tuple[dict[str, float], Float[Tensor, " d_out"]]:
-    """The metrics that need no spliced forward passes, and the mean of the output vectors."""
-    n, n_active, error, total = 0, 0.0, 0.0, 0.0
-    ever: Tensor | None = None
-    first: Tensor | None = None  # sums are over deviations from the first vector, so that large means cost no precision
-    shift: Tensor | None = None
-    for some in rows:
-        read, written = stream.vectors(some)
-        if not len(read):
-            continue
+class _Sums:
+    """What the metrics of one dictionary need of the vectors that have come by."""
+
+    def __init__(self) -> None:
+        self.error, self.n_active = 0.0, 0.0
+        self.ever: Tensor | None = None
+
+    def add(self, sae: Coder, read: Tensor, written: Tensor) -> None:
         features = encoded(sae, read)
         made = decoded(sae, features, read)
         if made.shape != written.shape:
             raise ValueError(
                 f"the dictionary decodes vectors {list(made.shape)}, and those of the site are {list(written.shape)}"
             )
+        active = features != 0
+        self.error += (made.double() - written.double()).pow(2).sum().item()
+        self.n_active += active.sum().item()
+        self.ever = active.any(0) if self.ever is None else self.ever | active.any(0)
+
+
+def _of_vectors(
+    stream: Activations, coders: Mapping[str, Coder], pairs: Iterator[Pair]
+) -> tuple[dict[str, dict[str, float]], Float[Tensor, " d_out"]]:
+    """The metrics of each dictionary that need no spliced forward passes, and the mean of the output vectors."""
+    n, total = 0, 0.0
+    sums = {name: _Sums() for name in coders}
+    first: Tensor | None = None  # sums are over deviations from the first vector, so that large means cost no precision
+    shift: Tensor | None = None
+    for read, written in pairs:
+        for name, sae in coders.items():
+            sums[name].add(sae, read, written)
         first = written[0].double() if first is None else first
         moved = written.double() - first
         shift = moved.sum(0) if shift is None else shift + moved.sum(0)
         total += moved.pow(2).sum().item()
-        error += (made.double() - written.double()).pow(2).sum().item()
-        active = features != 0
-        n, n_active = n + len(read), n_active + active.sum().item()
-        ever = active.any(0) if ever is None else ever | active.any(0)
-    if first is None or shift is None or ever is None:
+        n += len(read)
+    if first is None or shift is None:
         raise ValueError(f"no prompt has a position that counts, with skip={stream.skip}")
     variance = total - (shift.pow(2).sum() / n).item()
-    explained = 1 - error / variance if variance > 0 else float("nan")
-    mean = (first + shift / n).float()
-    return {"explained variance": explained, "L0": n_active / n, "dead": 1 - ever.float().mean().item()}, mean
+    figures = {}
+    for name, of in sums.items():
+        assert of.ever is not None
+        explained = 1 - of.error / variance if variance > 0 else float("nan")
+        dead = 1 - of.ever.float().mean().item()
+        figures[name] = {"explained variance": explained, "L0": of.n_active / n, "dead": dead}
+    return figures, (first + shift / n).float()
 
 
-def _of_runs(model: Decoder, stream: Activations, sae: Coder, rows: Sequence[range], mean: Tensor) -> dict[str, float]:
-    """The cross entropies of the model, unchanged and with the site replaced."""
+def _with_runs(
+    figures: Mapping[str, dict[str, float]],
+    model: Decoder,
+    stream: Activations,
+    coders: Mapping[str, Coder],
+    rows: Sequence[range],
+    mean: Float[Tensor, " d_out"],
+) -> dict[str, dict[str, float]]:
+    """The metrics with the cross entropies of the model, unchanged and with the site replaced."""
     target = stream.sites[-1]
-    if len(stream.sites) == 2:
-        splice: Dictionary = Transcode(stream.sites, sae=sae, error="drop")
-    else:
-        splice = Dictionary(target, sae=sae, error="drop")
-
-    def kept(hook: Callable[..., Any]) -> Callable[..., Any]:
-        """A hook that does not change the skipped positions."""
-
-        def change(value: Tensor, hook_point: HookPoint) -> Tensor | None:
-            new = hook(value, hook_point)
-            return (
-                new
-                if new is None or not stream.skip
-                else torch.cat([value[:, : stream.skip], new[:, stream.skip :]], 1)
-            )
-
-        return change
 
     def constant(vector: Tensor) -> Callable[..., Any]:
         return lambda value, hook: vector.to(value).expand(*value.shape[:2], -1).reshape(value.shape).clone()
 
-    runs: dict[str, list[tuple[str, Callable[..., Any]]]] = {
-        "CE": [],
-        "CE spliced": [(site, kept(splice)) for site in stream.sites],
-        "CE mean-ablated": [(target, kept(constant(mean)))],
-        "CE zero-ablated": [(target, kept(constant(torch.zeros_like(mean))))],
+    def measured(replaced: Mapping[str, Callable[..., Any]]) -> float:
+        return _cross_entropy(
+            model, stream, rows, [(site, _kept(hook, stream.skip)) for site, hook in replaced.items()]
+        )
+
+    plain = measured({})
+    ablated = {
+        name: measured({target: constant(vector)})
+        for name, vector in (("mean", mean), ("zero", torch.zeros_like(mean)))
     }
-    found = {name: _cross_entropy(model, stream, rows, hooks) for name, hooks in runs.items()}
-    for ablation in ABLATIONS:
-        lost = found[f"CE {ablation}-ablated"]
-        range_ = lost - found["CE"]
-        found[f"CE recovered ({ablation})"] = (lost - found["CE spliced"]) / range_ if range_ else float("nan")
+    found = {}
+    for name, sae in coders.items():
+        two = len(stream.sites) == 2
+        splice: Dictionary = (
+            Transcode(stream.sites, sae=sae, error="drop") if two else Dictionary(target, sae=sae, error="drop")
+        )
+        spliced = measured(dict.fromkeys(stream.sites, splice))
+        of = {"CE": plain, "CE spliced": spliced, **{f"CE {how}-ablated": lost for how, lost in ablated.items()}}
+        for how, lost in ablated.items():
+            of[f"CE recovered ({how})"] = (lost - spliced) / (lost - plain) if lost != plain else float("nan")
+        found[name] = {**figures[name], **of}
     return found
+
+
+def _kept(hook: Callable[..., Any], skip: int) -> Callable[..., Any]:
+    """A hook that does not change the skipped positions."""
+
+    def change(value: Tensor, hook_point: HookPoint) -> Tensor | None:
+        new = hook(value, hook_point)
+        return new if new is None or not skip else torch.cat([value[:, :skip], new[:, skip:]], 1)
+
+    return change
 
 
 def _cross_entropy(

@@ -15,8 +15,9 @@ from hooked_lm.engine.prompts import some_rows
 from hooked_lm.files import made_folder, writable_folder
 from hooked_lm.hooks import HookedRootModule
 from hooked_lm.hooks.select import Site
-from hooked_lm.interventions.dictionaries.evaluate import evaluate_dictionary, warn_if_poor
+from hooked_lm.interventions.dictionaries.evaluate import figures_of, warn_if_poor
 from hooked_lm.interventions.dictionaries.sae import SAE, config_of, filled, frozen
+from hooked_lm.interventions.dictionaries.scores import packed, unpacked
 from hooked_lm.interventions.dictionaries.stream import Activations, Prompts, Stream, as_rows, batches
 from hooked_lm.keywords import check_keywords
 from hooked_lm.models.vision.inputs import VisionInputs
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 CHECKPOINT, FINISHED = "checkpoint.safetensors", "dictionary.safetensors"
 FORMAT, TRAINED = "hooked_lm.dictionary_training", "hooked_lm.TrainedDictionary"
-SCORES = ("losses", "figures")  # of a trained dictionary
 MEASURED_BY = "; no figures: evaluate_dictionary(model, texts, trained.sae) measures them"
 
 
@@ -60,13 +60,10 @@ class TrainedDictionary(Tabular):
 
     def save(self, path: str | Path) -> None:
         """Writes the dictionary, the losses and the figures to one safetensors file; `load` restores them bit for bit."""
-        tensors = {f"sae.{name}": weight for name, weight in self.sae.state_dict().items()}
-        header: dict[str, Any] = {"sae": self.sae.to_dict()}
-        for name in SCORES:
-            if (scores := getattr(self, name)) is not None:
-                tensors[name] = scores.values
-                header[name] = {"axes": list(scores.axes.items()), "about": scores.about}
-        stored.write(path, TRAINED, tensors, header)
+        weights = {f"sae.{name}": weight for name, weight in self.sae.state_dict().items()}
+        known = {"losses": self.losses, **({} if self.figures is None else {"figures": self.figures})}
+        tensors, header = packed(known)
+        stored.write(path, TRAINED, {**weights, **tensors}, {"sae": self.sae.to_dict(), **header})
 
     @classmethod
     @stored.names_the_file
@@ -75,12 +72,7 @@ class TrainedDictionary(Tabular):
         tensors, header = stored.read(path, TRAINED)
         weights = {name[4:]: weight.clone() for name, weight in tensors.items() if name.startswith("sae.")}
         sae = frozen(filled(header["sae"], weights, str(path)))
-        scores = {
-            name: Scores(tensors[name], dict(header[name]["axes"]), about=header[name]["about"])
-            for name in SCORES
-            if name in header
-        }
-        return cls(sae, **scores)
+        return cls(sae, **unpacked(tensors, header))
 
     def __repr__(self) -> str:
         losses = self.losses.mean
@@ -224,9 +216,7 @@ def train_dictionary(
     trained = train_on(stream, cfg, settings, directory=directory, checkpoint_every=checkpoint_every, progress=progress)
     if not n_held:
         return trained
-    figures = evaluate_dictionary(
-        model, evaluation, trained.sae, site=site, site_out=site_out, skip=skip, batch_size=batch_size
-    )
+    figures = figures_of(model, evaluation, trained.sae, site, site_out, skip=skip, batch_size=batch_size, seed=seed)
     warn_if_poor(figures, steps, width)
     return TrainedDictionary(trained.sae, trained.losses, figures)
 

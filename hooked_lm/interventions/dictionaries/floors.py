@@ -1,0 +1,122 @@
+"""Floors: dictionaries of random directions and of principal components, with which any dictionary is compared."""
+
+from math import ceil
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from hooked_lm.interventions.dictionaries.architectures import TopK
+from hooked_lm.interventions.dictionaries.hook import Coder, encoded
+from hooked_lm.interventions.dictionaries.sae import frozen
+
+CONTROLS = ("auto", None)
+OWN_SEEDS = 30_014_159  # so that a dictionary does not start from the directions of its floor
+FIT_ROWS = 16_384  # vectors from which floors are made
+
+
+class Floors(NamedTuple):
+    """The two dictionaries that need no training, of the size and L0 of another."""
+
+    random: TopK
+    pca: TopK
+
+
+def random_dictionary(
+    vectors: Float[Tensor, "row d_in"], width: int, k: int, *, norm: float = 1.0, seed: int = 0
+) -> TopK:
+    """A dictionary of random directions: what a dictionary reaches by its size alone.
+
+    The `k` directions with the largest products with a vector, less the mean of all, are active. All features share one factor,
+    which makes reconstructions of these vectors as good as it can.
+
+    Args:
+        width, k: the number of features, and how many are active.
+        norm: of the rows of `W_dec`.
+
+    Raises ValueError for fewer than two vectors.
+
+    >>> x = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
+    >>> random_dictionary(x, width=64, k=4)
+    TopK(d_in=16, d_sae=64, subtract_b_dec=True, k=4)
+    """
+    mean = _mean(vectors)
+    sae = TopK.Config(d_in=vectors.shape[1], d_sae=width, k=k).build(seed + OWN_SEEDS).to(vectors.device)
+    with torch.no_grad():
+        sae.b_dec.copy_(mean)
+        made, wanted = sae(vectors) - mean, vectors - mean
+        size = float(made.pow(2).sum())
+        sae.W_enc.mul_(float((made * wanted).sum()) / size if size else 1.0)
+        sae.scale_features_(torch.full((width,), 1 / norm, device=vectors.device))
+    return frozen(sae)
+
+
+def pca_dictionary(vectors: Float[Tensor, "row d_in"], width: int, k: int, *, norm: float = 1.0) -> TopK:
+    """A dictionary of principal components: what a dictionary reaches by the variance of the vectors alone.
+
+    Each component is two features, one for each sign, and the `k` largest of a vector are active. It has at most two features
+    for each dimension; `width` and `k` are the most.
+
+    Args:
+        width, k: the number of features, and how many are active, at most one for each component.
+        norm: of the rows of `W_dec`.
+
+    Raises ValueError for fewer vectors than components are active.
+
+    >>> x = torch.randn(500, 16, generator=torch.Generator().manual_seed(0))
+    >>> sae = pca_dictionary(x, width=64, k=16)
+    >>> sae.cfg.d_sae, torch.allclose(sae(x), x, atol=1e-5)
+    (32, True)
+    """
+    mean = _mean(vectors)
+    if len(vectors) <= k:
+        raise ValueError(f"{len(vectors)} vectors have fewer than k={k} principal components: give more vectors")
+    centred = (vectors - mean).double()
+    components = torch.linalg.eigh(centred.T @ centred).eigenvectors.T.flip(0).float()[: ceil(width / 2)]
+    directions = torch.stack([components, -components], 1).flatten(0, 1)[:width]
+    n = len(directions)
+    sae = TopK.Config(d_in=vectors.shape[1], d_sae=n, k=min(k, n)).build().to(vectors.device)
+    with torch.no_grad():
+        sae.b_dec.copy_(mean)
+        sae.W_dec.copy_(directions)
+        sae.W_enc.copy_(directions.T)
+        sae.scale_features_(torch.full((n,), 1 / norm, device=vectors.device))
+    return frozen(sae)
+
+
+def floors_of(
+    sae: Coder, vectors: Float[Tensor, "row d_in"], control: str | None, seed: int = 0
+) -> tuple[Floors | None, str]:
+    """The floors of a dictionary, with as many features and as many of them active on these vectors; and what they are, in words.
+
+    None, with the reason, if no control is wanted and if there are too few vectors. Raises ValueError for another control.
+    """
+    check_control(control)
+    if control is None:
+        return None, "none"
+    with torch.no_grad():
+        features = encoded(sae, vectors)
+    width = features.shape[-1]
+    k = min(width, max(1, ceil(float((features != 0).sum()) / len(vectors))))
+    if len(vectors) <= k:
+        return None, f"none: {len(vectors)} vectors are too few for {k} principal components"
+    weight = getattr(sae, "W_dec", None)
+    norm = float(weight.detach().norm(dim=-1).median()) if isinstance(weight, Tensor) else 1.0
+    norm = norm or 1.0
+    made = Floors(
+        random_dictionary(vectors, width, k, norm=norm, seed=seed), pca_dictionary(vectors, width, k, norm=norm)
+    )
+    return made, f"random and PCA dictionaries with {k} active features"
+
+
+def check_control(control: str | None) -> None:
+    """Raises ValueError for a control that is not known."""
+    if control not in CONTROLS:
+        raise ValueError(f"control must be 'auto' or None, got {control!r}")
+
+
+def _mean(vectors: Float[Tensor, "row d_in"]) -> Float[Tensor, " d_in"]:
+    if vectors.ndim != 2 or len(vectors) < 2:
+        raise ValueError(f"vectors are [row, d_in], at least two, got {list(vectors.shape)}")
+    return vectors.double().mean(0).to(vectors.dtype)

@@ -1,0 +1,299 @@
+"""Evaluates dictionaries on texts whose labels are known: sparse probing, absorption and targeted perturbation."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from hooked_lm.hooks.select import Site
+from hooked_lm.interventions.dictionaries.floors import FIT_ROWS, check_control, floors_of
+from hooked_lm.interventions.dictionaries.hook import Coder, decoded, encoded
+from hooked_lm.interventions.dictionaries.recovery import absorbed, directions_of
+from hooked_lm.interventions.dictionaries.scores import DictionaryEvaluation, beside_floors
+from hooked_lm.interventions.dictionaries.site import site_read, warn_if_elsewhere
+from hooked_lm.interventions.dictionaries.stream import Activations, side_by_side
+from hooked_lm.models.decoder import Decoder
+from hooked_lm.results.labels import Label
+from hooked_lm.results.scores import provenance
+
+LEAST = 4  # prompts with a label, and without it
+MOST_STEPS = 50  # of Newton's method; ten do
+Vectors = Float[Tensor, "prompt d"]
+
+
+def evaluate_labels(
+    model: Decoder,
+    prompts: Sequence[str] | Tensor,
+    sae: Coder,
+    labels: Sequence[Label],
+    *,
+    site: Site | None = None,
+    positions: int = -1,
+    k: Sequence[int] = (1, 2, 5),
+    skip: int = 0,
+    control: str | None = "auto",
+    batch_size: int = 32,
+    seed: int = 0,
+) -> DictionaryEvaluation:
+    """How well few latents of a dictionary tell the label of a prompt, beside a random and a PCA dictionary.
+
+    Each label is told from all others, by the vectors at one position. One half of the prompts (of each label) is for choosing
+    latents and fitting probes, the other for the figures, which are of each label and means over labels:
+
+    - "AUROC k=1", "AUROC k=2", ...: of a logistic probe of the `k` latents whose means differ most between prompts with the
+      label and without (sparse probing: Gurnee et al. 2023, arXiv:2305.01610). Chance is 0.5.
+    - "AUROC of vectors": of a probe of the vectors themselves, which no dictionary should be expected to exceed.
+    - "absorption": of the prompts with the label that this probe finds, the share in which the latents that stand for the label
+      (of the largest `k`, those that are more active with it) are silent, and one other latent makes up half of the projection
+      on the probe's direction (after Chanin et al. 2024, arXiv:2409.14507). At best 0; random directions have some, too.
+    - "TPP", with three labels or more: by how much more the probe's balanced accuracy for a label falls than those for other
+      labels, if the latents of the label are ablated: of the largest `k`, those that are more active with it and move its probe
+      towards it (targeted probe perturbation: Karvonen et al. 2024, arXiv:2411.18895). It is the least reliable of these: in an
+      audit it ranked dictionaries that were trained longer below others (Chanin 2026, arXiv:2605.18229).
+
+    Args:
+        prompts: texts, or token ids [prompt, pos].
+        labels: one for each prompt, such as its task or the gender of its name.
+        site: by default that in the dictionary's config.
+        positions: the position whose vector is read, one for each prompt; negative ones count from its last token.
+        k: the numbers of latents in probes, ascending.
+        skip: how many positions at the start of each prompt the floors are not made from, such as a BOS.
+        control: "auto" measures the floors, which are made from the vectors of all positions of the first half, where there are
+            enough of them; None leaves them out.
+        batch_size: how many prompts run together.
+        seed: of the halves, and of the random dictionary.
+
+    Returns the `figures` with the floors, and those of `each` label. Warns if the first probe is no better than with random
+    directions. Raises ValueError for one label, for labels with fewer than four prompts, for another number of labels than of
+    prompts, for a position that a prompt does not have, and for a `k` above the number of latents.
+
+    >>> from random import Random
+    >>> from hooked_lm import HookedTransformer
+    >>> from hooked_lm.demo.corpus import TASKS
+    >>> from hooked_lm.interventions.dictionaries import load
+    >>> model = HookedTransformer.from_pretrained("demo")
+    >>> items = [TASKS["pronouns"](Random(i)) for i in range(80)]
+    >>> women = [item.answer in (" she", " her") for item in items]
+    >>> prompts = [item.prompt for item in items]
+    >>> found = evaluate_labels(model, prompts, load("demo").to(model.device), women)
+    >>> bool(found.figures.select(figure="AUROC k=1").mean > 0.9)
+    True
+    """
+    check_control(control)
+    site = site_read(sae, site)
+    stream = Activations(model, prompts, site, batch_size=batch_size, skip=skip)
+    warn_if_elsewhere(sae, *stream.sites)
+    known = _known(labels, len(stream.prompts))
+    x = _at_position(stream, positions, batch_size)
+    train = _half(labels, seed)
+    for_fitting = train.nonzero()[:, 0].tolist()
+    parts = [
+        stream.vectors(for_fitting[start : start + batch_size])[0] for start in range(0, len(for_fitting), batch_size)
+    ]
+    floors, said = floors_of(sae, torch.cat(parts)[:FIT_ROWS], control, seed)
+    with torch.no_grad():
+        width = encoded(sae, x[:1]).shape[-1]
+    if not k or list(k) != sorted({*k}) or k[0] < 1 or k[-1] > width:
+        raise ValueError(f"k are numbers of latents, ascending, from 1 to {width}; got {list(k)}")
+    of = torch.tensor([[label == each for label in labels] for each in known])
+    probes = [_Probe.of(x[train], with_it[train]) for with_it in of]
+    coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
+    found = {name: _figures(_Data(x, of, train), coder, probes, k) for name, coder in coders.items()}
+    about = provenance(model, site=stream.sites[0], positions=positions, prompts=len(labels), control=said, seed=seed)
+    names: list[Label] = list(found["values"])
+    each = {name: torch.stack(list(figures.values())) for name, figures in found.items()}
+    whole = {name: values.nanmean(1) for name, values in each.items()}
+    headline = f"AUROC k={k[0]}"
+    figures = beside_floors(whole, {"figure": names}, about, headline)
+    figures.warn_if_no_better()
+    shown = [str(label) if isinstance(label, bool) else label for label in known]
+    return DictionaryEvaluation(figures, beside_floors(each, {"figure": names, "label": shown}, about, headline))
+
+
+class _Data(NamedTuple):
+    """Vectors, which labels they have, and which are for fitting."""
+
+    x: Vectors
+    of: Bool[Tensor, "label prompt"]
+    train: Bool[Tensor, " prompt"]
+
+
+class _Probe(NamedTuple):
+    """A logistic probe: positive scores are guesses that a label is there."""
+
+    weights: Float[Tensor, " d"]
+    bias: float
+    mean: Float[Tensor, " d"]
+
+    @classmethod
+    def of(cls, x: Vectors, there: Bool[Tensor, " prompt"]) -> "_Probe":
+        """Fits a probe of standardised vectors; both answers weigh the same."""
+        mean, scale = x.mean(0), x.std(0)
+        scale = torch.where(scale > 0, scale, 1.0)
+        *weights, bias = logistic((x - mean) / scale, there).unbind()
+        return cls(torch.stack(weights).to(x) / scale, float(bias), mean)
+
+    def scores(self, x: Vectors) -> Float[Tensor, " prompt"]:
+        """The log odds of the label."""
+        return (x - self.mean) @ self.weights + self.bias
+
+
+def _figures(data: _Data, sae: Coder, probes: Sequence[_Probe], k: Sequence[int]) -> dict[str, Float[Tensor, " label"]]:
+    """The figures of one dictionary, of each label."""
+    x, of, train = data
+    with torch.no_grad():
+        features = encoded(sae, x)
+        whole = decoded(sae, features, x)
+    directions = directions_of(sae)
+    found: dict[str, list[float]] = {f"AUROC k={n}": [] for n in k}
+    more: dict[str, list[float]] = {"AUROC of vectors": [], "absorption": []}
+    changed = []
+    for with_it, probe in zip(of, probes, strict=True):
+        differ = _difference(features, with_it, train)
+        order = differ.abs().argsort(descending=True, stable=True)
+        for n in k:
+            few = features[:, order[:n]]
+            sparse = _Probe.of(few[train], with_it[train])
+            found[f"AUROC k={n}"].append(auroc(sparse.scores(few[~train]), with_it[~train]))
+        more["AUROC of vectors"].append(auroc(probe.scores(x[~train]), with_it[~train]))
+        main = torch.zeros(len(differ), dtype=torch.bool, device=x.device)
+        main[order[: k[-1]]] = True
+        more["absorption"].append(_absorption(data, features, directions, with_it, probe, main & (differ > 0)))
+        effects = differ.clamp(min=0) * (directions @ probe.weights).clamp(min=0)
+        top = effects.argsort(descending=True, stable=True)[: k[-1]]
+        with torch.no_grad():
+            ablated = features.clone()
+            ablated[:, top[effects[top] > 0]] = 0
+            changed.append(x + decoded(sae, ablated, x) - whole)
+    if len(of) > 2:
+        more["TPP"] = _perturbation(data, probes, changed)
+    return {name: torch.tensor(values) for name, values in {**found, **more}.items()}
+
+
+def _difference(
+    features: Float[Tensor, "prompt latent"], with_it: Bool[Tensor, " prompt"], train: Bool[Tensor, " prompt"]
+) -> Float[Tensor, " latent"]:
+    """How much larger the mean of each latent is with the label than without, in the prompts for fitting."""
+    return features[train & with_it].mean(0) - features[train & ~with_it].mean(0)
+
+
+def _absorption(
+    data: _Data,
+    features: Float[Tensor, "prompt latent"],
+    directions: Float[Tensor, "latent d"],
+    with_it: Bool[Tensor, " prompt"],
+    probe: _Probe,
+    main: Bool[Tensor, " latent"],
+) -> float:
+    """The share of prompts with the label in which another latent has taken the place of those that stand for it; NaN if the
+    probe finds none."""
+    rows = with_it & ~data.train & (probe.scores(data.x) > 0).cpu()
+    direction = probe.weights / probe.weights.norm()
+    needed = (data.x[rows] - probe.mean) @ direction
+    rows_left = needed > 0
+    if not bool(rows_left.any()):
+        return float("nan")
+    contributions = (features[rows] * (directions @ direction))[rows_left]
+    return float(absorbed(contributions, main, needed[rows_left]).float().mean())
+
+
+def _perturbation(data: _Data, probes: Sequence[_Probe], changed: Sequence[Vectors]) -> list[float]:
+    """For each label, how much more its probe loses by the ablation of its latents than the other probes do."""
+    test = ~data.train
+
+    def accuracy(values: Vectors, label: int) -> float:
+        right = (probes[label].scores(values[test]) > 0).cpu() == data.of[label][test]
+        there = data.of[label][test]
+        return float((right[there].float().mean() + right[~there].float().mean()) / 2)
+
+    places = range(len(probes))
+    before = [accuracy(data.x, label) for label in places]
+    lost = torch.tensor([[before[label] - accuracy(values, label) for label in places] for values in changed])
+    own = lost.diagonal()
+    return (own - (lost.sum(1) - own) / (len(probes) - 1)).tolist()
+
+
+def logistic(x: Float[Tensor, "row d"], there: Bool[Tensor, " row"]) -> Float[Tensor, " d+1"]:
+    """The weights and the bias of logistic regression with a ridge penalty of strength 1, in which both answers weigh the same:
+    Newton's method, with steps that are halved until the loss falls."""
+    design = torch.cat([x, torch.ones_like(x[:, :1])], 1).double().cpu()
+    sign = 2.0 * there.double() - 1
+    shares = torch.where(there, there.double().mean(), 1 - there.double().mean())
+    counts, penalty = 0.5 / shares, torch.ones(design.shape[1], dtype=torch.float64)
+    penalty[-1] = 1e-9  # the bias has none
+
+    def loss(weights: Tensor) -> float:
+        logs = nn.functional.softplus(-sign * (design @ weights))
+        return float((counts * logs).sum() + (penalty * weights**2).sum() / 2)
+
+    found = torch.zeros_like(penalty)
+    for _ in range(MOST_STEPS):
+        odds = (sign * (design @ found)).sigmoid()
+        gradient = penalty * found - design.T @ (counts * sign * (1 - odds))
+        curvature = design.T * (counts * odds * (1 - odds)) @ design + penalty.diag()
+        step = torch.linalg.solve(curvature, gradient)
+        before, falls = loss(found), float(gradient @ step)
+        if falls < 1e-10:
+            break
+        while loss(found - step) > before - 1e-4 * falls and float(step.abs().max()) > 1e-12:
+            step, falls = step / 2, falls / 2
+        found = found - step
+    return found
+
+
+def auroc(scores: Float[Tensor, " row"], there: Bool[Tensor, " row"]) -> float:
+    """The share of pairs of a row with a label and one without in which the first has the larger score; ties count half."""
+    ordered = scores.double().cpu().unique(return_inverse=True)[1]
+    with_it, without = (
+        torch.bincount(ordered[which], minlength=int(ordered.max()) + 1).double() for which in (there, ~there)
+    )
+    below = without.cumsum(0) - without / 2
+    return float((with_it * below).sum() / (with_it.sum() * without.sum()))
+
+
+def _known(labels: Sequence[Label], n_prompts: int) -> list[Label]:
+    """The different labels, sorted. Raises ValueError for labels that do not fit."""
+    if len(labels) != n_prompts:
+        raise ValueError(f"there are {len(labels)} labels for {n_prompts} prompts: give one for each")
+    known = sorted({*labels}, key=str)
+    if len(known) < 2:
+        raise ValueError(
+            f"all prompts have the label {known[0]!r}, so that none can be told from others: give two or more"
+        )
+    for label in known:
+        if (n := sum(each == label for each in labels)) < LEAST:
+            raise ValueError(
+                f"the label {label!r} has {n} prompts, and needs at least {LEAST}: two to fit, two to test"
+            )
+    return known
+
+
+def _half(labels: Sequence[Label], seed: int) -> Bool[Tensor, " prompt"]:
+    """Every second prompt of each label, in a random order: those for fitting."""
+    train = torch.zeros(len(labels), dtype=torch.bool)
+    generator = torch.Generator().manual_seed(seed)
+    for label in sorted({*labels}, key=str):
+        places = torch.tensor([place for place, each in enumerate(labels) if each == label])
+        train[places[torch.randperm(len(places), generator=generator)][::2]] = True
+    return train
+
+
+@torch.no_grad()
+def _at_position(stream: Activations, position: int, batch_size: int) -> Vectors:
+    """The vector of each prompt at one position. Raises ValueError for a position that a prompt does not have."""
+    found = []
+    n = len(stream.prompts)
+    for start in range(0, n, batch_size):
+        tokens, mask = stream.inputs(range(start, min(start + batch_size, n)))
+        assert mask is not None
+        lengths = mask.sum(1)
+        if (short := int(lengths.min())) < (position + 1 if position >= 0 else -position):
+            raise ValueError(f"position {position} is out of range: a prompt has {short} tokens, with its BOS")
+        options: dict[str, Any] = {"return_type": None, "attention_mask": mask.long()}
+        _, cache = stream.model.run_with_cache(tokens, names_filter=stream.sites, **options)
+        value = side_by_side(stream.model, stream.sites[0], cache[stream.sites[0]])
+        at = torch.full_like(lengths, position) if position >= 0 else lengths + position
+        found.append(value[torch.arange(len(at)), at].float())
+    return torch.cat(found)

@@ -1,0 +1,156 @@
+"""What `evaluate_labels` says of dictionaries whose latents are, or are not, the labels."""
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn import linear_model, metrics
+from torch import Tensor
+
+from hooked_lm import HookedTransformer
+from hooked_lm.demo.corpus import TASKS
+from hooked_lm.interventions.dictionaries import JumpReLU, evaluate_labels, load
+from hooked_lm.interventions.dictionaries.labelled import _Data, _figures, _half, _Probe, auroc, logistic
+from tests.close import assert_close, assert_near
+
+D, CLASSES, EACH = 6, 4, 40
+
+
+def data(noise: float = 0.1, seed: int = 0) -> _Data:
+    """Vectors of four classes: each has a direction, and all have noise in two more dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = [i % CLASSES for i in range(CLASSES * EACH)]
+    x = torch.zeros(len(labels), D)
+    x[range(len(labels)), labels] = 1 + 0.1 * torch.rand(len(labels), generator=generator)
+    x[:, CLASSES:] = noise * torch.randn(len(labels), D - CLASSES, generator=generator)
+    return _Data(x, torch.tensor([[label == each for label in labels] for each in range(CLASSES)]), _half(labels, 0))
+
+
+def made(readers: Tensor, writers: Tensor) -> JumpReLU:
+    sae = JumpReLU.Config(D, len(readers), threshold=0.3).build().requires_grad_(False)
+    sae.W_enc.copy_(readers.T)
+    sae.W_dec.copy_(writers)
+    return sae.eval()
+
+
+def figures(sae: Any, of: _Data, k: tuple[int, ...] = (1, 2)) -> dict[str, Tensor]:
+    probes = [_Probe.of(of.x[of.train], with_it[of.train]) for with_it in of.of]
+    return _figures(of, sae, probes, k)
+
+
+def test_a_latent_for_each_label_is_perfect() -> None:
+    """The ablation of its latent costs a label all that a balanced guess can lose, and the others nothing."""
+    found = figures(made(torch.eye(D), torch.eye(D)), data())
+    ones = torch.ones(CLASSES)
+    for name in ("AUROC k=1", "AUROC k=2", "AUROC of vectors"):
+        assert torch.equal(found[name], ones), name
+    assert torch.equal(found["absorption"], 0 * ones)
+    assert_close(found["TPP"], ones / 2)
+
+
+def test_a_latent_for_two_labels_does_not_tell_them_apart() -> None:
+    """It ranks the prompts of the other above a third of those without the label's own, and below none: AUROC 1 - 1/6."""
+    both = torch.eye(D)
+    both[0, 1], both[1] = 1, torch.zeros(D)
+    of = data()
+    of.x[:, :CLASSES] = of.x[:, :CLASSES].round()  # of one magnitude, so that ties are ties
+    found = figures(made(both, both), of)
+    assert_close(found["AUROC k=1"], torch.tensor([5 / 6, 5 / 6, 1, 1]))
+    assert float(found["TPP"][0]) < 0.4
+
+
+def test_labels_that_nothing_tells_are_at_chance() -> None:
+    of = data()
+    shuffled = of._replace(of=of.of[:, torch.randperm(len(of.x), generator=torch.Generator().manual_seed(1))])
+    found = figures(made(torch.eye(D), torch.eye(D)), shuffled)
+    assert float((found["AUROC k=1"] - 0.5).abs().max()) < 0.2
+    assert float(found["TPP"].abs().max()) < 0.3
+
+
+def test_absorption_is_seen_where_another_latent_has_taken_over() -> None:
+    """A latent stands for class 0 where the entry 4 is negative, another where it is positive. As one of both it is absorbed by
+    the other; as two, the label is split, and nothing is absorbed."""
+    of = data()
+    of.x[:, 4] = torch.tensor([-1.0, 1.0]).repeat_interleave(CLASSES).repeat(len(of.x) // (2 * CLASSES))
+    readers, writers = torch.eye(D), torch.eye(D)
+    readers[0, 4], readers[4, 0], writers[4, 0] = -1.0, 1.0, 1.0
+    sae = made(readers, writers)
+    sae.threshold.copy_(torch.tensor([1.5, 0.3, 0.3, 0.3, 1.5, 0.3]))
+    active = sae.encode(of.x) != 0
+    assert torch.equal(active[:, 0] | active[:, 4], of.of[0])
+    alone, both = figures(sae, of, (1,)), figures(sae, of, (1, 2))
+    test = of.of[0] & ~of.train
+    shares = [float(active[test, latent].float().mean()) for latent in (0, 4)]
+    assert min(abs(float(alone["absorption"][0]) - share) for share in shares) < 1e-6
+    assert torch.equal(alone["absorption"][1:], torch.zeros(CLASSES - 1))
+    assert torch.equal(both["absorption"], torch.zeros(CLASSES))
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 1000), d=st.integers(1, 12), apart=st.floats(0, 5))
+def test_probes_and_their_measure_are_those_of_scikit_learn(seed: int, d: int, apart: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    there = torch.arange(60) % 3 == 0
+    x = torch.randn(60, d, generator=generator).round(decimals=1) + apart * there[:, None]
+    fitted = linear_model.LogisticRegression(class_weight="balanced", tol=1e-8, max_iter=1000)
+    fitted.fit(x.double().numpy(), there.numpy())
+    expected = torch.cat([torch.from_numpy(fitted.coef_[0]), torch.from_numpy(fitted.intercept_)])
+    assert_near(logistic(x, there), expected, 1e-4, because="theirs stops at a tolerance")
+    assert_close(auroc(x[:, 0], there), metrics.roc_auc_score(there.numpy(), x[:, 0].numpy()))
+
+
+def test_halves_are_stratified_and_drawn() -> None:
+    labels = ["a"] * 10 + ["b"] * 5
+    train = _half(labels, 0)
+    assert (int(train[:10].sum()), int(train[10:].sum())) == (5, 3)
+    assert torch.equal(train, _half(labels, 0))
+    assert not torch.equal(train, _half(labels, 1))
+
+
+# ---- on the bundled model --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model() -> HookedTransformer:
+    return HookedTransformer.from_pretrained("demo", device="cpu")
+
+
+def items(task: str, n: int) -> list[Any]:
+    rng = Random(7)
+    return [TASKS[task](rng) for _ in range(n)]
+
+
+def test_the_bundled_dictionary_has_a_latent_of_the_pronoun(model: HookedTransformer) -> None:
+    found = items("pronouns", 60)
+    prompts, women = [item.prompt for item in found], [item.answer in (" she", " her") for item in found]
+    result = evaluate_labels(model, prompts, load("demo"), women, skip=1)
+    table = result.to_dataframe()
+    assert list(table["label"]) == ["False", "True"]
+    assert table["AUROC k=1"].min() > 0.95 > table["AUROC k=1 (random)"].max()
+    assert "TPP" not in table.columns  # of two labels, none can lose more than the other
+    assert result.figures.headline == "AUROC k=1"
+    last = evaluate_labels(model, prompts, load("demo"), women, positions=0, control=None, k=[3])
+    assert_close(last.figures.select(figure="AUROC k=3").mean, 0.5)  # BOS knows nothing
+    assert last.figures.random is None
+
+
+def test_mistakes(model: HookedTransformer) -> None:
+    sae = load("demo")
+    prompts = ["John went", "Mary went", "Tom went", "Anna went"] * 2
+    labels: list[Any] = [True, False] * 4
+    with pytest.raises(ValueError, match="all prompts have the label 'a', so that none can be told from others"):
+        evaluate_labels(model, prompts, sae, ["a"] * 8)
+    with pytest.raises(ValueError, match="the label 'b' has 3 prompts, and needs at least 4"):
+        evaluate_labels(model, prompts, sae, ["a"] * 5 + ["b"] * 3)
+    with pytest.raises(ValueError, match="there are 7 labels for 8 prompts"):
+        evaluate_labels(model, prompts, sae, labels[:7])
+    with pytest.raises(ValueError, match="position 3 is out of range: a prompt has 3 tokens"):
+        evaluate_labels(model, prompts, sae, labels, positions=3)
+    for k in ([], [0, 1], [2, 1], [513]):
+        with pytest.raises(ValueError, match="k are numbers of latents, ascending, from 1 to 512"):
+            evaluate_labels(model, prompts, sae, labels, k=k)
+    with pytest.raises(ValueError, match="control must be 'auto' or None"):
+        evaluate_labels(model, prompts, sae, labels, control="none")
