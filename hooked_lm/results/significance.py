@@ -35,11 +35,11 @@ class Significance(Scores):
     selected keep the p-values of the whole.
 
     >>> effects = Scores(
-    ...     torch.tensor([[1.0, 2, 1, 2, 1, 2], [1, -2, 1, -2, 1, 2]]), {"layer": [0, 1]}
+    ...     torch.tensor([[1.0, 2, 1, 2, 1, 2], [4, -1, 1, -1, 1, -1]]), {"layer": [0, 1]}
     ... )
     >>> found = Significance.of(effects)
     >>> found.is_significant.tolist(), found.p.tolist()
-    ([True, False], [0.03125, 1.0])
+    ([True, False], [0.03125, 0.8125])
     """
 
     p: Float[Tensor, "..."]
