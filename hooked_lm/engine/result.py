@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hooked_lm.results import Label
 from hooked_lm.results.bounds import SHARE, Bounds
+from hooked_lm.results.control import Control
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
 from hooked_lm.results.significance import Significance
@@ -272,6 +273,11 @@ class SweepResult(Scores):
         """The effects that `significant` tests."""
         return self.effects()
 
+    @property
+    def control(self) -> Control | None:
+        """What the same method finds on a control, if it was run."""
+        return Control.of(self.about)
+
     def warn_if_close(self) -> None:
         """Warns if the difference of the baselines may be 0: within two standard errors."""
         if self.clean is not None:
@@ -310,6 +316,7 @@ class SweepResult(Scores):
         subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is {value} of {run}"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
             subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
+        subtitle += f"; {self.control}" if self.control is not None else ""
         short, long = self._named(metric or "metric")
         return {
             "title": ": ".join(filter(None, [what[:1].upper() + what[1:], long if metric or self._scale else ""])),
@@ -344,4 +351,5 @@ class SweepResult(Scores):
     def _summary(self) -> list[str]:
         means = {name: sum(each) / len(each) for name, each in self._baseline_means().items()}
         order = {"corrupted": means.get("corrupted", means.get("unchanged")), "clean": means.get("clean")}
-        return [f"{name} {mean:.4g}" for name, mean in order.items() if mean is not None]
+        control = [] if self.control is None else [repr(self.control)]
+        return [*(f"{name} {mean:.4g}" for name, mean in order.items() if mean is not None), *control]
