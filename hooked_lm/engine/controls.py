@@ -21,17 +21,19 @@ OWN = "own"  # the metric of the answers, beside that of shuffled ones
 Own = TypeVar("Own", bound=SweepResult)
 
 
-def with_control(found: Own, effects: SweepResult, other: SweepResult, name: str, lacks: str) -> Own:
+def with_control(
+    found: Own, effects: SweepResult, other: SweepResult, name: str, lacks: str, by_size: bool = False
+) -> Own:
     """The result with a control: its own `effects`, and `other`, those of the same method on the control, are compared by how
-    many cells are significant, or by the largest effect where prompts are few or no cell is significant. Warns if the control
-    does about as well."""
-    control = _compared(effects.effects(), other.effects(), name, lacks)
+    many cells are significant, or by the largest effect if `by_size`, or prompts are few, or no cell is significant. Warns if
+    the control does about as well."""
+    control = _compared(effects.effects(), other.effects(), name, lacks, by_size)
     control.warn_if_as_well()
     return replace(found, about={**found.about, **control.about()})
 
 
-def _compared(own: SweepResult, other: SweepResult, name: str, lacks: str) -> Control:
-    if is_testable(own):
+def _compared(own: SweepResult, other: SweepResult, name: str, lacks: str, by_size: bool) -> Control:
+    if not by_size and is_testable(own):
         with in_words():
             counts = [each.significant(LEVEL, n_permutations=FLIPS).n_significant for each in (own, other)]
         if counts[0]:

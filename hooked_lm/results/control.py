@@ -58,8 +58,8 @@ class Control(NamedTuple):
         """Warns if the control does about as well."""
         if self.does_as_well:
             warn_caller(
-                f"the control ({self.name}) does about as well: {self.measure} {short(self.other)}, here {short(self.own)}. So what "
-                f"was found need not be due to {self.lacks}"
+                f"the control ({self.name}) does about as well: {self.measure} {short(self.other)}, here {short(self.own)}. "
+                f"So what was found need not be due to {self.lacks}"
             )
 
     def __repr__(self) -> str:

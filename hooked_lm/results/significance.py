@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hooked_lm.callers import warn_caller
-from hooked_lm.results.bootstrap import ENOUGH_PROMPTS, SkewWarning, skewness
+from hooked_lm.results.bootstrap import ENOUGH_PROMPTS, LEAST_SKEWED, MANY_PROMPTS, TOO_L_SKEWED, SkewWarning, skewness
 from hooked_lm.results.groups import sums_by_group
 from hooked_lm.results.scores import METRIC, Scores
 from hooked_lm.results.sign_flips import CORRECTIONS, FlipTest, flip_test, has_effect
 
-SKEWED, MOST_SKEWED = "skewed", 0.2  # in `about`; the L-skewness from which on it is said
+SKEWED, MOST_SKEWED = "skewed", 0.2  # in `about`; the L-skewness from which on it is said of many prompts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,13 +74,14 @@ class Significance(Scores):
         p, adjusted = (torch.cat([test[i] for test in tests]).view(effects.values.shape[:-1]) for i in (0, 1))
         given = effects.values, effects.axes, p, adjusted, level, correction, tests[0].n_flips
         about = {**effects.about, "seed": seed}
-        if skewed > MOST_SKEWED:
+        if skewed > (MOST_SKEWED if by_unit.shape[1] >= MANY_PROMPTS else TOO_L_SKEWED):
             about[SKEWED] = skewed
+            is_least = any(name in effects._measured() for name in LEAST_SKEWED)
+            metric = "" if is_least else "a metric that is less skewed, such as a logit difference, "
             warn_caller(
                 f"the effects are skewed over the {counted}s (L-skewness {skewed:.2f}), and sign flips suppose that they are "
                 f"symmetric around 0 if there are none: more cells may be significant without an effect than level {level:g} "
-                f"says; use more {counted}s, a metric that is less skewed, such as a logit difference, or "
-                "interval(simultaneous=True)",
+                f"says; use more {counted}s, {metric}or interval(simultaneous=True)",
                 SkewWarning,
             )
         return cls(*given, about=about, groups=effects.groups)
