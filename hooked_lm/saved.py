@@ -37,6 +37,7 @@ LOADERS = {
     "RegressionProbes": "hooked_lm.analysis.probe_results:RegressionProbes.load",
     "Saliency": "hooked_lm.analysis.reading.saliency:Saliency.load",
     "Scores": "hooked_lm.results.scores:Scores.load",
+    "Significance": "hooked_lm.results.significance:Significance.load",
     "Statistics": "hooked_lm.interventions.statistics:Statistics.load",
     "SteeringVectors": "hooked_lm.interventions.steering:SteeringVectors.load",
     "SteeredTexts": "hooked_lm.interventions.steered_texts:SteeredTexts.load",

@@ -10,8 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.results.bootstrap import Resampling, bootstrap
+from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words
 from hooked_lm.results.bounds import SHARE, Bounds
+from hooked_lm.results.control import Control
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
 from hooked_lm.results.tabular import Tabular, with_values
@@ -92,6 +93,16 @@ class LayerProbes(Tabular, Scores):
         """The measure minus that of the control (after Hewitt and Liang 2019, arXiv:1909.03368)."""
         return self.mean[0] - self.mean[1]
 
+    @property
+    def control(self) -> Control:
+        """The measure of the best layer beside its control, which does as well if the interval of no layer, all of them at
+        once, is above that of its control."""
+        with in_words():
+            low, _ = self.interval(simultaneous=True)
+        (measured, control), best = self.mean, int(self.mean[0].argmax())
+        name, numbers = str(self.about.get("control", SHUFFLED)), (measured[best].item(), control[best].item())
+        return Control(name, self.MEASURE, *numbers, bool((low[0] <= control).all()), "the labels")
+
     def _rows(self, layer: Label) -> Float[Tensor, "row width"]:
         """The weights of a layer; raises ValueError for an unknown one."""
         places = list(self.axes[self._place])
@@ -164,7 +175,8 @@ class LayerProbes(Tabular, Scores):
         guess, value = self.chance
         return [
             f"best {self._place} {self.axes[self._place][best]} with {self.MEASURE} {self.mean[0, best]:.2f}, control "
-            f"{self.mean[1, best]:.2f}, {guess} {value:.2f}"
+            f"{self.mean[1, best]:.2f}, {guess} {value:.2f}",
+            *([f"no better than {self.control.name}"] if self.control.does_as_well else []),
         ]
 
 
@@ -177,8 +189,8 @@ class Probes(LayerProbes):
             out; of the probe, and of the control, a probe of a random label for each token, or of shuffled labels
             (`about["control"]`).
         axes: "of" ("probe", "control") and "layer".
-        weights, biases: [layer, class, width] and [layer, class]: the probe of all prompts, for vectors as they are in the model.
-            With two classes there is one row, which is positive for the second class.
+        weights, biases: [layer, class, width] and [layer, class]: the probe of all prompts, for vectors as they are in the
+            model. With two classes there is one row, which is positive for the second class.
         classes: the labels, sorted; `counts` how many prompts have each.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).
         folds: the number of the fold with which each prompt, or group, was held out.
@@ -239,9 +251,9 @@ class RegressionProbes(LayerProbes):
     """Linear probes of numbers, with the share of their variance that is explained on held-out prompts, R².
 
     Args:
-        values: [2, layer, prompt]: 1 - (label - prediction)² / variance of the labels, for each prompt or the mean of each group
-            of prompts, when it was held out; of the probe, and of the control, a probe of a random label for each token, or of
-            shuffled labels (`about["control"]`).
+        values: [2, layer, prompt]: 1 - (label - prediction)² / variance of the labels, for each prompt or the mean of each
+            group of prompts, when it was held out; of the probe, and of the control, a probe of a random label for each
+            token, or of shuffled labels (`about["control"]`).
         axes: "of" ("probe", "control") and "layer".
         weights, biases: [layer, 1, width] and [layer, 1]: the probe of all prompts, for vectors as they are in the model.
         shape: the shape of a vector at the site, such as (d_model,) or (head, d_head).

@@ -211,6 +211,9 @@ def _study(
     intervals = " with 95% intervals of all cells at once" if "low" in top else ""
     say(f"\nThe largest effects, means over the pairs{intervals}:")
     found = show_result(top, table, scores.axes, NUMBERS)
+    if isinstance(scores, SweepResult) and (counted := sweep.significant_cells(scores)):
+        say(counted)
+        found["significant"] = counted
     if html is not None:
         has_shares = isinstance(scores, SweepResult) and normalized and scores.clean is not None
         figure = viz.CaptionedFigure((scores.normalized() if has_shares else scores).plot())  # type: ignore[attr-defined]

@@ -1,6 +1,8 @@
 """A metric of all prompts, measured on logits of which each row is of one of them: a part, several runs, another order."""
 
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -66,3 +68,47 @@ def numbers_of(score: object, n_prompts: int) -> Float[Tensor, " number"]:
         got = tuple(score.shape) if isinstance(score, Tensor) else type(score).__name__
         raise ValueError(f"the metric must give one number, or one for each of the {n_prompts} prompts, got {got}")
     return score.reshape(-1)
+
+
+@dataclass(frozen=True)
+class RearrangedMetric:
+    """A metric of `len(source)` prompts as one of other rows: prompt i reads row `source[i]` of the logits, and its number is
+    that of the rows `i` of `kept`. The metric has one number for each prompt, which depends on the logits of that prompt alone.
+    """
+
+    metric: Metric
+    source: tuple[int, ...]
+    kept: tuple[int, ...]
+    has_own_answers: bool = True  # whether each prompt is read by its own numbers
+
+    @classmethod
+    def of_rows(cls, metric: Metric, rows: Sequence[int], n_prompts: int) -> "RearrangedMetric":
+        """The metric of some of its prompts; the others read the first of them, and their numbers are left out."""
+        place = {row: at for at, row in enumerate(rows)}
+        return cls(metric, tuple(place.get(row, 0) for row in range(n_prompts)), tuple(rows))
+
+    @classmethod
+    def permuted(cls, metric: Metric, answers: Sequence[int]) -> "RearrangedMetric":
+        """The metric with the answers of other prompts: row i has those of prompt `answers[i]`."""
+        source = [0] * len(answers)
+        for row, prompt in enumerate(answers):
+            source[prompt] = row
+        return cls(metric, tuple(source), tuple(answers), has_own_answers=False)
+
+    @cached_property
+    def _of_rows(self) -> MetricOfRows:
+        return MetricOfRows(self.metric)
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.metric, "name", getattr(self.metric, "__name__", "")))
+
+    @property
+    def rises_with_answer(self) -> bool:
+        return self.has_own_answers and bool(getattr(self.metric, "rises_with_answer", False))
+
+    def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " row"]:
+        scores = self._of_rows(logits, torch.tensor([self.source]))
+        if scores.shape != (1, len(self.source)):
+            raise ValueError(f"the metric must give one number for each of the {len(self.source)} prompts")
+        return scores[0, list(self.kept)]

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from hooked_lm.results import Label
 from hooked_lm.results.bounds import SHARE, Bounds
+from hooked_lm.results.control import Control
 from hooked_lm.results.gap import warn_if_small
 from hooked_lm.results.scores import METRIC, POSITION, Scores
+from hooked_lm.results.significance import Significance
 
 Own = TypeVar("Own", bound="SweepResult")
 
@@ -172,7 +174,8 @@ class SweepResult(Scores):
         Warns if these means may be equal: if they differ by less than two standard errors over prompts.
 
         Effects are only divided by the difference of these means: an effect of 0 stays 0. Each metric is scaled separately.
-        Intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by no more than
+        Intervals treat the scale as exact. Raises ValueError if there is no clean run, or if the two means differ by no more
+        than
         rounding: a millionth of the largest value, or of 1.
         """
         if self.clean is None:
@@ -233,6 +236,48 @@ class SweepResult(Scores):
         about = {**self.about, SCALE: PAIRED_RESTORED}
         return replace(change, **cells, corrupted=change.corrupted + 1, clean=change.clean + 1, about=about)
 
+    def significant(
+        self, level: float = 0.05, correction: str = "max", n_permutations: int | None = None, seed: int = 0
+    ) -> Significance:
+        """Which cells have an effect at all, by flipping the signs of the effects on pairs of prompts.
+
+        A cell without effect is as likely to change the metric of a pair by x as by -x. The |t| of each cell is compared with
+        those where the signs of pairs are flipped; with `groups`, those of a group together. The hypothesis is that effects
+        are symmetric around 0: of skewed effects more cells may be significant than the level says, of which it warns
+        (`SkewWarning`).
+
+        Args:
+            level: the share of errors that is allowed.
+            correction: "max" compares with the largest |t| of all cells (step-down), so that a table without any effect has a
+                significant cell in 5% of cases, however cells depend on each other; "holm" does so from the p-values of single
+                cells, which takes more flips and finds less; "bh" allows 5% of the significant cells to be wrong.
+            n_permutations: how many flips; None: 10,000 (1,000 to 10,000 of more than 6,700 cells), for "holm" and "bh" up to
+                100,000. All, if there are no more: the test is then exact.
+            seed: the seed of the flips.
+
+        Returns a Significance, with each metric corrected for its own cells. Raises ValueError for one prompt or a metric
+        with one number for all, for an unknown correction, and for so few pairs or flips that no cell could be significant.
+
+        >>> import torch
+        >>> result = SweepResult(
+        ...     torch.tensor([[2.0, 3, 2, 3, 2, 3], [2, -1, 2, -1, 2, -2]]),
+        ...     {"layer": [0, 1]},
+        ...     torch.zeros(6),
+        ... )
+        >>> result.significant().is_significant
+        tensor([ True, False])
+        """
+        return Significance.of(self._tested(), level, correction, n_permutations, seed)
+
+    def _tested(self) -> Scores:
+        """The effects that `significant` tests."""
+        return self.effects()
+
+    @property
+    def control(self) -> Control | None:
+        """What the same method finds on a control, if it was run."""
+        return Control.of(self.about)
+
     def warn_if_close(self) -> None:
         """Warns if the difference of the baselines may be 0: within two standard errors."""
         if self.clean is not None:
@@ -271,6 +316,7 @@ class SweepResult(Scores):
         subtitle = f"{DIRECTIONS[self.base] if which else ''}each value is {value} of {run}"
         if any(isinstance(label, str) for label in self.axes.get(POSITION, ())):
             subtitle += f"; tokens of the {which}prompt{'s' * (self.n_prompts > 1)}"
+        subtitle += f"; {self.control}" if self.control is not None else ""
         short, long = self._named(metric or "metric")
         return {
             "title": ": ".join(filter(None, [what[:1].upper() + what[1:], long if metric or self._scale else ""])),
@@ -305,4 +351,5 @@ class SweepResult(Scores):
     def _summary(self) -> list[str]:
         means = {name: sum(each) / len(each) for name, each in self._baseline_means().items()}
         order = {"corrupted": means.get("corrupted", means.get("unchanged")), "clean": means.get("clean")}
-        return [f"{name} {mean:.4g}" for name, mean in order.items() if mean is not None]
+        control = [] if self.control is None else [repr(self.control)]
+        return [*(f"{name} {mean:.4g}" for name, mean in order.items() if mean is not None), *control]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from hooked_lm.engine.controls import with_control
 from hooked_lm.engine.pairs import RightAndWrong, needed_metric
 from hooked_lm.engine.result import SweepResult, total_cost
 from hooked_lm.engine.study import Metrics, Study
@@ -22,8 +23,11 @@ from hooked_lm.interventions.steering import Layers, SteeringVectors
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs, ids_of
 from hooked_lm.results import Label
+from hooked_lm.results.control import RANDOM_DIRECTION
 from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import provenance
+
+AFFORDABLE = 2e10  # floating-point operations of a control that is not asked for
 
 
 def sweep_steering(
@@ -40,6 +44,8 @@ def sweep_steering(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
+    control: str | None = "auto",
+    seed: int = 0,
 ) -> SweepResult:
     """The metric under steering, over layers and coefficients; each cell equals a forward pass under `vectors.hooks(...)`.
 
@@ -51,6 +57,8 @@ def sweep_steering(
         coefficients, layers, unit: as for `SteeringVectors.hooks`.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a forward pass may use in addition to the model; cells share passes if they fit.
+        control: "random": also random directions of the same norms, drawn with `seed`, for `result.control`; "auto": if that
+            takes at most 2e10 floating-point operations; None.
 
     Returns a SweepResult with the axes (metric), layer and coefficient, whose labels are ints or strings such as "0.5".
     `.corrupted` is the run without steering, so `.effects()` is the effect of steering. Raises before any forward pass:
@@ -77,6 +85,8 @@ def sweep_steering(
     ... )
     True
     """
+    if control not in ("auto", "random", None):
+        raise ValueError(f"control must be 'auto', 'random' (directions of the same norm) or None, got {control!r}")
     contrast.check_model(model)
     metric = needed_metric(model, metric, answers)
     if not isinstance(vectors, SteeringVectors):
@@ -95,7 +105,7 @@ def sweep_steering(
     ids = _ids(model, given)
     of_prompts = checked_groups(groups, len(ids))
 
-    def swept(rows: list[int]) -> SweepResult:
+    def swept(vectors: SteeringVectors, rows: list[int]) -> SweepResult:
         whole = given if isinstance(given, VisionInputs) else None  # its prompts have one length
         tokens: Rows = torch.cat([ids[row] for row in rows]) if whole is None else whole
         places = [*product(range(len(sites)), range(len(coefficients)))]
@@ -108,8 +118,21 @@ def sweep_steering(
     shapes = [tokens.shape for tokens in ids]
     alike = [[row for row, shape in enumerate(shapes) if shape == one] for one in dict.fromkeys(shapes)]
     settings = {"site": vectors.site, "method": vectors.method, "positions": positions, "unit": unit}
-    found = _joined([swept(rows) for rows in alike], alike)
-    return replace(found, about={**found.about, **provenance(model, **settings)}, groups=of_prompts)
+    found = _joined([swept(vectors, rows) for rows in alike], alike)
+    found = replace(found, about={**found.about, **provenance(model, **settings)}, groups=of_prompts)
+    if control is None or (control == "auto" and (found.cost or {}).get("flops", math.inf) > AFFORDABLE):
+        return found
+    random = _of_same_norms(vectors, seed)
+    other = _joined([swept(random, rows) for rows in alike], alike)
+    return with_control(found, found, other, RANDOM_DIRECTION, "the direction", by_size=True)
+
+
+def _of_same_norms(vectors: SteeringVectors, seed: int) -> SteeringVectors:
+    """Random directions with the norms of these, one for each layer."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = {layer: torch.randn(found.shape, generator=generator) for layer, found in vectors.directions.items()}
+    same = {layer: found * (vectors.directions[layer].norm() / found.norm()) for layer, found in drawn.items()}
+    return replace(vectors, directions=same)
 
 
 def _labels(coefficients: Sequence[float | int]) -> list[Label]:

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Sequence
 
+from hooked_lm.engine.controls import with_shuffled_answers, without_shuffled_answers
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, both_runs, prompts_and_metric
 from hooked_lm.engine.plan import SweepPlan, by_component
 from hooked_lm.engine.prompts import AxisSelection, HeadSelection, Prompts, Source, Values, replacement
-from hooked_lm.engine.result import SweepResult
+from hooked_lm.engine.result import SweepResult, metric_name
 from hooked_lm.engine.stacks import Target
 from hooked_lm.engine.study import Metrics
 from hooked_lm.hooks import HookedRootModule
@@ -39,6 +40,7 @@ def sweep(
     max_memory: int | str = "auto",
     progress: bool | None = None,
     resume_file: str | os.PathLike[str] | None = None,
+    control: str | None = "auto",
 ) -> SweepResult:
     """Patch activations of one run into another, one cell of a grid at a time, and measure each patched run.
 
@@ -71,6 +73,8 @@ def sweep(
         max_memory: how much memory a pass may use in addition to the model: "auto", bytes, or a size such as "512MB".
         progress: whether to show a progress bar; None: if the work takes longer than two seconds.
         resume_file: a file for partial results, from which the same sweep resumes.
+        control: "shuffled": the same with the answers of other prompts, in the same passes, for `result.control`; "auto": where
+            the metric is one of `analysis.metrics` over six prompts or more, and nothing is resumed; None.
 
     Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.
     Raises before the sweep: ValueError for prompts of different shapes, an empty choice, or values that do not fit; KeyError
@@ -98,4 +102,6 @@ def sweep(
     values = Source(model, new, other, first, plan.sites, plan.shapes)
     changes = "corrupted" if direction == "denoise" else "clean"
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
-    return study.carry_out(model, first, metric, other, max_memory, progress, resume_file, groups)
+    both = with_shuffled_answers(metric, len(first), None if resume_file and control == "auto" else control)
+    found = study.carry_out(model, first, both, other, max_memory, progress, resume_file, groups)
+    return found if both is metric else without_shuffled_answers(found, metric_name(metric))

@@ -12,6 +12,7 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.reports.circuit import Task
 from hooked_lm.reports.prompts import turns_of
 from hooked_lm.results import Label, Scores
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.scores import METRIC
 from hooked_lm.viz.labels import POSITION
 from hooked_lm.viz.numbers import MINUS, rounded
@@ -104,8 +105,26 @@ def readable(table: "pd.DataFrame") -> "pd.DataFrame":
     return table.assign(position=table["position"].map(place_of)) if "position" in table else table
 
 
+def significant_cells(result: SweepResult) -> str:
+    """How many cells have an effect, in a sentence; "" for so few pairs that none could be significant.
+
+    >>> import torch
+    >>> effects = torch.tensor([[1.0, 2, 1, 2, 1, 2], [4, -1, 1, -1, 1, -1]])
+    >>> significant_cells(SweepResult(effects, {"layer": [0, 1]}, torch.zeros(6)))
+    '1 of 2 cells has an effect that is more than chance (p at most 0.05, corrected for all cells).'
+    """
+    try:
+        with in_words() as skewed:
+            found = result.significant()
+    except ValueError:  # too few pairs
+        return ""
+    verb, more = "has" if found.n_significant == 1 else "have", "; effects are skewed, so it may be fewer" * len(skewed)
+    of = f"{found.n_significant} of {found.n_tested} cells {verb} an effect that is more than chance"
+    return f"{of} (p at most {found.level:g}, corrected for all cells{more})."
+
+
 def finding(result: SweepResult) -> str:
-    """The cell with the largest effect, in a sentence."""
+    """The cell with the largest effect, and how many cells have one, in sentences."""
     shares = Shares(result)
     top = shares.top(1)
     if not len(top):
@@ -119,7 +138,8 @@ def finding(result: SweepResult) -> str:
     share = (
         "" if shares.gap != shares.gap else f": it {verb} {best[shares.name]:.0%} of the difference".replace("-", MINUS)
     )
-    return f"The largest effect is that of {where or 'the only cell'} ({change}){share}."
+    largest = f"The largest effect is that of {where or 'the only cell'} ({change}){share}."
+    return " ".join(filter(None, [largest, significant_cells(result)]))
 
 
 def figure(result: SweepResult, normalized: bool = True) -> "go.Figure":

@@ -4,7 +4,8 @@ from hooked_lm.keywords import answer_keywords
 from hooked_lm.results.bootstrap import SkewWarning
 from hooked_lm.results.labels import Label
 from hooked_lm.results.scores import Scores
+from hooked_lm.results.significance import Significance
 
-__all__ = ["Label", "Scores", "SkewWarning"]
+__all__ = ["Label", "Scores", "Significance", "SkewWarning"]
 
 answer_keywords(__name__)

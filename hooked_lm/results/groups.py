@@ -51,8 +51,21 @@ def by_group(
     """
     if groups is None:
         return values
+    mean = values.double().mean(1, keepdim=True)
+    sums = sums_by_group(values.double() - mean, groups)
+    return (mean + sums * sums.shape[1] / len(groups)).to(values.dtype)
+
+
+def sums_by_group(
+    values: Float[Tensor, "cell prompt"], groups: Sequence[Label] | None
+) -> Float[Tensor, "cell prompt_or_group"]:
+    """The sum over the prompts of each group; the values themselves without groups.
+
+    >>> sums_by_group(torch.tensor([[1.0, 3.0, 6.0]]), ["a", "a", "b"])
+    tensor([[4., 6.]])
+    """
+    if groups is None:
+        return values
     names = {label: place for place, label in enumerate(dict.fromkeys(groups))}
     which = torch.tensor([names[label] for label in groups])
-    mean = values.double().mean(1, keepdim=True)
-    sums = torch.zeros(len(values), len(names), dtype=torch.float64).index_add_(1, which, values.double() - mean)
-    return (mean + sums * len(names) / len(groups)).to(values.dtype)
+    return torch.zeros(len(values), len(names), dtype=values.dtype).index_add_(1, which, values)

@@ -13,13 +13,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.extras import lazy_import
-from hooked_lm.notebook_repr import NotebookRepr, html_table
+from hooked_lm.notebook_repr import NotebookRepr
 from hooked_lm.results import stored
-from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest_t, prompts_needed, simultaneous_level
+from hooked_lm.results.bootstrap import Resampling, bootstrap, in_words, largest_t, simultaneous_level
 from hooked_lm.results.bounds import UNBOUNDED, Bounds
 from hooked_lm.results.groups import Groups, by_group, checked_groups
-from hooked_lm.results.labels import Label, Wanted, check_labels, chosen_places, entries_at, headline, labels_at
-from hooked_lm.results.tabular import as_text, in_summary, with_values
+from hooked_lm.results.labels import Label, Wanted, check_labels, chosen_places, entries_at, headline
+from hooked_lm.results.power import Aim, Number, units_needed
+from hooked_lm.results.tabular import in_summary, table_of_largest, with_values
 from hooked_lm.results.turns import means_by, turns_along, turns_read_now
 
 if TYPE_CHECKING:
@@ -46,9 +47,7 @@ class Scores(NotebookRepr):
             {"layer": [0, 1], "position": ["0 <bos>", "1 When"]}.
         about: the origin of the numbers: the model, versions, seeds, settings.
         groups: a label for each prompt; those of one group, such as a template, a name or an item, are not independent, and
-            intervals count groups. None: each prompt is a group.
-
-    Raises ValueError for inconsistent shapes, and for groups that are not one label for each prompt.
+            intervals count groups. None: each prompt is a group. Raises ValueError if shapes or groups do not fit.
 
     >>> scores = Scores(torch.tensor([[1.0, 2.0], [5.0, 7.0]]), {"layer": [0, 1]})
     >>> scores
@@ -114,56 +113,54 @@ class Scores(NotebookRepr):
     def interval(
         self, level: float = 0.95, n_resamples: int = 1000, seed: int = 0, simultaneous: bool = False
     ) -> tuple[Float[Tensor, "*grid"], Float[Tensor, "*grid"]]:
-        """The confidence interval (low, high) of the means: Student's, or bootstrap over prompts (Efron 1979; of skewed values
-        the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts. Shares and 0/1 values
-        of a sweep have Wilson's, differences of those Newcombe's, and at once Hoeffding's (see `results.bounds`).
+        """The confidence interval (low, high) of the means: Student's, or bootstrap over prompts (Efron 1979; of skewed
+        values the bootstrap-t of Hall 1988) where it is wider. With `groups`, groups are drawn instead of prompts. Shares and
+        0/1 values of a sweep have Wilson's, differences of those Newcombe's, and at once Hoeffding's (see `results.bounds`).
 
-        Prompts are drawn with replacement, the same for all cells, from a separate generator. Intervals of level 0.95 contain
-        the true mean of normal numbers in 95 to 96% of cases, for five prompts and for eighty. NaN with one prompt or group.
-        Warns (`SkewWarning`) where values are so skewed that they contain it less often.
+        Prompts are drawn with replacement, the same for all cells. Intervals of level 0.95 contain the true mean of normal
+        numbers in 95 to 96% of cases. NaN with one prompt or group. Warns (`SkewWarning`) of skewed values.
 
         Each of these intervals is of a cell that was chosen beforehand: of a thousand cells without effect fifty exclude 0. With
         `simultaneous`, all cells (of each metric) contain their means at once in 95% of cases, by Bonferroni, or by the largest
         |t| of all cells in resamples where that is wider; `top`, figures and notebooks have these.
         """
         if METRIC in self.axes:
-            parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
-            ends = [part.interval(level, n_resamples, seed, simultaneous) for part in parts]
+            ends = [part.interval(level, n_resamples, seed, simultaneous) for part in self._by_metric()]
             low, high = (torch.stack(each) for each in zip(*ends, strict=True))
             return low, high
         cells = torch.arange(self.values[..., 0].numel())
         low, high = self._ends(cells, Resampling(level, n_resamples, seed), simultaneous)
         return low.view(self.values.shape[:-1]), high.view(self.values.shape[:-1])
 
-    def power(self, width: float | int, level: float = 0.95, simultaneous: bool = False) -> Float[Tensor, "*grid"]:
-        """How many prompts (pairs, or groups) each cell needs for an interval no wider than `width`, by Student's interval of
-        values that vary as much as these. Of skewed values it takes more.
+    def power(
+        self,
+        width: Number | None = None,
+        level: float = 0.95,
+        simultaneous: bool = False,
+        *,
+        effect: Number | None = None,
+    ) -> Float[Tensor, "*grid"]:
+        """How many prompts (pairs, or groups) each cell needs, of values that vary as much: for an interval no wider than
+        `width`, or one that excludes 0 in 80% of experiments if the mean is `effect`, by Student's (see `results.power`).
 
-        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. Of 0/1 values, the number for
-        which the interval of the same share is as narrow. At least 2; NaN where a value is missing, and with one prompt. Raises
-        ValueError for a width that is not positive.
+        With `simultaneous`, for the intervals of all cells (of each metric) at once, by Bonferroni. Of 0/1 values, the number
+        for the width of the same share. At least 2, and for an effect as many as give a p-value that small; NaN where a value is
+        missing, and with one prompt. ValueError for a width that is not positive, an effect of 0, and for both or neither.
 
         >>> scores = Scores(torch.tensor([[1.0, 2.0, 3.0], [1.0, 1.1, 1.2]]), {"layer": [0, 1]})
-        >>> scores.power(0.5), scores.power(0.5, simultaneous=True)
-        (tensor([64.,  3.]), tensor([84.,  4.]))
+        >>> scores.power(0.5), scores.power(0.5, simultaneous=True), scores.power(effect=0.5)
+        (tensor([64.,  3.]), tensor([84.,  4.]), tensor([34.,  6.]))
         """
         if METRIC in self.axes:
-            parts = [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
-            return torch.stack([part.power(width, level, simultaneous) for part in parts])
+            return torch.stack([part.power(width, level, simultaneous, effect=effect) for part in self._by_metric()])
         values = self.values.reshape(-1, self.n_prompts)
-        level = self._level_of_each(values, level) if simultaneous else level
-        if self._bounds.are_finite:
-            found = self._bounds.prompts_needed(values, width, level, simultaneous and len(values) > 1)
-        else:
-            values = by_group(values, self.groups)
-            deviations = values.double().std(1) if values.shape[1] > 1 else torch.full((len(values),), torch.nan)
-            found = prompts_needed(deviations, width, level)
-        return found.view(self.values.shape[:-1])
+        aim = Aim(width, effect, self._level_of_each(values, level) if simultaneous else level, level)
+        return units_needed(values, self.groups, self._bounds, aim).view(self.values.shape[:-1])
 
     @property
     def _bounds(self) -> Bounds:
-        """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once are
-        then Bonferroni's alone."""
+        """The least and the largest value that is possible. Intervals stay between known ends, and those of all cells at once
+        are then Bonferroni's alone."""
         return self._known_bounds() or UNBOUNDED
 
     def _known_bounds(self) -> Bounds | None:
@@ -171,8 +168,8 @@ class Scores(NotebookRepr):
         return None
 
     def _level_of_each(self, values: Float[Tensor, "cell prompt"], level: float) -> float:
-        """The level of each cell's interval for which all contain their means at once. Intervals of shares have a width, so that
-        they count, even if all prompts agree."""
+        """The level of each cell's interval for which all contain their means at once. Intervals of shares have a width, so
+        that they count, even if all prompts agree."""
         if self._bounds == UNBOUNDED:
             return simultaneous_level(by_group(values, self.groups), level)
         return 1 - (1 - level) / max(1, int(values.isfinite().all(1).sum()))
@@ -227,6 +224,10 @@ class Scores(NotebookRepr):
             found = found._taken(name, places)
         return found
 
+    def _by_metric(self: Own) -> list[Own]:
+        """The part of each metric."""
+        return [self._taken(METRIC, i) for i in range(len(self.axes[METRIC]))]
+
     def _taken(self: Own, name: str, index: int | list[int]) -> Own:
         """The part at one index of an axis, which is removed, or at several."""
         at = (slice(None),) * list(self.axes).index(name) + (index,)
@@ -263,8 +264,8 @@ class Scores(NotebookRepr):
     # ---- tables and figures ------------------------------------------------------------------------------------------
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each cell: its labels, the mean over prompts and, of several, the interval of this cell alone (`low`, `high`;
-        those of all cells at once are in `top` and in `interval(simultaneous=True)`).
+        """A row for each cell: its labels, the mean over prompts and, of several, the interval of this cell alone (`low`,
+        `high`; those of all cells at once are in `top` and in `interval(simultaneous=True)`).
 
         With `per_prompt` a row for each cell and prompt: the labels, `prompt` and `value`. Cells that do not exist
         are rows with NaN; `.dropna()` removes them.
@@ -272,8 +273,12 @@ class Scores(NotebookRepr):
         if per_prompt:
             return self._by_prompt()
         low, high = self.interval(level)
-        columns = {"mean": self.mean, **with_values(low=low, high=high)}
+        columns = {"mean": self.mean, **with_values(low=low, high=high), **(self._more_columns() or {})}
         return self._cells().assign(**{name: column.flatten().numpy() for name, column in columns.items()})
+
+    def _more_columns(self) -> dict[str, Tensor] | None:
+        """Further columns of tables, each [*grid]."""
+        return None
 
     def _by_prompt(self) -> "pd.DataFrame":
         """A row for each cell and prompt."""
@@ -282,8 +287,7 @@ class Scores(NotebookRepr):
 
     def _cells(self) -> "pd.DataFrame":
         """The labels of all cells, in order."""
-        n_cells = prod(self.values.shape[:-1])
-        return pd.DataFrame(list(product(*self.axes.values())), columns=list(self.axes), index=range(n_cells))
+        return pd.DataFrame([*product(*self.axes.values())], None, list(self.axes))
 
     def _ranked(self: Own) -> Own:
         """The numbers that rank the cells, by absolute value."""
@@ -296,9 +300,8 @@ class Scores(NotebookRepr):
         mean is `value`; in a sweep `effect`, the difference from the unpatched run, or `restored` for a share. The mean of the
         values follows if it is another number: `value`, or `kept` for shares where the clean run is changed.
 
-        The largest of many cells are large in part by chance, so the intervals are simultaneous: those of all cells of the result
-        contain their means at once in 95% of cases (see `interval`). A cell that was chosen beforehand has the narrower interval
-        of `to_dataframe`.
+        The largest of many cells are large in part by chance, so the intervals are simultaneous (see `interval`). A cell that
+        was chosen beforehand has a narrower one: `to_dataframe`.
         """
         if METRIC in self.axes:
             parts = {metric: self.select(metric=metric).top(n, level) for metric in self.axes[METRIC]}
@@ -317,6 +320,7 @@ class Scores(NotebookRepr):
         if self.n_prompts > 1:
             low, high = ranked._ends(best, Resampling(level))
             numbers |= {"low": low, "high": high} if self._has_intervals else {}
+        numbers |= {name: column.flatten()[best] for name, column in (self._more_columns() or {}).items()}
         numbers.setdefault(self._column, self.mean.flatten()[best])
         return best, numbers
 
@@ -355,7 +359,11 @@ class Scores(NotebookRepr):
         note = f"mean of {self.n_prompts} prompts, {self._about_intervals}" if self.n_prompts > 1 else ""
         about["turns"] = turns_along(self.about, self.axes.get(POSITION, ()))
         means = torch.stack([self.mean, *ends])
-        return ScoreFigure(means, self.axes, note=note, show_values=show_values, **about).draw()
+        return ScoreFigure(self._drawn(means), self.axes, note=note, show_values=show_values, **about).draw()
+
+    def _drawn(self, means: Float[Tensor, "which *grid"]) -> Float[Tensor, "which *grid"]:
+        """The means and the ends of their intervals that a figure draws; NaN for cells that it leaves blank."""
+        return means
 
     @property
     def _about_intervals(self) -> str:
@@ -427,21 +435,13 @@ class Scores(NotebookRepr):
 
     def _repr_parts(self) -> list[str]:
         """The cells with the largest numbers, as a table."""
-        parts = [self.select(metric=one) for one in self.axes[METRIC]] if METRIC in self.axes else [self]
-        metrics = [[one] for one in self.axes.get(METRIC, ())] or [[]]
-        axes = [list(labels) for name, labels in self.axes.items() if name != METRIC]
-        columns, rows = [], []
+        parts = self._by_metric() if METRIC in self.axes else [self]
         with in_words() as skewed:
-            for metric, part in zip(metrics, parts, strict=True):
-                best, numbers = part._largest(SHOWN)
-                columns = [*self.axes, *numbers]
-                cells = zip(best.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
-                for place, *values in cells:
-                    rows.append([*metric, *labels_at(axes, place), *map(as_text, values)])
+            table = table_of_largest(self.axes, [part._largest(SHOWN) for part in parts])
         words = ", ".join([f"Means of {self.n_prompts} prompts, {self._about_intervals}", *skewed])
         about = f"<p>{words}.</p>" if self.n_prompts > 1 else ""
         how = "<p><code>.plot()</code> draws them, <code>.to_dataframe()</code> has all, <code>.top(n)</code> the largest.</p>"
-        return [html_table(columns, rows), about, how]
+        return [table, about, how]
 
 
 def provenance(model: Any, **settings: Any) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.notebook_repr import NotebookRepr, html_table
 from hooked_lm.results.bootstrap import in_words
-from hooked_lm.results.labels import Label
+from hooked_lm.results.labels import Label, labels_at
 
 __all__ = ["Tabular"]
 
@@ -41,6 +42,21 @@ class Tabular(NotebookRepr, ABC):
         more = f"<p>{len(table) - FIRST_ROWS:,} more rows: to_dataframe()</p>" if len(table) > FIRST_ROWS else ""
         words = "".join(f"<p>The {word}.</p>" for word in skewed)
         return [html_table([str(name) for name in table.columns], rows), words, more]
+
+
+def table_of_largest(
+    axes: Mapping[str, Sequence[Label]],
+    found: Sequence[tuple[Int[Tensor, " cell"], Mapping[str, Float[Tensor, " cell"]]]],
+) -> str:
+    """A table, in HTML, of the cells with the largest numbers, by metric: their places in the grid, and columns of numbers."""
+    metrics = [[one] for one in axes.get("metric", ())] or [[]]
+    grid = [list(labels) for name, labels in axes.items() if name != "metric"]
+    rows = [
+        [*metric, *labels_at(grid, place), *map(as_text, values)]
+        for metric, (places, numbers) in zip(metrics, found, strict=True)
+        for place, *values in zip(places.tolist(), *(column.tolist() for column in numbers.values()), strict=True)
+    ]
+    return html_table([*axes, *(found[-1][1] if found else ())], rows)
 
 
 def as_text(cell: object) -> str:

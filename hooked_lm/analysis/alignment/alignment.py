@@ -18,6 +18,7 @@ from hooked_lm.analysis.alignment.interchange import Hooks, Location, Positions,
 from hooked_lm.engine.edit import Rewrite
 from hooked_lm.extras import lazy_import
 from hooked_lm.results import stored
+from hooked_lm.results.control import Control
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.tabular import Tabular
 
@@ -118,6 +119,16 @@ class Alignment(Tabular, nn.Module):
         """The intervention as a change in a cell of `patching.Experiment`."""
         return rewrite_of(self, source)
 
+    @property
+    def control(self) -> Control | None:
+        """What the subspace adds to the accuracy on held-out pairs, beside what a random one of the same size adds; None before
+        training, and for no direction or all."""
+        if self.accuracy is None or self.size in (0, self.width):
+            return None
+        of = dict(zip(EXCHANGED, self.accuracy.mean.tolist(), strict=True))
+        added = [of[name] - of["nothing"] for name in ("subspace", "random subspace")]
+        return Control.compared("random subspace", "accuracy added", added[0], added[1], "training")
+
     # ---- results -----------------------------------------------------------------------------------------------------
 
     def to_dataframe(self) -> "pd.DataFrame":
@@ -166,6 +177,8 @@ class Alignment(Tabular, nn.Module):
     def __repr__(self) -> str:
         head = "" if self.location.heads is None else f", head {self.location.heads}"
         result = "untrained" if self.accuracy is None else f"accuracy {self.accuracy.mean[0]:.3g} on held-out pairs"
+        if self.control is not None:
+            result += f", {self.control}"
         name = type(self).__name__.removeprefix("Parametrized")
         return f"{name}({self.size} of {self.width} directions at '{self.location.site}'{head}, {result})"
 

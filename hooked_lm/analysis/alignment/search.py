@@ -92,9 +92,9 @@ def train_alignment(
     """Trains the subspace whose exchange between clean and corrupted runs makes the model give the answers.
 
     Args:
-        corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values of
-            the clean run are put into the corrupted one. `VisionInputs` for a model that reads images. Or `Pairs` in place of
-            both, with their answers; wrong answers are not read.
+        corrupted, clean: texts or ids [batch, pos], pair by pair: the base runs and the source runs of the literature. Values
+            of the clean run are put into the corrupted one. `VisionInputs` for a model that reads images. Or `Pairs` in place
+            of both, with their answers; wrong answers are not read.
         answers: the answer of the causal model if the variable has its value in the clean prompt, a string or id for each pair.
         site, positions, source_positions, heads: the location of the subspace; see `Location.of`.
         size: the number of directions; None: it is trained too (boundless), starting at half of the width, with a loss of
@@ -106,11 +106,12 @@ def train_alignment(
         steps, learning_rate, batch_size: those of Adam, with batches drawn by `seed`. With a size of 0 or the whole width there
             is nothing to train.
 
-    Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Measures) is 1 or 0 for each held-out pair:
-    whether the intervened model gives the answer. Its axis "exchanged" has the trained subspace, nothing, everything, and a
-    random subspace of the same size. `about["accuracy_trained_on"]` is the accuracy on the other pairs. Raises before training
-    KeyError for an unknown site, ValueError for arguments that do not line up, and IndexError for positions or ids out of
-    range; during training ValueError for a loss that is not finite. After an interrupt the model is unchanged.
+    Returns the alignment, whose parameters do not require gradients. Its `accuracy` (Measures) is 1 or 0 for each held-out
+    pair: whether the intervened model gives the answer. Its axis "exchanged" has the trained subspace, nothing, everything,
+    and a random subspace of the same size, which is its `control`. `about["accuracy_trained_on"]` is the accuracy on the
+    other pairs. Raises before training KeyError for an unknown site, ValueError for arguments that do not line up, and
+    IndexError for positions or ids out of range; during training ValueError for a loss that is not finite. After an interrupt
+    the model is unchanged.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.demo.experiment import prompt_pairs
@@ -157,6 +158,8 @@ def train_alignment(
     known = {"boundless": size is None, "held_out": test.tolist(), "accuracy_trained_on": trained_on}
     found.about = provenance(model, **known, **asdict(schedule))
     found.accuracy = _accuracy(found, pairs, test, schedule)
+    if found.control is not None:
+        found.control.warn_if_as_well()
     return found
 
 

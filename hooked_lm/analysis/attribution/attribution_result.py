@@ -97,6 +97,12 @@ class Attribution(SweepResult):
             return found
         return replace(found, floor=self.floor / (self.clean - self.corrupted).mean(-1).abs())
 
+    def _tested(self) -> SweepResult:
+        """The exact effects of the cells that were patched exactly, and the estimates of others."""
+        if self.exact is None:
+            return self.estimates.effects()
+        return replace(self.estimates, values=self.exact.where(~self.exact.isnan(), self.values)).effects()
+
     @property
     def _has_intervals(self) -> bool:
         return self.errors is not None and self.errors.numel() > 0

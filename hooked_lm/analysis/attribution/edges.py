@@ -26,7 +26,9 @@ from hooked_lm.analysis.attribution.gradients import (
 )
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.attribution.integrated import moved
+from hooked_lm.analysis.attribution.twin import with_estimates_of_twin
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.analysis.untrained import check_control
 from hooked_lm.components.norms.norm import upcast
 from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.conversations import reads_chats
@@ -74,6 +76,7 @@ def attribute_edges(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
+    control: str | None = "auto",
 ) -> Attribution:
     """Estimates the effect of every edge of a model's graph, as `patch_edges` measures it, from gradients.
 
@@ -105,6 +108,7 @@ def attribute_edges(
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that the gradients of one layer's readers may take; also for the exact runs.
         progress: whether the exact runs show a progress bar; None: if the work takes longer than two seconds.
+        control: as for `attribute`.
 
     Returns an Attribution with the axes writer and reader (see `Graph`; NaN where there is no edge): `effects()` are the
     scores. Warns if the metrics of the two runs differ by less than two standard errors over prompts (one prompt has none):
@@ -132,6 +136,7 @@ def attribute_edges(
     if not callable(metric):
         raise TypeError(f"metric must be one function of the logits, got a {type(metric).__name__}")
     check_valid(check)
+    check_control(control)
     check_grad_mode("edge attribution")
     model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
@@ -154,20 +159,21 @@ def attribute_edges(
     found = replace(found, cost=cost)
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
-    if not drawn:
-        return found
-    exact = patch_edges(
-        model,
-        corrupted,
-        clean,
-        metric=metric,
-        edges=drawn,
-        replace_with=replace_with,
-        direction=direction,
-        max_memory=max_memory,
-        progress=progress,
-    )
-    return replace(found, exact=exact.values)
+    same: dict[str, Any] = {
+        "metric": metric,
+        "replace_with": replace_with,
+        "direction": direction,
+        "max_memory": max_memory,
+    }
+    if drawn:
+        exact = patch_edges(model, corrupted, clean, edges=drawn, progress=progress, **same)
+        found = replace(found, exact=exact.values)
+    same |= {"method": method, "steps": steps, "backward": backward, "groups": groups, "control": None}
+
+    def estimated(on: HookedRootModule, check: Check) -> Attribution:
+        return attribute_edges(on, corrupted, clean, check=check, **same)
+
+    return with_estimates_of_twin(model, found, estimated, control, replace_with)
 
 
 @dataclass(frozen=True)

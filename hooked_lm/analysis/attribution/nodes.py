@@ -25,6 +25,8 @@ from hooked_lm.analysis.attribution.gradient_runs import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
+from hooked_lm.analysis.attribution.twin import with_estimates_of_twin
+from hooked_lm.analysis.untrained import check_control
 from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
 from hooked_lm.engine.conversations import reads_chats
@@ -119,6 +121,7 @@ def attribute(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
+    control: str | None = "auto",
 ) -> Attribution:
     """Estimates the result of `patching.sweep` for all cells at once, and checks the estimates by exact patching.
 
@@ -144,6 +147,8 @@ def attribute(
         seed: the seed of the random cells.
         groups: a label for each prompt, such as its template: intervals count groups, not prompts (see `Scores`).
         max_memory: "auto", or the bytes that a pass may take in addition to the model; prompts are split into parts that fit.
+        control: "untrained": also the estimates of the model's untrained twin, for `result.control`; "auto": where estimates are
+            checked by exact patching, which costs more, and the model is small; None.
 
     Returns an Attribution with the axes (metric), (site), layer, position, head or neuron, as far as they exist; its `values`
     are estimates of the metric with each cell exchanged, `exact` the results of exact patching, `agreement` how well both
@@ -172,23 +177,28 @@ def attribute(
     (['layer', 'head'], True)
     """
     names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
-    job = AttributionJob(
-        model,
-        corrupted,
-        clean,
-        metric,
-        answers,
-        replace_with,
-        direction,
-        method,
-        steps,
-        max_memory,
-        decoder_input,
-        backward,
-    )
-    plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
-    [found] = job.carry_out([plan], check, seed, progress, groups)
-    return found
+    check_control(control)
+
+    def estimated(on: HookedRootModule, check: Check) -> Attribution:
+        job = AttributionJob(
+            on,
+            corrupted,
+            clean,
+            metric,
+            answers,
+            replace_with,
+            direction,
+            method,
+            steps,
+            max_memory,
+            decoder_input,
+            backward,
+        )
+        plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
+        [found] = job.carry_out([plan], check, seed, progress, groups)
+        return found
+
+    return with_estimates_of_twin(model, estimated(model, check), estimated, control, replace_with)
 
 
 @renamed(source=("replace_with", {"clean": None}))

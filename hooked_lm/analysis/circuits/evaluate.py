@@ -26,6 +26,7 @@ from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.renamed import renamed
 from hooked_lm.results.bootstrap import bootstrap, warn_if_one_sided
+from hooked_lm.results.control import RANDOM_EDGES, Control
 from hooked_lm.results.groups import by_group
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular, with_values
@@ -122,6 +123,20 @@ class Evaluation(Tabular, Scores):
         return None if random is None else random.mean(-1)
 
     @property
+    def control(self) -> Control | None:
+        """The mean faithfulness of the circuits beside that of as many random edges, in the mean of the draws; None without any
+        random circuit that is not all edges or none."""
+        random = self.random_faithfulness
+        if random is None:
+            return None
+        by_chance, own = random.nanmean(0), self.faithfulness
+        some = ~by_chance.isnan() & (self.shares > 0) & (self.shares < 1)
+        if not bool(some.any()):
+            return None
+        means = own[some].mean().item(), by_chance[some].mean().item()
+        return Control.compared(RANDOM_EDGES, "faithfulness", *means, "which edges these are")
+
+    @property
     def shares(self) -> Float[Tensor, " circuit"]:
         """The number of edges of each circuit as a fraction of all edges."""
         return torch.tensor(self.n_edges) / self.n_all
@@ -136,9 +151,9 @@ class Evaluation(Tabular, Scores):
         return float(torch.trapezoid(y, x)) / width if width > 0 else float("nan")
 
     def to_dataframe(self, per_prompt: bool = False, level: float = 0.95) -> "pd.DataFrame":
-        """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with the interval
-        of this ratio of means (`low`, `high`), `completeness`, and the faithfulness of random edges: `random`, the mean of the
-        draws, and the lowest and highest draw, `random_low` and `random_high`.
+        """A row for each circuit: `circuit`, `edges`, `share`, `value` (the mean of the metric), `faithfulness` with the
+        interval of this ratio of means (`low`, `high`), `completeness`, and the faithfulness of random edges: `random`, the
+        mean of the draws, and the lowest and highest draw, `random_low` and `random_high`.
 
         With `per_prompt`, a row for each circuit, complement and prompt: `of`, `circuit`, `prompt`, `value`.
         """
@@ -154,8 +169,8 @@ class Evaluation(Tabular, Scores):
 
     def plot(self, title: str = "", show_values: bool = False) -> "go.Figure":
         """Plot faithfulness, with its interval, completeness, and the faithfulness of random edges, from the lowest to the
-        highest draw, against the number of edges on a logarithmic axis. The full model is at 1, the empty circuit at 0. Circuits
-        with names have bars of their faithfulness, and a single circuit a bar for each of these numbers."""
+        highest draw, against the number of edges on a logarithmic axis. The full model is at 1, the empty circuit at 0.
+        Circuits with names have bars of their faithfulness, and a single circuit a bar for each of these numbers."""
         from hooked_lm import viz
 
         if len(self.n_edges) == 1:
@@ -222,7 +237,8 @@ class Evaluation(Tabular, Scores):
         self, level: float = 0.95, of: int = 0
     ) -> tuple[Float[Tensor, " circuit"], Float[Tensor, " circuit"]]:
         """The confidence intervals of faithfulness, or of completeness (`of` 1), which are ratios of means: those of the
-        linearised ratio (Cochran 1977, 6.3). The full model and the empty circuit have none: they are 1 and 0 for any prompts."""
+        linearised ratio (Cochran 1977, 6.3). The full model and the empty circuit have none: they are 1 and 0 for any
+        prompts."""
         values, empty, full = (part.double() for part in (self.values[of], self.empty, self.full))
         difference = (full - empty).mean()
         share = self._recovered()[of]
@@ -247,7 +263,7 @@ class Evaluation(Tabular, Scores):
 
     def _summary(self) -> list[str]:
         if len(self.n_edges) > 8:
-            return [f"area {self.area:.3f}{self._judged_on}"]
+            return [f"area {self.area:.3f}{self._judged_on}", *self._as_well()]
         random, (low, high) = self.random_faithfulness, self._interval_of_ratio()
         ends = [f" ({a:.2f} to {b:.2f})" for a, b in zip(_rounded(low), _rounded(high), strict=True)]
         ends = ends if self.n_prompts > 1 else [""] * len(ends)
@@ -260,7 +276,11 @@ class Evaluation(Tabular, Scores):
                 f"{one} (random {by_chance:.2f})"
                 for one, by_chance in zip(shown, _rounded(random.mean(0)), strict=True)
             ]
-        return [f"faithfulness {', '.join(shown)}{self._judged_on}"]
+        return [f"faithfulness {', '.join(shown)}{self._judged_on}", *self._as_well()]
+
+    def _as_well(self) -> list[str]:
+        """That the control does as well, if it does."""
+        return [repr(self.control)] if self.control is not None and self.control.does_as_well else []
 
 
 def _rounded(values: Float[Tensor, " circuit"]) -> list[float]:
@@ -288,9 +308,9 @@ def evaluate(
 ) -> Evaluation:
     """Faithfulness and completeness of circuits, computed in one batched run.
 
-    A circuit of `discover` knows the prompts of its search. Those are left out, as if only the others were given; if there are no
-    others, the evaluation is of the same prompts as the search, and says so (`about["judged_on"]`, the repr and the figure).
-    There the intervals are too narrow and too high: a search finds the peculiarities of its prompts, too.
+    A circuit of `discover` knows the prompts of its search. Those are left out, as if only the others were given; if there
+    are no others, the evaluation is of the same prompts as the search, and says so (`about["judged_on"]`, the repr and the
+    figure). There the intervals are too narrow and too high: a search finds the peculiarities of its prompts, too.
 
     Args:
         circuits: a Circuit, a list or a mapping of names to circuits; or effects of edges (an Attribution or a SweepResult with
@@ -305,9 +325,10 @@ def evaluate(
         metric, answers, replace_with, max_memory: as for `Runner`.
         progress: whether to show a progress bar; None: if the work takes longer than two seconds.
 
-    Returns an Evaluation. Warns if the metrics of the full model and the empty circuit differ by less than two standard errors
-    over prompts. Raises ValueError for a circuit of another model, for sizes out of range, for an empty list, and for a
-    metric with the same mean in the full model and the empty circuit, as faithfulness is undefined then.
+    Returns an Evaluation. Warns if the random circuits do about as well (`control`), and if the metrics of the full model and
+    the empty circuit differ by less than two standard errors over prompts. Raises ValueError for a circuit of another model,
+    for sizes out of range, for an empty list, and for a metric with the same mean in the full model and the empty circuit, as
+    faithfulness is undefined then.
 
     >>> from hooked_lm import HookedTransformer
     >>> from hooked_lm.analysis import metrics
@@ -343,7 +364,10 @@ def evaluate(
     if drawn is not None:
         drawn[_of_other_sizes(random, n_edges)] = torch.nan
     values = both.unflatten(0, (2, -1))
-    return Evaluation(values, labels, runner.full, empty, n_edges, runner.n_edges, drawn, about=about)
+    evaluation = Evaluation(values, labels, runner.full, empty, n_edges, runner.n_edges, drawn, about=about)
+    if evaluation.control is not None:
+        evaluation.control.warn_if_as_well()
+    return evaluation
 
 
 def _random(graph: Graph, sizes: Sequence[int], n_random: int, seed: int) -> Bool[Tensor, "draw circuit writer reader"]:

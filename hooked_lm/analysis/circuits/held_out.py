@@ -6,12 +6,9 @@ than on others. So a circuit keeps digests of the prompts of its search, and is 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.attribution_result import Attribution
@@ -19,7 +16,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.identity import PROMPTS, identities
-from hooked_lm.engine.metric_rows import MetricOfRows
+from hooked_lm.engine.metric_rows import RearrangedMetric
 from hooked_lm.engine.pairs import Pairs, RightAndWrong, pair_of, unpaired
 from hooked_lm.engine.prompts import Prompts, chosen, some_rows
 from hooked_lm.engine.result import SweepResult
@@ -38,49 +35,6 @@ Own = TypeVar("Own", bound=SweepResult)
 
 
 # ---- metrics of some prompts -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RearrangedMetric:
-    """A metric of `len(source)` prompts as one of other rows: prompt i reads row `source[i]` of the logits, and its number is
-    that of the rows `i` of `kept`. The metric has one number for each prompt, which depends on the logits of that prompt alone.
-    """
-
-    metric: Metric
-    source: tuple[int, ...]
-    kept: tuple[int, ...]
-
-    @classmethod
-    def of_rows(cls, metric: Metric, rows: Sequence[int], n_prompts: int) -> "RearrangedMetric":
-        """The metric of some of its prompts; the others read the first of them, and their numbers are left out."""
-        place = {row: at for at, row in enumerate(rows)}
-        return cls(metric, tuple(place.get(row, 0) for row in range(n_prompts)), tuple(rows))
-
-    @classmethod
-    def permuted(cls, metric: Metric, answers: Sequence[int]) -> "RearrangedMetric":
-        """The metric with the answers of other prompts: row i has those of prompt `answers[i]`."""
-        source = [0] * len(answers)
-        for row, prompt in enumerate(answers):
-            source[prompt] = row
-        return cls(metric, tuple(source), tuple(answers))
-
-    @cached_property
-    def _of_rows(self) -> MetricOfRows:
-        return MetricOfRows(self.metric)
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.metric, "name", getattr(self.metric, "__name__", "")))
-
-    @property
-    def rises_with_answer(self) -> bool:
-        return bool(getattr(self.metric, "rises_with_answer", False))
-
-    def __call__(self, logits: Float[Tensor, "..."]) -> Float[Tensor, " row"]:
-        scores = self._of_rows(logits, torch.tensor([self.source]))
-        if scores.shape != (1, len(self.source)):
-            raise ValueError(f"the metric must give one number for each of the {len(self.source)} prompts")
-        return scores[0, list(self.kept)]
 
 
 def is_per_prompt(model: Decoder, metric: Metric | None, clean: Rows, max_memory: int | str) -> bool:

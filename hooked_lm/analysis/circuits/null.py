@@ -8,9 +8,11 @@ import torch
 from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import discover
-from hooked_lm.analysis.circuits.held_out import MeasuredPairs, RearrangedMetric
+from hooked_lm.analysis.circuits.held_out import MeasuredPairs
+from hooked_lm.engine.controls import cycle
 from hooked_lm.engine.experiment import Experiment
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
+from hooked_lm.engine.metric_rows import RearrangedMetric
 from hooked_lm.engine.pairs import NO_METRIC, Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.study import SwapWarning
@@ -81,7 +83,7 @@ def null_circuits(
     if n_prompts < 2:
         raise ValueError("answers are exchanged among pairs, and there is one pair")
     generator, found = torch.Generator().manual_seed(seed), {}
-    exchanged = [RearrangedMetric.permuted(metric, _cycle(n_prompts, generator)) for _ in range(n)]
+    exchanged = [RearrangedMetric.permuted(metric, cycle(n_prompts, generator)) for _ in range(n)]
     _check_differ(model, pairs.clean, metric, exchanged)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SwapWarning)
@@ -89,14 +91,6 @@ def null_circuits(
         for i, one in enumerate(exchanged):
             found[f"null {i}"] = discover(model, pairs.corrupted, pairs.clean, metric=one, seed=seed, **search)
     return found
-
-
-def _cycle(n: int, generator: torch.Generator) -> list[int]:
-    """For each of n places another one: the next in a random cycle."""
-    order = torch.randperm(n, generator=generator)
-    following = torch.empty(n, dtype=torch.long)
-    following[order] = order.roll(-1)
-    return following.tolist()
 
 
 def _check_differ(model: Decoder, clean: Rows, metric: Metric, exchanged: list[RearrangedMetric]) -> None:

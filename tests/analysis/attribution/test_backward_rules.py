@@ -301,7 +301,13 @@ def test_integrals_and_circuits_take_rules():
 
 @pytest.mark.parametrize(
     ("family", "part"),
-    [("mixtral", "mlp.*MoE"), ("mamba", "mixer.*Mamba"), ("afmoe", "attn.*GatedAttention"), ("qwen3_next", "mixer"), ("gemma4_text", "per_layer")],
+    [
+        ("mixtral", "mlp.*MoE"),
+        ("mamba", "mixer.*Mamba"),
+        ("afmoe", "attn.*GatedAttention"),
+        ("qwen3_next", "mixer"),
+        ("gemma4_text", "per_layer"),
+    ],
 )
 def test_parts_without_a_rule_are_named(family: str, part: str):
     with pytest.raises(ValueError, match=f"'blocks.0.*({part}).*choose backward='plain' or 'gim'"):
