@@ -66,6 +66,11 @@ def comparison() -> Any:
     return circuit().compare(circuits.Circuit.of(graph, [("input", "m1"), ("input", "logits")]))
 
 
+def neurons() -> Any:
+    prompts = "Mary and John left, Mary", "Mary and John left, John"
+    return circuits.neuron_circuit(model(), *prompts, answers=(" Mary", " John"), n_neurons=5, check=False)
+
+
 def gradients() -> GradientReport:
     report = GradientReport("blocks.*.hook_resid_post")
     with model().hooks([report]):
@@ -154,6 +159,7 @@ RESULTS = {
     "Scores": Result(scores),
     "Circuit": Result(circuit),
     "Comparison": Result(comparison),
+    "NeuronCircuit": Result(neurons),
     "GradientReport": Result(gradients),
     "Attribution": Result(attributed),
     "Statistics": Result(lambda: after_a_run(Statistics(["blocks.1.attn.hook_z"]))),

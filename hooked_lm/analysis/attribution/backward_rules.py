@@ -226,7 +226,7 @@ class _WithGradientOf(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
         return None, gradient
 
 
@@ -238,7 +238,7 @@ def with_gradient_of(value: Float[Tensor, "*shape"], way: Float[Tensor, "*shape"
     >>> float(x.grad)
     10.0
     """
-    found: Tensor = _WithGradientOf.apply(value.detach(), way.to(value.dtype))  # type: ignore[no-untyped-call]
+    found: Tensor = _WithGradientOf.apply(value.detach(), way.to(value.dtype))
     return found
 
 

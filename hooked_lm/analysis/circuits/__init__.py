@@ -9,6 +9,7 @@ from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
+from hooked_lm.analysis.circuits.neurons import NeuronCircuit, neuron_circuit
 from hooked_lm.analysis.circuits.null import null_circuits
 from hooked_lm.analysis.circuits.prune import prune
 from hooked_lm.analysis.circuits.run import Runner
@@ -19,6 +20,7 @@ __all__ = [
     "Circuit",
     "Comparison",
     "Evaluation",
+    "NeuronCircuit",
     "Runner",
     "acdc",
     "discover",
@@ -26,6 +28,7 @@ __all__ = [
     "exact_effects",
     "from_neuronpedia",
     "minimality",
+    "neuron_circuit",
     "null_circuits",
     "prune",
     "to_neuronpedia",
