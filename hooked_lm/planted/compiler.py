@@ -128,7 +128,9 @@ class _Plan:
             )
         for operation in places:
             if not isinstance(operation, Token | Position | Gather | Pointwise):
-                raise TypeError(f"no head or MLP computes {type(operation).__name__}: use the operations of planted.rasp")
+                raise TypeError(
+                    f"no head or MLP computes {type(operation).__name__}: use the operations of planted.rasp"
+                )
         heads, used = dict[Operation, tuple[int, int]](), Counter[int]()
         for operation, place in places.items():
             if isinstance(operation, Gather):
