@@ -11,7 +11,8 @@ made but measured: the edges that exact patching finds, and that do together wha
 from random import Random
 
 from hooked_lm.planted.blueprint import START
-from hooked_lm.planted.planted import Example
+from hooked_lm.planted.planted import Example, Planted, draw_pairs, edges_of
+from hooked_lm.pretrained import HookedTransformer
 
 NAMES, ITEMS = ("x", "y", "z", "w"), ("a", "b", "c", "d", "e")
 CLOSES = {'"': '"', "'": "'", "(": ")", "[": "]"}
@@ -50,3 +51,25 @@ def closing(rng: Random) -> Example:
         both = [[START, *before, name, "=", each, *items] for each in (opening, other)]
         if len(both[0]) == N_TOKENS:
             return both[0], both[1], CLOSES[opening], CLOSES[other]
+
+
+def sparse_closing(seed: int) -> Planted:
+    """How a value closes."""
+    model = HookedTransformer.from_pretrained_no_processing("demo-sparse", device="cpu").requires_grad_(False)
+    pairs, held_out = draw_pairs(closing, VOCABULARY, seed)
+    edges = [
+        *("input > m0", "m0 > L1H1<k>", "m0 > L1H1<v>", "input > L1H1<v>", "L1H1 > m1", "L1H1 > logits", "m1 > logits"),
+        *("input > L0H1<q>", "L0H1 > m0", "input > L0H3<q>", "L0H3 > m0"),
+        *("input > L1H0<k>", "m0 > L1H0<v>", "L1H0 > m1", "L1H0 > logits"),
+    ]
+    return Planted(
+        name="sparse-closing",
+        description="Closes a value as it opened, with trained weights, of which 5 % are not 0: neurons of m0 mark what "
+        "opens, L1H1 finds the last mark, and m1 says what closes; L0H1, L0H3 and L1H0 help.",
+        model=model,
+        vocabulary=VOCABULARY,
+        pairs=pairs,
+        held_out=held_out,
+        truth=edges_of(model, edges),
+        rounding=0.046,
+    )
