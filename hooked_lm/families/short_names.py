@@ -41,7 +41,7 @@ _TWO_LAYERS = (
     "attn-only-demo",
 )
 
-BUNDLED_NAMES = ("demo", "demo-shapes", "demo-steps")
+BUNDLED_NAMES = ("demo", "demo-shapes", "demo-steps", "demo-sparse")
 # lower case -> hub id
 SHORT_NAMES = {
     "gpt2": "openai-community/gpt2",

@@ -9,7 +9,7 @@ from hooked_lm.families.short_names import BUNDLED_NAMES, CHECKPOINTS, SHORT_NAM
 from hooked_lm.hub.options import Options
 
 BUNDLED = Path(__file__).parents[1] / "demo"
-FOLDERS = ("model", "shapes_model", "steps_model")
+FOLDERS = ("model", "shapes_model", "steps_model", "sparse_model")
 DEMOS = {name: BUNDLED / folder for name, folder in zip(BUNDLED_NAMES, FOLDERS, strict=True)}
 
 
@@ -42,9 +42,9 @@ def _is_path(name: str) -> bool:
 def local_folder(name: str) -> Path | None:
     """The local directory of a name; None if the name refers to the hub.
 
-    "demo", "demo-shapes" and "demo-steps" are the bundled models, and a path such as "./gpt2" is always local. Any other name
-    refers to a local directory, or a file, which is refused, if one exists; for a short name ("gpt2") that directory must contain
-    a `config.json`.
+    "demo", "demo-shapes", "demo-steps" and "demo-sparse" are the bundled models, and a path such as "./gpt2" is always local. Any
+    other name refers to a local directory, or a file, which is refused, if one exists; for a short name ("gpt2") that directory
+    must contain a `config.json`.
     """
     if name in DEMOS:
         return DEMOS[name]

@@ -1,4 +1,4 @@
-"""Small models whose circuits are known, to test methods on: written by hand, and compiled from programs.
+"""Small models whose circuits are known, to test methods on: written by hand, compiled from programs, and trained.
 
 from hooked_lm import planted
 example = planted.load("induction")
@@ -17,6 +17,7 @@ from hooked_lm.planted.misleading import backup, distractor, redundancy
 from hooked_lm.planted.mlps import and_gate, facts, or_gate, xor_gate
 from hooked_lm.planted.planted import Planted
 from hooked_lm.planted.programs import brackets, histogram, reverse, sort
+from hooked_lm.planted.trained import sparse_closing
 
 __all__ = ["Blueprint", "CompiledProgram", "Planted", "compile_program", "load", "names"]
 
@@ -37,6 +38,7 @@ MODELS: dict[str, Callable[[int], Planted]] = {
     "sort": sort,
     "histogram": histogram,
     "brackets": brackets,
+    "sparse-closing": sparse_closing,
 }
 
 

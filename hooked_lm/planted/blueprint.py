@@ -17,7 +17,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.pretrained import HookedTransformer
 
 START = "^"  # the first token of every prompt: heads that find nothing rest there
-SHARP = 1000.0  # a score at which attention is 0 or 1 exactly, and has no gradient
+SHARP = 250.0  # a score at which attention is 0 or 1 exactly, and has no gradient
 ONE, IS_START, POSITION, TOKEN, SCRATCH = "one", "start", "position", "token", "scratch"
 N_SCRATCH = 6
 

@@ -9,10 +9,13 @@ import torch
 
 from hooked_lm import analysis, planted
 from hooked_lm.analysis import circuits
+from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.patching import sweep
 from hooked_lm.planted import Planted
 from tests.close import assert_close
 
+TRAINED = "sparse-closing"
+MADE = [name for name in planted.names() if name != TRAINED]  # whose truth is exact
 BY_NEURON = ["copy-suppression", "facts", "and-gate", "or-gate", "xor-gate", "redundancy"]
 HIDDEN = {  # the true edges that patching of single edges does not find: in the corrupted run, and in the clean run
     "and-gate": (["input > L0H0<v>", "input > L0H2<v>", "L0H0 > m0", "L0H2 > m0"], []),
@@ -91,7 +94,7 @@ def test_exact_patching_of_all_edges_agrees_with_the_truth(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", planted.names())
+@pytest.mark.parametrize("name", MADE)
 def test_what_single_edges_do_not_show_is_known(name: str) -> None:
     """Everywhere else an edge is true just if it has an effect, in each direction."""
     true = checked(name)[checked(name)["true"]]
@@ -100,7 +103,7 @@ def test_what_single_edges_do_not_show_is_known(name: str) -> None:
     assert bool(example(name).misleading) == (name in (*HIDDEN, "distractor"))
 
 
-@pytest.mark.parametrize("name", planted.names())
+@pytest.mark.parametrize("name", MADE)
 def test_the_truth_alone_does_what_the_model_does(name: str) -> None:
     """All other edges carry the corrupted prompts; and without the truth nothing of the clean ones is left."""
     found = example(name)
@@ -109,6 +112,21 @@ def test_the_truth_alone_does_what_the_model_does(name: str) -> None:
     assert_close(alone, runner.full)
     assert_close(rest, runner.empty())
     assert found.truth.pruned().n_edges == found.truth.n_edges
+
+
+def test_the_truth_of_a_trained_model_does_nearly_what_the_model_does() -> None:
+    """Far more than random circuits of as many edges, and all answers are right."""
+    found = example(TRAINED)
+    runner, truth = circuits.Runner(found.model, found.held_out), found.truth
+    difference = found.held_out.metric(found.model)
+    assert_close(runner.full, difference(found.model(found.held_out.clean)))
+    draw = torch.Generator().manual_seed(0)
+    others = [random_edges(truth.graph, [truth.n_edges], draw)[truth.n_edges] for _ in range(20)]
+    empty, values = runner.empty(), runner.values(torch.stack([truth.edges, *others]))
+    faithfulness = (values - empty).mean(1) / (runner.full - empty).mean()
+    assert 0.95 < faithfulness[0] < 1.05
+    assert faithfulness[1:].max() < 0.5
+    assert (values[0] > 0).all()
 
 
 @pytest.mark.parametrize("name", BY_NEURON)
