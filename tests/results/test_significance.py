@@ -300,7 +300,9 @@ def test_an_untrained_model_with_tossed_answers_shows_nothing_and_the_trained_on
         twin = model.untrained(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it does not do the task
-            result = patching.sweep(twin, corrupted, clean, answers=(both[0], both[1]), sites="z", heads="each", control=None)
+            result = patching.sweep(
+                twin, corrupted, clean, answers=(both[0], both[1]), sites="z", heads="each", control=None
+            )
             wrong += result.significant(n_permutations=1000).n_significant > 0
     assert wrong <= most(n), wrong
 
