@@ -49,7 +49,8 @@ def with_untrained_twin(
 
 def twin_of(model: BaseModel, seed: int = 0) -> BaseModel:
     """The untrained twin of a small model, which is made once."""
-    key = seed, model.W_E.dtype, model.W_E.device
+    weight = next(model.parameters())
+    key = seed, weight.dtype, weight.device
     if _size(model) > MOST_PARAMETERS:
         return model.untrained(seed)
     made = _twins.setdefault(model, {})

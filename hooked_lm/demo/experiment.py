@@ -27,6 +27,7 @@ from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.bootstrap import in_words
+from hooked_lm.results.control import sentence_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -336,7 +337,9 @@ def _heads_section(result: Result) -> viz.Section:
         "Which heads carry it",
         "The output of each attention head, at all positions together.",
         viz.CaptionedFigure(every, "Clean head outputs (`hook_z`) put into the corrupted run."),
-        viz.CaptionedFigure(strongest, f"The heads with the largest effects{with_intervals}."),
+        viz.CaptionedFigure(
+            strongest, f"The heads with the largest effects{with_intervals}. {sentence_of(effects.control)}".rstrip()
+        ),
         "A head acts at some position: the same heads are patched at one position at a time, too. The table says where each has "
         f"its largest effect and where it looks from there in the clean run. {_chain(result, RANKED_HEADS)}",
         viz.CaptionedFigure(

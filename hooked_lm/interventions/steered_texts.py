@@ -18,6 +18,7 @@ from hooked_lm.interventions.steering import Layers, SteeringVectors
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.text.chat import Chat
 from hooked_lm.results import stored
+from hooked_lm.results.bootstrap import wilson
 from hooked_lm.results.tabular import Tabular
 
 if TYPE_CHECKING:
@@ -64,11 +65,14 @@ class SteeredTexts(Tabular):
         return pd.DataFrame(rows)
 
     def plot(self, title: str = "") -> "go.Figure":
-        """A line over doses: the share of repeated bigrams, pairs of neighbouring tokens, in the mean of the prompts."""
+        """A line over doses: the share of repeated bigrams, pairs of neighbouring tokens, in the mean of the prompts, with its
+        95% interval over several prompts (Wilson's)."""
         from hooked_lm import viz
 
         title = title or "How much steered text repeats itself"
-        return viz.lines(list(self.doses), {SHARE: self.repeated.mean(1)}, title=title, x_title="dose", y_title=SHARE)
+        intervals = {SHARE: wilson(self.repeated)} if self.repeated.shape[1] > 1 else None
+        means = {SHARE: self.repeated.mean(1)}
+        return viz.lines(list(self.doses), means, intervals, title=title, x_title="dose", y_title=SHARE)
 
     def save(self, path: str | Path) -> None:
         """Writes everything to one safetensors file; `load` restores it."""

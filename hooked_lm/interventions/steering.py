@@ -20,6 +20,7 @@ from hooked_lm.interventions.controllers import AddDirection
 from hooked_lm.interventions.positions import Positions
 from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.results import Label, stored
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.measures import MetricScores
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
@@ -130,14 +131,27 @@ class SteeringVectors(Tabular):
         return pd.DataFrame(table)
 
     def plot(self, metric: str = "accuracy", title: str = "") -> "go.Figure":
-        """Lines over layers: the separation by the direction of each layer, and by random directions."""
+        """Lines over layers: the separation by the direction of each layer and by random directions, with its intervals over
+        held-out pairs."""
         from hooked_lm import viz
 
         of_metric = self.separation.select(metric=metric)
-        lines = {IN_WORDS.get(of, of): of_metric.select(of=of).mean for of in (self.method, "random")}
+        parts = {IN_WORDS.get(of, of): of_metric.select(of=of) for of in (self.method, "random")}
+        lines = {name: part.mean for name, part in parts.items()}
+        with in_words():
+            intervals = {name: part.interval() for name, part in parts.items()} if of_metric.n_prompts > 1 else None
         title = title or f"Steering directions at {self.site}, on held-out pairs"
         y_title = IN_WORDS.get(metric, metric)
-        return viz.lines(self.layers, lines, title=title, x_title="layer", y_title=y_title, references=[*lines][1:])
+        return viz.lines(
+            self.layers,
+            lines,
+            intervals,
+            title,
+            "layer",
+            y_title,
+            subtitle=of_metric._of_each,
+            references=[*lines][1:],
+        )
 
     # ---- steering ----------------------------------------------------------------------------------------------------
 

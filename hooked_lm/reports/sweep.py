@@ -13,6 +13,7 @@ from hooked_lm.reports.circuit import Task
 from hooked_lm.reports.prompts import turns_of
 from hooked_lm.results import Label, Scores
 from hooked_lm.results.bootstrap import in_words
+from hooked_lm.results.control import sentence_of
 from hooked_lm.results.scores import METRIC
 from hooked_lm.viz.labels import POSITION
 from hooked_lm.viz.numbers import MINUS, rounded
@@ -139,7 +140,7 @@ def finding(result: SweepResult) -> str:
         "" if shares.gap != shares.gap else f": it {verb} {best[shares.name]:.0%} of the difference".replace("-", MINUS)
     )
     largest = f"The largest effect is that of {where or 'the only cell'} ({change}){share}."
-    return " ".join(filter(None, [largest, significant_cells(result)]))
+    return " ".join(filter(None, [largest, significant_cells(result), sentence_of(result.control)]))
 
 
 def figure(result: SweepResult, normalized: bool = True) -> "go.Figure":

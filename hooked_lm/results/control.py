@@ -65,3 +65,12 @@ class Control(NamedTuple):
     def __repr__(self) -> str:
         verb = " does about as well" if self.does_as_well else ""
         return f"control ({self.name}){verb}: {self.measure} {short(self.other)}, here {short(self.own)}"
+
+
+def sentence_of(control: Control | None) -> str:
+    """A control as a sentence of a page; "" for none.
+
+    >>> sentence_of(Control("untrained twin", "significant cells", 25, 1, False, "training"))
+    'Control (untrained twin): significant cells 1, here 25.'
+    """
+    return "" if control is None else f"C{repr(control)[1:]}."

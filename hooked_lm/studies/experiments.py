@@ -79,7 +79,16 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "steer": steer,
 }
 TAKES: Mapping[str, Callable[..., Scores]] = {**EXPERIMENTS, "ablate": patching.ablate, "steer": sweep_steering}
-GIVEN = ("model", "corrupted", "clean", "prompts", "metric", "answers", "resume_file")  # by the study, not as options
+GIVEN = (
+    "model",
+    "corrupted",
+    "clean",
+    "prompts",
+    "metric",
+    "answers",
+    "resume_file",
+    "control",
+)  # by the study, not as options
 METRICS: Mapping[str, MakesMetric] = {
     "logit_difference": metrics.logit_difference,
     **{make.__name__: partial(_of_answers, make) for make in OF_ANSWERS},
@@ -122,7 +131,8 @@ def experiment_of(
     if on_gpu:
         defaults["max_memory"] = ON_GPU
     whole = dict(sorted({**defaults, **options}.items()))
-    return given, partial(EXPERIMENTS[given], **whole), whole
+    alone: dict[str, object] = {} if given == "ablate" else {"control": None}  # that of a batch would say little
+    return given, partial(EXPERIMENTS[given], **whole, **alone), whole
 
 
 def _check_options(name: str, options: Mapping[str, object]) -> None:

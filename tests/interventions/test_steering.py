@@ -592,6 +592,8 @@ def test_tables_and_figures() -> None:
     assert vectors().best_layer() == best
     assert f"best layer {best}" in repr(vectors())
     figure = vectors().plot("auc")
+    bands = [line for line in figure.data if line.fill == "toself"]
+    assert len(bands) == 2, "intervals over held-out pairs"
     drawn = {line.name: torch.tensor([*line.y], dtype=torch.float32) for line in figure.data if line.name}
     assert drawn.keys() == {"mean difference of the sides", "random directions"}
     assert_close(drawn["mean difference of the sides"], torch.tensor([*table["auc"]], dtype=torch.float32))

@@ -236,7 +236,7 @@ def _effects(
     """The measured or estimated effect of ablating each edge of the clean run."""
     if method == "exact":
         return patch_edges(model, corrupted, clean, **options)
-    return edges.attribute_edges(model, corrupted, clean, method=method, **{"check": CHECKED, **options})
+    return edges.attribute_edges(model, corrupted, clean, method=method, control=None, **{"check": CHECKED, **options})
 
 
 def _best(model: Decoder, found: SweepResult, method: str, limits: Mapping[str, Any], about: dict[str, Any]) -> Circuit:

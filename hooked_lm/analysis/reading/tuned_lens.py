@@ -21,6 +21,7 @@ from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows, VisionInputs
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
+from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
@@ -107,13 +108,16 @@ class TunedLens(Tabular):
         return pd.DataFrame({"layer": list(self.layers), "before": before, "after": after})
 
     def plot(self, title: str = "") -> "go.Figure":
-        """Lines of the held-out divergence by layer, before and after training."""
+        """Lines of the held-out divergence by layer, before and after training, with its intervals over held-out prompts."""
         from hooked_lm import viz
 
-        before, after = self.held_out.mean
+        names = ("before training", "after training")
+        with in_words():
+            ends = zip(*self.held_out.interval(), strict=True) if self.held_out.n_prompts > 1 else []
         return viz.lines(
             list(self.layers),
-            {"before training": before, "after training": after},
+            dict(zip(names, self.held_out.mean, strict=True)),
+            dict(zip(names, ends, strict=False)),
             title=title or "Tuned lens on held-out prompts",
             x_title="layer",
             y_title=MEASURE,
