@@ -69,8 +69,8 @@ TOOLS = mutants({
     "interventions/dictionaries/labelled.py": [
         ("ties count as one", "interventions/dictionaries/test_labelled.py::scikit_learn",
          "without.cumsum(0) - without / 2", "without.cumsum(0)"),
-        ("probes are tested on what they were fitted to", "interventions/dictionaries/test_labelled.py::taken_over",
-         "rows = with_it & ~data.train &", "rows = with_it & data.train &"),
+        ("latents of other labels are ablated, too", "interventions/dictionaries/test_labelled.py::each_label_is_perfect",
+         "differ.clamp(min=0) * (directions @ probe.weights).clamp(min=0)", "differ * (directions @ probe.weights)"),
     ],
     "interventions/dictionaries/architectures.py": [
         ("the gradient of a threshold has the wrong sign",
