@@ -47,6 +47,31 @@ TOOLS = mutants({
         ("a decoder lacks its bias", "interventions/dictionaries/test_formats.py::saelens_standard_of_before_its_version_six",
          "return features @ self.W_dec + self.b_dec", "return features @ self.W_dec"),
     ],
+    "interventions/dictionaries/synthetic.py": [
+        ("a child is active without its parent", "interventions/dictionaries/test_synthetic.py::active",
+         "active[:, child] &= active[:, parent]", "active[:, child] |= active[:, parent]"),
+        ("the frequency of a child is that given its parent", "interventions/dictionaries/test_synthetic.py::as_often_as",
+         "return (self.frequencies / torch.tensor(of_parents)).clamp(max=1)", "return self.frequencies"),
+    ],
+    "interventions/dictionaries/floors.py": [
+        ("the mean of the vectors is left out", "interventions/dictionaries/test_floors.py::principal_components",
+         "centred = (vectors - mean).double()", "centred = vectors.double()"),
+        ("a floor starts from the seed of a dictionary", "interventions/dictionaries/test_synthetic.py::starts_from_the_truth",
+         ".build(seed + OWN_SEEDS)", ".build(seed)"),
+    ],
+    "interventions/dictionaries/recovery.py": [
+        ("rows in which the latent of a parent is active count as absorbed",
+         "interventions/dictionaries/test_recovery.py::its_child_absorbs",
+         "(contributions[:, main] == 0).all(1) & ", ""),
+        ("a slope is that of the plain activation", "interventions/dictionaries/test_recovery.py::order_and_units",
+         "* self.directions.norm(dim=1).cpu()[self.latents]", "* 1"),
+    ],
+    "interventions/dictionaries/labelled.py": [
+        ("ties count as one", "interventions/dictionaries/test_labelled.py::scikit_learn",
+         "without.cumsum(0) - without / 2", "without.cumsum(0)"),
+        ("latents of other labels are ablated, too", "interventions/dictionaries/test_labelled.py::each_label_is_perfect",
+         "differ.clamp(min=0) * (directions @ probe.weights).clamp(min=0)", "differ * (directions @ probe.weights)"),
+    ],
     "interventions/dictionaries/architectures.py": [
         ("the gradient of a threshold has the wrong sign",
          "interventions/dictionaries/test_sae.py::the_gradient_of_a_threshold_is_the_rectangle_around_it",

@@ -14,6 +14,7 @@ from hooked_lm.interventions.dictionaries.sae import frozen
 CONTROLS = ("auto", None)
 OWN_SEEDS = 30_014_159  # so that a dictionary does not start from the directions of its floor
 FIT_ROWS = 16_384  # vectors from which floors are made
+FEATURES = 2**26  # numbers that are in memory at once
 
 
 class Floors(NamedTuple):
@@ -45,7 +46,8 @@ def random_dictionary(
     sae = TopK.Config(d_in=vectors.shape[1], d_sae=width, k=k).build(seed + OWN_SEEDS).to(vectors.device)
     with torch.no_grad():
         sae.b_dec.copy_(mean)
-        made, wanted = sae(vectors) - mean, vectors - mean
+        few = _some(vectors, width)
+        made, wanted = sae(few) - mean, few - mean
         size = float(made.pow(2).sum())
         sae.W_enc.mul_(float((made * wanted).sum()) / size if size else 1.0)
         sae.scale_features_(torch.full((width,), 1 / norm, device=vectors.device))
@@ -96,9 +98,9 @@ def floors_of(
     if control is None:
         return None, "none"
     with torch.no_grad():
-        features = encoded(sae, vectors)
-    width = features.shape[-1]
-    k = min(width, max(1, ceil(float((features != 0).sum()) / len(vectors))))
+        width = encoded(sae, vectors[:1]).shape[-1]
+        features = encoded(sae, _some(vectors, width))
+    k = min(width, max(1, ceil(float((features != 0).sum()) / len(features))))
     if len(vectors) <= k:
         return None, f"none: {len(vectors)} vectors are too few for {k} principal components"
     weight = getattr(sae, "W_dec", None)
@@ -114,6 +116,11 @@ def check_control(control: str | None) -> None:
     """Raises ValueError for a control that is not known."""
     if control not in CONTROLS:
         raise ValueError(f"control must be 'auto' or None, got {control!r}")
+
+
+def _some(vectors: Float[Tensor, "row d_in"], width: int) -> Float[Tensor, "some d_in"]:
+    """The first vectors, so many that their features take no more than 256 MB."""
+    return vectors[: max(256, FEATURES // width)]
 
 
 def _mean(vectors: Float[Tensor, "row d_in"]) -> Float[Tensor, " d_in"]:

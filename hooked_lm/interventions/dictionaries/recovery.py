@@ -174,7 +174,7 @@ class _Recovered:
         """In how many rows a parent is absorbed."""
         main = torch.zeros(found.shape[1], dtype=torch.bool)
         main[self.latents[self.features == parent]] = True
-        rows = (true[:, parent] > 0) & ~(found[:, main] != 0).any(1)
+        rows = true[:, parent] > 0
         direction = self.truth.directions[parent]
         along = self.directions.cpu() @ direction / direction.norm()
         return int(absorbed(found[rows] * along, main, true[rows, parent] * direction.norm()).sum())

@@ -81,9 +81,10 @@ class DictionaryScores(Scores):
 
     @property
     def no_better_than(self) -> list[str]:
-        """The floors that the dictionary does not exceed by its headline figure: "random", "PCA", both or none."""
+        """The floors that the dictionary does not exceed by its headline figure: "random", "PCA", both or none. None where it
+        has no value, as the explained variance of equal vectors."""
         found = self.compared()
-        return [name for name, value in found.items() if name != "dictionary" and not found["dictionary"] > value]
+        return [name for name, value in found.items() if name != "dictionary" and found["dictionary"] <= value]
 
     def warn_if_no_better(self) -> None:
         """Warns of a dictionary that is no better than its random floor."""

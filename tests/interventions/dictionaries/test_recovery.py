@@ -125,6 +125,7 @@ def test_a_parent_that_its_child_absorbs() -> None:
     absorbing = evaluate_recovery(truth, made(readers, writers), rows=ROWS, control=None)
     assert_close(absorbing.figures.select(figure="absorption").mean, share)
     assert_close(absorbing.to_dataframe()["recall"].to_numpy(), torch.tensor([1 - share, 1, 1]))
+    assert figures(truth, made(torch.eye(3), writers))["absorption"] == 0  # its own latent is active as well
     writers[2, 0] = 0.3  # too little to have taken over
     assert figures(truth, made(readers, writers))["absorption"] == 0
     assert figures(truth, truth.dictionary())["absorption"] == 0

@@ -457,7 +457,7 @@ def test_a_dictionary_at_another_site_than_its_own_warns_once_for_each(model: Ho
     model.run_with_hooks(TEXTS, fwd_hooks=[reads])
     for use in (
         lambda: model.run_with_hooks(TEXTS, fwd_hooks=[Dictionary(OTHER, sae=Normalized(sae, "layer_norm"))]),
-        lambda: evaluate_dictionary(model, TEXTS, sae.at(OWN), site=OTHER),
+        lambda: evaluate_dictionary(model, TEXTS, sae.at(OWN), site=OTHER, control=None),
         lambda: max_activating_examples(model, TEXTS, site=OTHER, sae=sae.at(OWN), feature=1, k=1),
         lambda: features_table(model, sae.at(OWN), TEXTS, site=OTHER),
     ):
