@@ -14,6 +14,7 @@ Numbers are computed in fp32 or wider. Calling a metric raises ValueError for lo
 another number of prompts than the tensors given, and IndexError for positions and tokens that are out of range.
 """
 
+from hooked_lm.engine.faithfulness import faithfulness
 from hooked_lm.engine.metrics import (
     Metric,
     accuracy,
@@ -28,7 +29,8 @@ from hooked_lm.engine.metrics import (
 from hooked_lm.keywords import answer_keywords
 
 __all__ = [
-    "Metric", "accuracy", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability", "rank",
+    "Metric", "accuracy", "faithfulness", "kl_divergence", "log_probability", "logit", "logit_difference", "loss", "probability",
+    "rank",
 ]  # fmt: skip
 
 answer_keywords(__name__)

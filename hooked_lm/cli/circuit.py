@@ -40,7 +40,7 @@ def circuit(
     answers: AnswersOption = None,
     pairs: PairsOption = None,
     method: Annotated[
-        str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning or masks.")
+        str, typer.Option(help="eap, eap-ig-inputs, eap-ig-activations, exact, acdc, pruning, exchange or masks.")
     ] = "pruning",
     by: Annotated[
         str, typer.Option(help="The metric of circuits: 'logit difference', or kl (to the full model).")

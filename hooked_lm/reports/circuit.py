@@ -50,7 +50,7 @@ SHARE = 0.05  # the default share of edges to keep
 KL, DIFFERENCE = "kl", "logit difference"  # the metrics of circuits
 DEFAULT_METRIC = DIFFERENCE  # the one that reads the answers
 OF_SEARCH, OF_NULLS = "faithfulness in the search", "faithfulness of null circuits"
-RANKS = ("pruning", "masks")  # methods whose scores rank all edges
+RANKS = ("pruning", "exchange", "masks")  # methods whose scores rank all edges
 
 
 class TaskWarning(UserWarning):

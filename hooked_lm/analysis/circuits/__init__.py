@@ -6,6 +6,7 @@ from hooked_lm.analysis.circuits.compare import Comparison
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.effects import exact_effects
 from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
+from hooked_lm.analysis.circuits.exchange import exchange
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
@@ -26,6 +27,7 @@ __all__ = [
     "discover",
     "evaluate",
     "exact_effects",
+    "exchange",
     "from_neuronpedia",
     "minimality",
     "neuron_circuit",

@@ -235,7 +235,7 @@ class Circuit(Tabular):
     def _measured(self) -> tuple[str, tuple[str, str], int]:
         """What the scores are, what a positive and a negative one mean, and the sign of edges that the answer needs."""
         method, metric = str(self.about.get("method", "")), str(self.about.get("metric", "the metric"))
-        if self.about.get("scores") != EFFECTS and method in ("", "pruning", "masks"):
+        if self.about.get("scores") != EFFECTS and method in ("", "pruning", "exchange", "masks"):
             return "score", ("positive score", "negative score"), 1
         of_search = self.about.get("scores") != EFFECTS  # otherwise those of `exact_effects`, in units of the metric
         is_restored = of_search and RESTORED in str(self.about.get(SCALE, ""))

@@ -15,6 +15,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import SEEN, Circuit
+from hooked_lm.analysis.circuits.exchange import exchange
 from hooked_lm.analysis.circuits.held_out import HeldOut, MeasuredPairs, is_per_prompt, of_prompts, searched
 from hooked_lm.analysis.circuits.masks import train_masks
 from hooked_lm.analysis.circuits.prune import check_size, prune
@@ -35,12 +36,14 @@ from hooked_lm.results.scores import provenance
 SEARCHES: Mapping[str, tuple[Callable[..., Circuit], str]] = {
     "acdc": (acdc, "threshold"),
     "pruning": (prune, "n_edges"),
+    "exchange": (exchange, "n_edges"),
     "masks": (train_masks, "n_edges"),
 }
 CHECKED = 100  # default number of edges whose estimates are compared with exact patching
 OPTIONS: Mapping[str, Sequence[str]] = {
     "acdc": (),
     "pruning": ("share", "steps"),
+    "exchange": ("share", "steps", "rounds"),
     "masks": ("steps", "learning_rate"),
     **dict.fromkeys(edges.METHODS, ("steps", "backward", "check")),
     "exact": ("edges",),
@@ -86,7 +89,8 @@ def discover(
             `about["agreement"]` compares the estimates with exact patching of `check` random edges, by default 100.
             "exact": the edges with the largest effects when patched one at a time (`patch_edges`).
             An Attribution or SweepResult with the axes writer and reader: the edges with the largest effects in it.
-            "acdc" (needs threshold), "pruning" (`prune`) and "masks" (`train_masks`), which both need n_edges.
+            "acdc" (needs threshold), and "pruning" (`prune`), "exchange" (`exchange`) and "masks" (`train_masks`), which need
+            n_edges.
         n_edges: the maximum number of edges of the circuit, all on paths from input to logits.
         threshold: alternatively, the smallest absolute effect of an edge, in units of the metric. Edges that are then on no path
             are left out.

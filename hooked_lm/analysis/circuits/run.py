@@ -188,14 +188,14 @@ class Runner:
         """
         parts = self._checked(gates).split(self.n_rows)
         bar = progress_bar("circuits", len(parts), progress, unit="passes", steps=parts)
-        found = [self._pass(some).float().cpu() for some in bar]
+        found = [self._pass(some[:, None]).float().cpu() for some in bar]
         return torch.cat(found) if found else self.full.new_zeros(0, self.n_prompts)
 
     def with_graph(self, gates: Gates) -> Float[Tensor, "row prompt"]:
         """As `values`, in one pass that is differentiable with respect to the gates but not the weights. Raises ValueError for
         a metric without a gradient."""
         with torch.enable_grad(), freeze_weights(self.model):
-            scores = self._pass(self._checked(gates))
+            scores = self._pass(self._checked(gates)[:, None])
         if gates.requires_grad and not scores.requires_grad:
             raise ValueError("the metric has no gradient: it must be computed from the logits by differentiable steps")
         return scores
@@ -204,11 +204,23 @@ class Runner:
         """The gradient of the mean metric with respect to each gate, 0 for gates that are not edges. Raises ValueError if it is
         NaN or the metric has none."""
         own = gates.detach()[None].clone().requires_grad_()
-        scores = self.with_graph(own)
-        [found] = torch.autograd.grad(scores.mean(), [own])
+        return self._derived(own, self.with_graph(own).mean())[0]
+
+    def gradients(self, gates: Float[Tensor, "writer reader"]) -> Float[Tensor, "prompt writer reader"]:
+        """As `gradient`, of the metric of each prompt; of a metric with one number for all, [1, writer, reader]."""
+        own = gates.detach().expand(self.n_prompts, -1, -1).clone().requires_grad_()
+        with torch.enable_grad(), freeze_weights(self.model):
+            total = self._pass(own[None]).sum()
+        return self._derived(own, total)
+
+    def _derived(self, gates: Tensor, total: Float[Tensor, ""]) -> Tensor:
+        """The gradient of a number with respect to gates."""
+        if not total.requires_grad:
+            raise ValueError("the metric has no gradient: it must be computed from the logits by differentiable steps")
+        [found] = torch.autograd.grad(total, [gates])
         if bool(found.isnan().any()):
             raise ValueError("the gradient of the metric with respect to the gates is NaN")
-        return found[0]
+        return found
 
     def _checked(self, gates: Tensor) -> Gates:
         shape = self.graph.is_edge.shape
@@ -218,10 +230,10 @@ class Runner:
 
     # ---- one pass ----------------------------------------------------------------------------------------------------
 
-    def _pass(self, gates: Gates) -> Float[Tensor, "row prompt"]:
+    def _pass(self, gates: Float[Tensor, "row prompt_or_1 writer reader"]) -> Float[Tensor, "row prompt"]:
         stream = self.streams[0]
         closed = ((1 - gates) * self.graph.is_edge.to(gates.device)).to(stream)
-        used = (closed.detach() != 0).any(0).cpu() | (self.graph.is_edge if gates.requires_grad else False)
+        used = (closed.detach() != 0).any(0).any(0).cpu() | (self.graph.is_edge if gates.requires_grad else False)
         start = self._first_layer(used)
         if start is None:
             return self.full.expand(len(gates), -1)
@@ -264,10 +276,14 @@ class GatedPass:
     """The hooks of one pass: they record the outputs of writers, and change the inputs of readers."""
 
     runner: Runner
-    closed: Float[Tensor, "row writer reader"]
+    closed: Float[Tensor, "row prompt_or_1 writer reader"]
     used: Bool[Tensor, "writer reader"]
     start: int
-    written: list[tuple[SiteNodes, Tensor]] = field(default_factory=list)  # ablated minus written, [row, node, numbers]
+    written: list[tuple[SiteNodes, Tensor]] = field(
+        default_factory=list
+    )  # ablated minus written, [rows, node, numbers]
+    n_joined: int = 0
+    joined: Tensor = field(default_factory=lambda: torch.empty(0))  # the first `n_joined` of them
 
     def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         for place in self.runner.readers:
@@ -283,26 +299,47 @@ class GatedPass:
 
     def keep(self, place: SiteNodes, value: Tensor) -> None:
         """Store the ablated minus the written outputs of a site."""
-        parts = place.parts(value).unflatten(0, (len(self.closed), -1)).permute(0, 3, 1, 2, 4)
-        self.written.append((place, (self.runner.ablated[place.site] - parts).flatten(2)))
+        parts = place.parts(value).unflatten(0, (len(self.closed), -1)).transpose(2, 3)
+        ablated = self.runner.ablated[place.site].transpose(0, 1)
+        self.written.append((place, (ablated - parts).flatten(0, 1).flatten(2)))
+
+    def _known(self, places: slice, reader: SiteNodes) -> Float[Tensor, "row prompt pos reader d_model"] | None:
+        """What these writers, whose outputs are known before the pass, change at a reader."""
+        if not bool(self.used[places, reader.nodes].any()):
+            return None
+        closed = self.closed[:, :, places, reader.nodes].transpose(2, 3)
+        different = self.runner.differences[places]
+        if closed.shape[1] == 1:
+            change = (closed[:, 0].flatten(0, 1) @ different.flatten(1)).unflatten(
+                0, closed.shape[:1] + closed.shape[2:3]
+            )
+            return change.unflatten(2, different.shape[1:]).permute(0, 2, 3, 1, 4)
+        change = closed.transpose(0, 1).flatten(1, 2) @ different.transpose(0, 1).flatten(2)
+        return change.unflatten(2, different.shape[2:]).unflatten(1, (len(closed), -1)).permute(1, 0, 3, 2, 4)
+
+    def _found(self, reader: SiteNodes) -> Float[Tensor, "row prompt pos reader d_model"] | None:
+        """What the writers whose outputs this pass has computed change at a reader."""
+        before = [(place, difference) for place, difference in self.written if place.rank < reader.rank]
+        if not any(bool(self.used[place.nodes, reader.nodes].any()) for place, _ in before):
+            return None
+        if len(before) != self.n_joined:  # the readers of a layer have the same writers before them
+            self.n_joined, self.joined = len(before), torch.cat([difference for _, difference in before], 1)
+        closed = torch.cat([self.closed[:, :, place.nodes, reader.nodes] for place, _ in before], 2).transpose(2, 3)
+        shape = self.runner.differences.shape
+        change = closed.expand(-1, shape[1], -1, -1).flatten(0, 1) @ self.joined
+        return change.unflatten(2, shape[2:]).unflatten(0, (len(closed), -1)).transpose(2, 3)
 
     def _reading(self, reader: SiteNodes) -> Callable[[Tensor, Any], Tensor]:
-        n_known = max(place.nodes.stop for place in self.runner.writers if self._is_known(place))
+        known = slice(0, max(place.nodes.stop for place in self.runner.writers if self._is_known(place)))
 
         def read(value: Tensor, hook: HookPoint) -> Tensor:
-            change: Tensor | None = None
-            if bool(self.used[:n_known, reader.nodes].any()):
-                known = self.runner.differences[:n_known].flatten(1)
-                change = self.closed[:, :n_known, reader.nodes].transpose(1, 2) @ known
-            for writer, difference in self.written:
-                if writer.rank < reader.rank and bool(self.used[writer.nodes, reader.nodes].any()):
-                    closed = self.closed[:, writer.nodes, reader.nodes].transpose(1, 2)
-                    change = closed @ difference if change is None else torch.baddbmm(change, closed, difference)
-            if change is None:
+            changes = [each for each in (self._known(known, reader), self._found(reader)) if each is not None]
+            if not changes:
                 return value
-            n_pos, d_model = value.shape[1], value.shape[-1]
-            change = change.unflatten(2, (-1, n_pos, d_model)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-            return value + times(change if reader.of_heads else change[:, :, 0], 1 / reader.factor)
+            total = value.unflatten(0, (len(self.closed), -1))
+            for change in changes:
+                total = total + times(change if reader.of_heads else change[:, :, :, 0], 1 / reader.factor)
+            return total.flatten(0, 1)
 
         return read
 

@@ -90,6 +90,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "exact": {"threshold": 0.01},
     "acdc": {"threshold": 0.01},
     "pruning": {"n_edges": 6},
+    "exchange": {"n_edges": 6},
     "masks": {"n_edges": 6, "steps": 100},
 }
 
