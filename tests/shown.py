@@ -28,7 +28,7 @@ from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, 
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.patching import Study
 from hooked_lm.reports.circuit import Task
-from hooked_lm.results import Scores
+from hooked_lm.results import Scores, Significance
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 TEXT = "The capital of France is"
@@ -64,6 +64,11 @@ def circuit() -> circuits.Circuit:
 def comparison() -> Any:
     graph = Graph.of(model())
     return circuit().compare(circuits.Circuit.of(graph, [("input", "m1"), ("input", "logits")]))
+
+
+def significant() -> Significance:
+    drawn = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    return Significance.of(Scores(drawn, {"metric": ["loss", HOSTILE], "layer": [0, 1, 2]}))
 
 
 def neurons() -> Any:
@@ -158,6 +163,7 @@ class Result:
 RESULTS = {
     "Scores": Result(scores),
     "Circuit": Result(circuit),
+    "Significance": Result(significant),
     "Comparison": Result(comparison),
     "NeuronCircuit": Result(neurons),
     "GradientReport": Result(gradients),

@@ -57,6 +57,7 @@ TEXT_IS_ENOUGH = {
         "TrainingConfig",
         "Metric",
         "Match",
+        "BackwardRules",
     },
     "data of a few strings and numbers": {
         "Acting",

@@ -9,7 +9,7 @@ import torch
 from hooked_lm.engine.controls import with_control
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.base import BaseModel
+from hooked_lm.models.base import BaseModel, as_model
 from hooked_lm.results.control import UNTRAINED
 
 CONTROLS = ("auto", "untrained", None)
@@ -40,11 +40,12 @@ def with_untrained_twin(
     "auto" does so if it `is_cheap` beside the work that is done, for a model of at most ten million parameters to which nobody
     listens, whose twin lacks nothing but training. Raises TypeError for a module that has no twin, if it is asked for.
     """
-    if control is None or (control == "auto" and not (is_cheap and _has_small_twin(model))):
+    own = as_model(model)
+    if control is None or (control == "auto" and (own is None or not is_cheap or not _is_small_and_unhooked(own))):
         return found
-    if not isinstance(model, BaseModel):
+    if own is None:
         raise TypeError(f"an untrained twin is that of a model of this package, got a {type(model).__name__}")
-    return with_control(found, effects, run(twin_of(model, seed)), UNTRAINED, "training")
+    return with_control(found, effects, run(twin_of(own, seed)), UNTRAINED, "training")
 
 
 def twin_of(model: BaseModel, seed: int = 0) -> BaseModel:
@@ -59,9 +60,8 @@ def twin_of(model: BaseModel, seed: int = 0) -> BaseModel:
     return made[key]
 
 
-def _has_small_twin(model: HookedRootModule) -> bool:
-    listens = any(point.is_listening for point in model.hook_points())
-    return isinstance(model, BaseModel) and not listens and _size(model) <= MOST_PARAMETERS
+def _is_small_and_unhooked(model: BaseModel) -> bool:
+    return _size(model) <= MOST_PARAMETERS and not any(point.is_listening for point in model.hook_points())
 
 
 def _size(model: BaseModel) -> int:

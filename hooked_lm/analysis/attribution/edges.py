@@ -146,11 +146,8 @@ def attribute_edges(
     with freeze_weights(model):
         scores = edges.scores(method, steps)
     cost = {**asdict(edges.cost), "seconds": time.perf_counter() - started}
-    settings = {
-        WHAT: "estimated patching of edges",
-        "replace_with": replace_with,
-        "direction": direction,
-    }
+    settings: dict[str, Any] = {WHAT: "estimated patching of edges"}
+    settings |= {"replace_with": replace_with, "direction": direction}
     settings |= {"backward": rules.settings} if rules != PLAIN else {}
     settings |= {"steps": steps} if method not in OF_ONE_RUN else {}
     settings |= {METRIC_NAME: name} if (name := metric_name(metric)) else {}
@@ -277,7 +274,7 @@ class _Edges:
         streams = dict.fromkeys(_stream(some.layer) for some in readers if some.is_after_norm)
         sites = dict.fromkeys([*streams, *([] if moves else self._written)])
         seen = [some.seen for some in readers]
-        hooks = [*moves, *((site, keep) for site in sites)]
+        hooks: Hooks = [*moves, *((site, keep) for site in sites)]
         metric = self.metric if self.part is None else self.part.on(slice(0, len(self.tokens)), n_copies)
         tape = Tape(self.model, repeated_rows(self.tokens, n_copies), seen, metric, hooks, self.rules)
         found = _Run(

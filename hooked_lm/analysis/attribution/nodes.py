@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hooked_lm.analysis.attribution.atp import atp_star
 from hooked_lm.analysis.attribution.attribution_result import Attribution
-from hooked_lm.analysis.attribution.backward_rules import GIM, PLAIN, RELP, BackwardRules, rules_of
+from hooked_lm.analysis.attribution.backward_rules import BackwardRules, rules_of
 from hooked_lm.analysis.attribution.checking import Check, check_valid, exact_values
 from hooked_lm.analysis.attribution.gradient_runs import (
     Collected,
@@ -24,7 +23,7 @@ from hooked_lm.analysis.attribution.gradient_runs import (
     seen,
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
-from hooked_lm.analysis.attribution.integrated import ig_activations, ig_inputs, inputs
+from hooked_lm.analysis.attribution.methods import METHODS
 from hooked_lm.analysis.attribution.twin import with_estimates_of_twin
 from hooked_lm.analysis.untrained import check_control
 from hooked_lm.engine.budget import Budget
@@ -60,38 +59,6 @@ from hooked_lm.results.groups import Groups, checked_groups
 from hooked_lm.results.scores import METRIC, provenance
 
 NODES = ("resid_pre", "attn_out", "mlp_out", "z", "post")
-
-
-@dataclass(frozen=True)
-class Method:
-    """A function that estimates effects from a run and a number of steps; `also` gives further sites whose new values it
-    needs, besides those to which it attributes. `rules` are those of its backward passes; None: it takes no others than
-    derivatives."""
-
-    estimate: Callable[[GradientRun, int], Estimates]
-    also: Callable[[HookedRootModule, Sequence[str]], Sequence[str]] = lambda model, sites: ()
-    copies: bool = False  # whether it runs several copies of the prompts
-    in_steps: bool = False  # whether it reads scores and patterns
-    rules: BackwardRules | None = PLAIN
-
-
-def gradient(run: GradientRun, steps: int) -> Estimates:
-    """The gradient of the base run times the difference; `steps` is not used."""
-    tape = run.tape()
-    values, gradients = tape.values, run.gradients(tape)
-    return Estimates(
-        tape.scores.detach(), {site: run.product(site, gradients[site], values[site]) for site in run.sites}
-    )
-
-
-METHODS: Mapping[str, Method] = {
-    "gradient": Method(gradient),
-    "ig-inputs": Method(ig_inputs, inputs, copies=True),
-    "ig-activations": Method(ig_activations, copies=True),
-    "atp*": Method(atp_star, in_steps=True, rules=None),
-    "relp": Method(gradient, rules=RELP),
-    "gim": Method(gradient, rules=GIM),
-}
 
 
 @renamed(source=("replace_with", {"clean": None}))

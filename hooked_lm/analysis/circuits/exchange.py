@@ -205,11 +205,11 @@ class _Search:
     def _effects(self, gates: list[Tensor]) -> Float[Tensor, "number edge"]:
         """What each edge adds to the metric of each prompt, by the mean gradient at these gates; the last row is of the mean."""
         is_edge = self.runner.graph.is_edge
-        total = sum(
+        at_gates = [
             self.runner.gradients(torch.zeros(is_edge.shape).masked_scatter(is_edge, each.float())).cpu()
             for each in gates
-        )
-        return self._weighted((total / len(gates))[:, is_edge])
+        ]
+        return self._weighted(sum(at_gates[1:], at_gates[0])[:, is_edge] / len(gates))
 
     def _missed(self, circuits: Bool[Tensor, "row edge"]) -> Float[Tensor, "row number"]:
         """What each circuit has too much of the metric of each prompt, and of the mean."""

@@ -35,6 +35,7 @@ from hooked_lm.engine.result import metric_name
 from hooked_lm.extras import lazy_import
 from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
+from hooked_lm.models.vision.inputs import ids_of
 from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
@@ -275,7 +276,9 @@ def neuron_circuit(
     about |= {"backward": rules.settings, PROMPTS: identities(model, pairs.clean)}
     if len(nodes.agreement):
         about["agreement"] = nodes.agreement.iloc[0].astype(float).to_dict()
-    tokens = [] if model.tokenizer is None else model.to_str_tokens(pairs.clean[:1])
+    tokens = (
+        [] if model.tokenizer is None else [model.to_single_str_token(int(each)) for each in ids_of(pairs.clean)[0]]
+    )
     return NeuronCircuit(chosen, flows.effects_of(chosen), edges, kept, tokens, about)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, patching
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.attribution.attribution_result import Attribution
-from hooked_lm.analysis.attribution.nodes import METHODS, attribute, attribute_nodes
+from hooked_lm.analysis.attribution.methods import METHODS
+from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.demo import experiment
 from hooked_lm.engine.prompts import site_of_layer
 from tests.close import GRADIENT, assert_apart, assert_close
