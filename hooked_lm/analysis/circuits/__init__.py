@@ -7,6 +7,7 @@ from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.effects import exact_effects
 from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
 from hooked_lm.analysis.circuits.masks import train_masks
+from hooked_lm.analysis.circuits.mib import from_mib, to_mib
 from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
 from hooked_lm.analysis.circuits.null import null_circuits
@@ -24,10 +25,12 @@ __all__ = [
     "discover",
     "evaluate",
     "exact_effects",
+    "from_mib",
     "from_neuronpedia",
     "minimality",
     "null_circuits",
     "prune",
+    "to_mib",
     "to_neuronpedia",
     "train_masks",
 ]

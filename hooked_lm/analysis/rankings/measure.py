@@ -20,6 +20,7 @@ from hooked_lm.analysis.rankings.tasks import CircuitTask, HasCircuitTask
 from hooked_lm.analysis.rankings.truth import auroc, average_precision
 from hooked_lm.callers import warn_caller
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
+from hooked_lm.engine.study import SwapWarning
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.scores import provenance
@@ -126,6 +127,7 @@ class _How:
         twin = self.twins.setdefault(id(task.model), task.model.untrained(self.seed))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* hardly differ")  # as an untrained model does no task
+            warnings.simplefilter("ignore", SwapWarning)
             for method in twins:
                 found[f"{method.name}{UNTRAINED}"] = method.ranking(twin, task.pairs)
                 done()
