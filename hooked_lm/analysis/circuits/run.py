@@ -268,6 +268,8 @@ class GatedPass:
     used: Bool[Tensor, "writer reader"]
     start: int
     written: list[tuple[SiteNodes, Tensor]] = field(default_factory=list)  # ablated minus written, [row, node, numbers]
+    n_joined: int = 0
+    joined: Tensor = field(default_factory=lambda: torch.empty(0))  # the first `n_joined` of them
 
     def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         for place in self.runner.readers:
@@ -286,6 +288,16 @@ class GatedPass:
         parts = place.parts(value).unflatten(0, (len(self.closed), -1)).permute(0, 3, 1, 2, 4)
         self.written.append((place, (self.runner.ablated[place.site] - parts).flatten(2)))
 
+    def _joined(self, reader: SiteNodes) -> tuple[Tensor, Tensor] | None:
+        """The closed gates [row, reader, node] and the differences [row, node, numbers] of all writers before a reader."""
+        before = [(place, difference) for place, difference in self.written if place.rank < reader.rank]
+        if not any(bool(self.used[place.nodes, reader.nodes].any()) for place, _ in before):
+            return None
+        if len(before) != self.n_joined:  # the readers of a layer have the same writers before them
+            self.n_joined, self.joined = len(before), torch.cat([difference for _, difference in before], 1)
+        closed = torch.cat([self.closed[:, place.nodes, reader.nodes] for place, _ in before], 1)
+        return closed.transpose(1, 2), self.joined
+
     def _reading(self, reader: SiteNodes) -> Callable[[Tensor, Any], Tensor]:
         n_known = max(place.nodes.stop for place in self.runner.writers if self._is_known(place))
 
@@ -294,15 +306,15 @@ class GatedPass:
             if bool(self.used[:n_known, reader.nodes].any()):
                 known = self.runner.differences[:n_known].flatten(1)
                 change = self.closed[:, :n_known, reader.nodes].transpose(1, 2) @ known
-            for writer, difference in self.written:
-                if writer.rank < reader.rank and bool(self.used[writer.nodes, reader.nodes].any()):
-                    closed = self.closed[:, writer.nodes, reader.nodes].transpose(1, 2)
-                    change = closed @ difference if change is None else torch.baddbmm(change, closed, difference)
+            if (own := self._joined(reader)) is not None:
+                change = own[0] @ own[1] if change is None else change.baddbmm_(*own)
             if change is None:
                 return value
-            n_pos, d_model = value.shape[1], value.shape[-1]
-            change = change.unflatten(2, (-1, n_pos, d_model)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-            return value + times(change if reader.of_heads else change[:, :, 0], 1 / reader.factor)
+            prompt_pos = value.shape[0] // len(self.closed), value.shape[1]
+            change = change.unflatten(2, (*prompt_pos, -1)).permute(0, 2, 3, 1, 4)
+            if not reader.of_heads:
+                change = change[:, :, :, 0]
+            return (value.unflatten(0, (len(self.closed), -1)) + times(change, 1 / reader.factor)).flatten(0, 1)
 
         return read
 
