@@ -3,6 +3,7 @@
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.compare import Comparison
+from hooked_lm.analysis.circuits.constants import mean_constants, optimal_constants
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.effects import exact_effects
 from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
@@ -27,8 +28,10 @@ __all__ = [
     "exact_effects",
     "from_mib",
     "from_neuronpedia",
+    "mean_constants",
     "minimality",
     "null_circuits",
+    "optimal_constants",
     "prune",
     "to_mib",
     "to_neuronpedia",

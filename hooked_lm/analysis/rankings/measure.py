@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hooked_lm.analysis.attribution.attribution_result import agreement
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.circuits.run import Runner, check_replacement
+from hooked_lm.analysis.circuits.constants import mean_constants, optimal_constants
+from hooked_lm.analysis.circuits.run import REPLACEMENTS, Runner
 from hooked_lm.analysis.rankings.areas import SHARES, check_shares
 from hooked_lm.analysis.rankings.board import Leaderboard
 from hooked_lm.analysis.rankings.methods import EXACT, RANDOM, Method, NamedMethod, Ranking, methods_of
@@ -24,6 +25,8 @@ from hooked_lm.engine.study import SwapWarning
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.progress import progress_bar
 from hooked_lm.results.scores import provenance
+
+CONSTANTS = ("constant", "optimal")  # what replaces values, besides the words of `Runner`
 
 
 @keeps_torch_state
@@ -55,7 +58,9 @@ def leaderboard(
         untrained: whether each method also ranks the edges of the model's untrained twin. Used for the model itself, such a
             ranking should do no better than "random".
         replace_with: what edges outside a circuit carry, and what the effects of edges are measured by: "corrupted", "mean" or
-            "zero", as for `Runner`.
+            "zero", as for `Runner`. Or constants, from the pairs that methods see (methods measure effects by "mean" then):
+            "constant", means over prompts and positions (`circuits.mean_constants`; "mean" in MIB, whose "mean-positional" is
+            "mean" here); "optimal", learnt ones (`circuits.optimal_constants`, with as many steps as its default).
         selection, absolute: how the circuit of a number of edges is chosen; "top" and True as in MIB (see `selected`).
         shares: the shares of all edges, rounded down to numbers of edges, up to 1.
         steps: those of the methods that integrate gradients.
@@ -79,10 +84,13 @@ def leaderboard(
         raise ValueError("there are no tasks: give CircuitTask(name, model, pairs), or demo.tasks.tasks()")
     if len({task.name for task in named}) < len(named):
         raise ValueError(f"tasks have different names, got {', '.join(task.name for task in named)}")
-    check_replacement(replace_with)
+    measured_by = "mean" if replace_with in CONSTANTS else replace_with
+    if replace_with not in (*REPLACEMENTS, *CONSTANTS):
+        words = ", ".join(map(repr, (*REPLACEMENTS, *CONSTANTS)))
+        raise ValueError(f"replace_with must be one of {words}, got {replace_with!r}")
     check_selection(selection)
     check_shares(shares)
-    settings = {"replace_with": replace_with, "steps": steps, "seed": seed, "max_memory": max_memory}
+    settings = {"replace_with": measured_by, "steps": steps, "seed": seed, "max_memory": max_memory}
     chosen = methods_of(methods, settings)
     twins = [method for method in chosen if method.name != RANDOM] if untrained else []
     how = _How(replace_with, selection, absolute, shares, seed, max_memory)
@@ -133,9 +141,23 @@ class _How:
                 done()
         return found
 
+    def _runner(self, task: CircuitTask) -> Runner:
+        """Runs circuits on the held-out pairs."""
+        assert task.held_out is not None, "every CircuitTask has some"
+        if self.replace_with not in CONSTANTS:
+            return Runner(task.model, task.held_out, replace_with=self.replace_with, max_memory=self.max_memory)
+        found = (
+            mean_constants(task.model, task.pairs, max_memory=self.max_memory)
+            if self.replace_with == CONSTANTS[0]
+            else optimal_constants(
+                task.model, task.pairs, max_memory=self.max_memory, seed=self.seed, progress=False
+            )
+        )
+        return Runner(task.model, task.held_out, max_memory=self.max_memory).ablating(found)
+
     def judged(self, task: CircuitTask, rankings: Mapping[str, Ranking]) -> TaskRankings:
         """The circuits of all rankings on the held-out pairs, and the other numbers."""
-        runner = Runner(task.model, task.held_out, replace_with=self.replace_with, max_memory=self.max_memory)
+        runner = self._runner(task)
         graph = runner.graph
         sizes = [int(share * graph.n_edges) for share in self.shares]
         circuits = torch.stack(
