@@ -64,7 +64,7 @@ _HOMES = {
     "wrap": "hooked_lm.hooks",
 }
 _MODULES: tuple[str, ...] = ("analysis", "harvest", "hooks", "hub", "interventions", "parallel")
-_MODULES += ("patching", "pretrained", "results", "studies", "utils", "viz")  # that load when they are used
+_MODULES += ("patching", "planted", "pretrained", "results", "studies", "utils", "viz")  # that load when they are used
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # silent unless the program configures logging
 

@@ -42,6 +42,7 @@ FLOORS = {
     "harvest": 6,
     "studies": 7,
     "demo": 7,
+    "planted": 7,  # models whose circuits are known
     "reports": 7,
     "compat": 7,
     "saved": 7,  # any saved result
