@@ -149,9 +149,7 @@ class _How:
         found = (
             mean_constants(task.model, task.pairs, max_memory=self.max_memory)
             if self.replace_with == CONSTANTS[0]
-            else optimal_constants(
-                task.model, task.pairs, max_memory=self.max_memory, seed=self.seed, progress=False
-            )
+            else optimal_constants(task.model, task.pairs, max_memory=self.max_memory, seed=self.seed, progress=False)
         )
         return Runner(task.model, task.held_out, max_memory=self.max_memory).ablating(found)
 
