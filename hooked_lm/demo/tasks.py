@@ -16,6 +16,7 @@ from hooked_lm.engine.pairs import Pairs
 from hooked_lm.pretrained import HookedTransformer
 
 N_PAIRS = 32
+MOST_IDLE = 500  # draws without a new pair, after which there are none
 N_YEARS = 4  # answers of each kind to an item of `greater_than`
 Answers = str | list[str]
 Drawn = tuple[str, str, Answers, Answers]  # clean, corrupted, answer, wrong answer
@@ -64,17 +65,20 @@ def pairs(task: str, n: int = N_PAIRS, seed: int = 0, model: HookedTransformer |
         raise ValueError(f"n must be at least 1, got {n}")
     model = HookedTransformer.from_pretrained("demo") if model is None else model
     rng, by_length = Random(seed), dict[int, dict[tuple[str, str], Drawn]]()
-    for _ in range(200 * n + 1000):
+    n_idle = 0  # draws without a new pair
+    while n_idle < MOST_IDLE:
+        n_idle += 1
         drawn = _CORRUPT[task](corpus.TASKS[task](rng), rng)
         if drawn is None:
             continue
         length, other = (model.to_tokens(prompt).shape[1] for prompt in drawn[:2])
-        if length == other:
-            same = by_length.setdefault(length, {})
-            same.setdefault((drawn[0], drawn[1]), drawn)
-            if len(same) == n:
-                clean, corrupted, right, wrong = map(list, zip(*same.values(), strict=True))
-                return Pairs(clean, corrupted, right, wrong)
+        same = by_length.setdefault(length, {})
+        if length != other or drawn[:2] in same:
+            continue
+        same[drawn[:2]], n_idle = drawn, 0
+        if len(same) == n:
+            clean, corrupted, right, wrong = map(list, zip(*same.values(), strict=True))
+            return Pairs(clean, corrupted, right, wrong)
     most = max(map(len, by_length.values()), default=0)
     raise ValueError(f"{task} has fewer than n={n} different pairs of one length: {most} were drawn")
 
@@ -107,14 +111,13 @@ def _other_order(example: Example, rng: Random) -> Drawn | None:
     stop, first = len(words) - length, words[:length]
     if not 0 < stop < length - 1:
         return None
-    later = rng.randrange(stop + 1, length)
-    first[stop], first[later] = first[later], first[stop]
-    prompt = "".join(f" {word}" for word in first + words[length:])
-    return (example.prompt, prompt, example.answer, f" {first[stop]}") if _is_unseen(prompt) else None
-
-
-def _is_unseen(prompt: str) -> bool:
-    return is_held_out("repeated_sequences", prompt)
+    for later in rng.sample(range(stop + 1, length), length - stop - 1):
+        other = list(first)
+        other[stop], other[later] = first[later], first[stop]
+        prompt = "".join(f" {word}" for word in other + words[length:])
+        if is_held_out("repeated_sequences", prompt):
+            return example.prompt, prompt, example.answer, f" {other[stop]}"
+    return None
 
 
 def _other_gender(example: Example, rng: Random) -> Drawn | None:
