@@ -33,9 +33,9 @@ COLUMNS = {  # of the table: their heads, and how many digits
 }
 HEAD = """# Leaderboard
 
-Many methods rank the edges of a model for a task, and none is best everywhere. This page compares those of the library: by the circuits of
-the edges that they rank first, by exact patching of every edge, and by circuits that are known. `make docs` runs it; a method that is added
-to the library has a row in the next run.
+Many methods rank the edges of a model for a task, and none is best everywhere. This page compares those of the library: by
+the circuits of the edges that they rank first, by exact patching of every edge, and by circuits that are known. `make docs`
+runs it; a method that is added to the library has a row in the next run.
 
 ```python
 from hooked_lm.analysis import leaderboard
@@ -59,26 +59,28 @@ figure = board.plot()
 figure = board.plot_cost()
 ```
 
-`board.write_html(path)` writes a page with all of it and a section for each task, `board.to_dataframe(per_task=True)` has its numbers, and
-[`hooked-lm leaderboard`](command-line.md#leaderboard) does the same from a shell.
+`board.write_html(path)` writes a page with all of it and a section for each task, `board.to_dataframe(per_task=True)` has its
+numbers, and [`hooked-lm leaderboard`](command-line.md#leaderboard) does the same from a shell.
 
 ## What is measured
 
-Each task has pairs of prompts, of which one half is searched. Circuits of .1, .2, .5, 1, 2, 5, 10, 20, 50 and 100 % of the edges run on the
-other half. Other edges carry their values from the corrupted prompts.
+Each task has pairs of prompts, of which one half is searched. Circuits of .1, .2, .5, 1, 2, 5, 10, 20, 50 and 100 % of the
+edges run on the other half. Other edges carry their values from the corrupted prompts.
 
-- **CPR** and **CMD** are those of MIB's circuit track (arXiv:2504.13151): the area under the curve of faithfulness over the share of edges,
-  and the area between the curve and 1. More CPR is better, less CMD is; the best are .999 and 0. On the same scores they are the numbers
-  of MIB's code to 1e-6.
-- **Rank correlation**, **right signs** and **slope** compare the scores with exact patching of each edge alone. The slope is 1 if sizes are right.
+- **CPR** and **CMD** are those of MIB's circuit track (arXiv:2504.13151): the area under the curve of faithfulness over the
+  share of edges, and the area between the curve and 1. More CPR is better, less CMD is; the best are .999 and 0. On the same
+  scores they are the numbers of MIB's code to 1e-6.
+- **Rank correlation**, **right signs** and **slope** compare the scores with exact patching of each edge alone. The slope is
+  1 if sizes are right.
 - **AUROC** and **average precision** compare them with the edges of a [planted](api/hooked_lm.planted.md) circuit.
-- **Untrained** columns are a control: the method ranks the edges of the model's untrained twin, and circuits of that ranking run in the
-  model. What such a ranking finds needs no training to be found: it knows which edges carry what differs between the prompts.
+- **Untrained** columns are a control: the method ranks the edges of the model's untrained twin, and circuits of that ranking
+  run in the model. What such a ranking finds needs no training to be found: it knows which edges carry what differs between
+  the prompts.
 - **Passes** are forward and backward passes of the model over all pairs of a task.
 
-MIB takes the best edges, and drops those on no path from input to logits. So the smallest circuits are mostly empty, and random
-edges are a weak floor. `selection="paths"` takes edges until so many are on paths, as [`circuits.evaluate`](attribution.md#circuits) does.
-Intervals are over tasks.
+MIB takes the best edges, and drops those on no path from input to logits. So the smallest circuits are mostly empty, and
+random edges are a weak floor. `selection="paths"` takes edges until so many are on paths, as
+[`circuits.evaluate`](attribution.md#circuits) does. Intervals are over tasks.
 """
 DEMO = """
 ## The bundled model
@@ -102,11 +104,11 @@ The AUROC of each model says where a method fails:
 
 {by_task}
 
-Two kinds of circuits divide the methods. Saturated attention has no gradient: where a head attends to one token alone, the plain
-gradient is blind to its queries and keys, and means over runs in between are not. And edges that stand in for each other (`or-gate`,
-`redundancy`, `backup`) have no effect alone: exact patching of single edges misses them, and so does a gradient at the clean
-prompt, while gradients in between see what each would do without the other. So exact effects of single edges are the reference for estimates
-of these effects, and no ceiling for circuits.
+Two kinds of circuits divide the methods. Saturated attention has no gradient: where a head attends to one token alone, the
+plain gradient is blind to its queries and keys, and means over runs in between are not. And edges that stand in for each
+other (`or-gate`, `redundancy`, `backup`) have no effect alone: exact patching of single edges misses them, and so does a
+gradient at the clean prompt, while gradients in between see what each would do without the other. So exact effects of single
+edges are the reference for estimates of these effects, and no ceiling for circuits.
 
 {failures}
 """
@@ -136,15 +138,16 @@ print(board.to_text())
 
 ## Other ablations
 
-`replace_with=` says what edges outside a circuit carry: "corrupted" (resample ablation), "mean" (over prompts at each position,
-"mean-positional" in MIB), "constant" (over prompts and positions, "mean" in MIB), "zero", or "optimal": constants that are learnt, so that
-circuits are least wrong ([`circuits.optimal_constants`][hooked_lm.analysis.circuits.optimal_constants]; arXiv:2409.09951). They are
-learnt from the pairs that are searched, and from few pairs they learn the answers themselves.
+`replace_with=` says what edges outside a circuit carry: "corrupted" (resample ablation), "mean" (over prompts at each
+position, "mean-positional" in MIB), "constant" (over prompts and positions, "mean" in MIB), "zero", or "optimal": constants
+that are learnt, so that circuits are least wrong
+([`circuits.optimal_constants`][hooked_lm.analysis.circuits.optimal_constants]; arXiv:2409.09951). They are learnt from the
+pairs that are searched, and from few pairs they learn the answers themselves.
 
 ## Circuits as MIB has them
 
-[`circuits.to_mib`][hooked_lm.analysis.circuits.to_mib] writes a circuit with its scores as the JSON of MIB's circuit track, which the code
-of EAP-IG reads, and [`circuits.from_mib`][hooked_lm.analysis.circuits.from_mib] reads one.
+[`circuits.to_mib`][hooked_lm.analysis.circuits.to_mib] writes a circuit with its scores as the JSON of MIB's circuit track,
+which the code of EAP-IG reads, and [`circuits.from_mib`][hooked_lm.analysis.circuits.from_mib] reads one.
 
 ## Where next
 
@@ -207,7 +210,7 @@ def failures(board: Leaderboard) -> str:
         rows = found[found["method"] == method]
         each = [f"{row['task']} ({number(row['worse'], 3)})" for row in rows.to_dict("records")]
         lines.append(f"- **{method}**: {', '.join(each)}")
-    head = "The CMD of these is above that of exact patching on the same prompts, by an interval that excludes 0 (and by this much):"
+    head = "The CMD of these is above that of exact patching on the same prompts, by this much and an interval that excludes 0:"
     return head + "\n\n" + "\n".join(lines)
 
 
@@ -218,8 +221,8 @@ def of_twin(board: Leaderboard) -> str:
     best = torch.nan_to_num(twin, nan=-1.0).mean(0).max()
     return (
         f"Circuits of the untrained twin's rankings have a CPR of up to {number(float(best), 2)}, those of random edges "
-        f"{number(random, 2)}. So most of what a curve shows is which edges carry a difference of the prompts at all, which needs no "
-        "training; what a method knows of the model is what it finds beyond its twin."
+        f"{number(random, 2)}. So much of what a curve shows is which edges carry a difference of the prompts at all, and "
+        "to know that takes no training. What a method knows of the model is what it finds beyond its twin."
     )
 
 
