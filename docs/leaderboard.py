@@ -4,6 +4,7 @@
 """
 
 import sys
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from hooked_lm.analysis import Leaderboard, leaderboard  # noqa: E402
 from hooked_lm.demo.tasks import tasks  # noqa: E402
 
 PAGE = HERE / "leaderboard.md"
-N_PAIRS = 16  # of a task of the bundled model
+N_PAIRS = 24  # of a task of the bundled model
+WIDTH = 126
 KINDS = ("demo", "planted")
 COLUMNS = {  # of the table: their heads, and how many digits
     "cpr": ("CPR", 3),
@@ -210,7 +212,7 @@ def failures(board: Leaderboard) -> str:
         rows = found[found["method"] == method]
         each = [f"{row['task']} ({number(row['worse'], 3)})" for row in rows.to_dict("records")]
         lines.append(f"- **{method}**: {', '.join(each)}")
-    head = "The CMD of these is above that of exact patching on the same prompts, by this much and an interval that excludes 0:"
+    head = "The CMD of these is above that of exact patching on the same prompts, by this much; intervals at once exclude 0:"
     return head + "\n\n" + "\n".join(lines)
 
 
@@ -234,7 +236,14 @@ def page(boards: dict[str, Leaderboard]) -> str:
         facts[kind] = {"n_tasks": len(board.tasks), "tasks": names, "table": table(board), "failures": failures(board)}
     n_edges = boards["demo"].tasks[0].n_edges[0][-1]
     demo = DEMO.format(**facts["demo"], n_pairs=N_PAIRS, n_edges=n_edges, twin=of_twin(boards["demo"]))
-    return HEAD + demo + PLANTED.format(**facts["planted"], by_task=by_task(boards["planted"])) + TAIL
+    of_planted = PLANTED.format(**facts["planted"], by_task=by_task(boards["planted"]))
+    return HEAD + folded(demo) + folded(of_planted) + TAIL
+
+
+def folded(text: str) -> str:
+    """A text with its long lines folded, but for those of tables."""
+    lines = [[line] if line.startswith("|") else textwrap.wrap(line, WIDTH) or [""] for line in text.splitlines()]
+    return "\n".join(line for some in lines for line in some) + "\n"
 
 
 def main() -> None:

@@ -88,17 +88,19 @@ class Leaderboard(Tabular):
         an interval of the difference that excludes 0. A row for each: `task`, `method`, `cmd`, `reference` (its CMD), `worse`
         (the difference), `low`, `high`; the largest first.
 
-        Methods whose interval includes 0 may be worse, too. Raises ValueError if the reference is not among the methods.
+        The intervals hold at once for all tasks and methods, by Bonferroni. Methods whose interval includes 0 may be worse, too.
+        Raises ValueError if the reference is not among the methods.
         """
         if reference not in self.methods:
             raise ValueError(f"reference must be one of {', '.join(map(repr, self.methods))}, got {reference!r}")
-        rows = []
+        compared, rows = [name for name in self.methods if name not in (reference, *CONTROLS)], []
+        level = 1 - (1 - level) / max(1, len(compared) * len(self.tasks))
         for task in self.tasks:
             cmd, (low, high) = task.column(CMD), task.interval_of(CMD, level, minus=reference)
             base = float(cmd[task.methods.index(reference)])
-            for method in self.methods:
+            for method in compared:
                 place = task.methods.index(method)
-                if method not in (reference, *CONTROLS) and float(low[place]) > 0:
+                if float(low[place]) > 0:
                     own = float(cmd[place])
                     rows.append((task.name, method, own, base, own - base, float(low[place]), float(high[place])))
         table = pd.DataFrame(rows, columns=["task", METHOD, CMD, "reference", "worse", "low", "high"])
@@ -234,7 +236,8 @@ class Leaderboard(Tabular):
         tasks = []
         for place, of_task in enumerate(header["tasks"]):
             own = {name.partition(" ")[2]: each for name, each in tensors.items() if name.startswith(f"{place} ")}
-            tasks.append(TaskRankings(**of_task, **own))
+            parts: dict[str, Any] = {**of_task, **own}
+            tasks.append(TaskRankings(**parts))
         return cls(tuple(tasks))
 
     # ---- at a glance -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Methods that rank the edges of a model for a task, and what they cost."""
 
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from hooked_lm.analysis.attribution.edge_patching import patch_edges
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.discover import SEARCHES, discover, scores_of
+from hooked_lm.engine.identity import identities
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.prompts import kind_of, rows_of
 from hooked_lm.engine.result import SweepResult
@@ -118,8 +120,9 @@ def methods_of(methods: Sequence[str] | Mapping[str, Method] | None, settings: M
 
 
 def _random(model: Decoder, pairs: Pairs, *, seed: int) -> Tensor:
-    """Scores that know nothing."""
-    return torch.randn(Graph.of(model).is_edge.shape, generator=torch.Generator().manual_seed(seed))
+    """Scores that know nothing; those of other prompts are others."""
+    drawn_for = zlib.crc32("".join(identities(model, rows_of(model, pairs.clean))).encode(), seed & 0xFFFFFFFF)
+    return torch.randn(Graph.of(model).is_edge.shape, generator=torch.Generator().manual_seed(drawn_for))
 
 
 # ---- cost ----------------------------------------------------------------------------------------------------------------

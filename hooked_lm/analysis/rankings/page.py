@@ -28,8 +28,8 @@ COLUMNS = (
     "finds, a method finds without training."
 )
 FAILS = (
-    "Where the CMD of a method is above that of exact patching on the same prompts, with an interval that excludes 0. A method "
-    "that is missing here may be worse, too, by less than these prompts can tell."
+    "Where the CMD of a method is above that of exact patching on the same prompts, with an interval that excludes 0 (all of "
+    "these intervals hold at once). A method that is missing here may be worse, too, by less than these prompts can tell."
 )
 
 

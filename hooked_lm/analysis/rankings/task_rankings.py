@@ -196,7 +196,8 @@ class TaskRankings(Tabular):
     def load(cls, path: str | Path) -> "TaskRankings":
         """Read what `save` wrote. Raises ValueError for any other file."""
         tensors, header = stored.read(path, FORMAT)
-        return cls(**tensors, **header)
+        parts: dict[str, Any] = {**header, **tensors}
+        return cls(**parts)
 
     def __repr__(self) -> str:
         column = self.column(CMD)
