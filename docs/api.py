@@ -19,6 +19,8 @@ GROUPS = {
         "hooked_lm.interventions",
         "hooked_lm.interventions.dictionaries",
         "hooked_lm.reports.circuit",
+        "hooked_lm.planted",
+        "hooked_lm.planted.rasp",
     ],
     "Data": ["hooked_lm.results", "hooked_lm.harvest", "hooked_lm.studies", "hooked_lm.shards", "hooked_lm.parallel"],
     "Tools": [

@@ -17,6 +17,7 @@ from hooked_lm import (
     VisionInputs,
     analysis,
     interventions,
+    planted,
 )
 from hooked_lm.analysis import circuits
 from hooked_lm.analysis.attribution.graph import Graph
@@ -210,6 +211,7 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Plan": lambda: harvested().plan,
     "HarvestEstimate": lambda: estimate_harvest(model(), [TEXT], "resid_post1"),
     "Study": lambda: Study({"layer": [0, 1]}, {}),
+    "Planted": lambda: planted.load("previous-token"),
     "Pairs": lambda: Pairs(["a"], ["b"], [HOSTILE], ["d"]),
     "CircuitTask": lambda: analysis.CircuitTask(HOSTILE, model(), Pairs(["a", "b"], ["b", "a"], " Mary", " John")),
     "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),

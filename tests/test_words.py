@@ -19,7 +19,7 @@ from hooked_lm.shards import Shards
 MODULES = (
     "patching", "interventions", "interventions.dictionaries", "analysis", "analysis.circuits", "analysis.metrics",
     "results", "viz", "reports.circuit", "demo.experiment",
-    "harvest", "studies",
+    "harvest", "studies", "planted", "planted.rasp",
     *(f"cli.{command}" for command in ("attention", "cache", "circuit", "demo", "harvest", "lens", "patch")),
 )  # fmt: skip
 INSTEAD = {

@@ -9,6 +9,7 @@ example.check()          # the same by exact patching of all edges
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from hooked_lm.keywords import answer_keywords
 from hooked_lm.planted.blueprint import Blueprint
 from hooked_lm.planted.compiler import CompiledProgram, compile_program
 from hooked_lm.planted.heads import copy_suppression, induction, previous_token, soft_induction, two_hop
@@ -70,3 +71,6 @@ def load(name: str, seed: int = 0) -> Planted:
         near = get_close_matches(str(name), MODELS, 3, 0.5) or list(MODELS)
         raise KeyError(f"there is no planted model {name!r}; did you mean {', '.join(map(repr, near))}?")
     return MODELS[name](seed)
+
+
+answer_keywords(__name__)

@@ -17,7 +17,7 @@ from hooked_lm.models.config.flat import HookedTransformerConfig
 from hooked_lm.pretrained import HookedTransformer
 
 START = "^"  # the first token of every prompt: heads that find nothing rest there
-SHARP = 1000.0  # a score at which attention is 0 or 1 exactly, and has no gradient
+SHARP = 250.0  # a score at which attention is 0 or 1 exactly, and has no gradient
 ONE, IS_START, POSITION, TOKEN, SCRATCH = "one", "start", "position", "token", "scratch"
 N_SCRATCH = 6
 
@@ -130,8 +130,12 @@ class Blueprint:
             score: that of a related position; a large one makes attention 0 or 1.
             rest: the share of `score` that the start token has for every query, so that a head that finds nothing rests there.
             rests_on: a subspace; where it is not 0 at the query, the start token has as much more of `score`.
+
+        Raises KeyError for an unknown subspace, and ValueError for a head that is written already.
         """
         layer, number = head
+        if head in self.heads:
+            raise ValueError(f"L{layer}H{number} is written already: choose another head")
         relation = torch.eye(self.size(query), self.size(key)) if relation is None else relation
         mapping = torch.eye(self.size(value), self.size(output)) if mapping is None else mapping
         n_keys = self.size(key)

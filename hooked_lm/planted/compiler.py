@@ -14,7 +14,7 @@ from torch import Tensor
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.planted.blueprint import IS_START, POSITION, START, TOKEN, Blueprint
-from hooked_lm.planted.rasp import Gather, Operation, Position, Rewrite, Token
+from hooked_lm.planted.rasp import Gather, Operation, Pointwise, Position, Token
 from hooked_lm.pretrained import HookedTransformer
 
 OFF = -1e4  # what the start token adds to neurons that read a number: it has none
@@ -60,10 +60,10 @@ def compile_program(program: Operation, n: int, seed: int = 0, attention_dir: st
     plan = _Plan.of(program)
     letters = plan.letters
     vocabulary = (START, *letters, *(name for name in map(str, program.domain) if name not in letters))
-    neurons = {operation: operation.neurons() for operation in plan.places if isinstance(operation, Rewrite)}
+    neurons = {each: each.neurons() for each in plan.places if isinstance(each, Pointwise)}
     widths = Counter[int]()
-    for operation, (_, _, biases) in neurons.items():
-        widths[plan.layer(operation)] += len(biases)
+    for pointwise, (_, _, biases) in neurons.items():
+        widths[plan.layer(pointwise)] += len(biases)
     draft = Blueprint(
         vocabulary,
         {plan.names[operation]: operation.size for operation in plan.written},
@@ -90,7 +90,7 @@ def compile_program(program: Operation, n: int, seed: int = 0, attention_dir: st
                 mapping=operation.mapping(),
                 rest=operation.rest,
             )
-        else:
+        elif isinstance(operation, Pointwise):
             reads, writes, biases = neurons[operation]
             inputs: dict[str, Tensor] = {}
             for each, weight in zip(operation.inputs, reads, strict=True):  # twice the same, perhaps
@@ -121,11 +121,16 @@ class _Plan:
         places: dict[Operation, int] = {}
         _place(program, places)
         alphabets = {operation.letters for operation in places if isinstance(operation, Token)}
-        if program.is_number or not isinstance(program, Gather | Rewrite) or len(alphabets) != 1:
+        if program.is_number or not isinstance(program, Gather | Pointwise) or len(alphabets) != 1:
             raise ValueError(
                 "a program ends with an operation of a head or an MLP that is no number, and reads the tokens of one alphabet; "
                 f"got {type(program).__name__} and {len(alphabets)} alphabets"
             )
+        for operation in places:
+            if not isinstance(operation, Token | Position | Gather | Pointwise):
+                raise TypeError(
+                    f"no head or MLP computes {type(operation).__name__}: use the operations of planted.rasp"
+                )
         heads, used = dict[Operation, tuple[int, int]](), Counter[int]()
         for operation, place in places.items():
             if isinstance(operation, Gather):

@@ -1,5 +1,6 @@
 """Models written by hand in which single ablations or correlations mislead: a backup head, redundant heads, and distractors."""
 
+from functools import partial
 from random import Random
 
 import torch
@@ -26,9 +27,9 @@ def backup(seed: int) -> Planted:
     size = len(vocabulary)
     draft = Blueprint(vocabulary, {"answer": size}, n_ctx=n_ctx, n_layers=2, n_heads=2)
     letters = draft.one_hots((letter, letter) for letter in LETTERS)
-    copies = {"query": "position", "key": "position", "value": "token", "output": "answer"}
-    draft.head((0, 1), **copies, relation=look_at(n_ctx, 2), mapping=letters)
-    draft.head((1, 0), **copies, relation=look_at(n_ctx, 2), mapping=letters, rests_on="answer")
+    copy = partial(draft.head, query="position", key="position", value="token", output="answer")
+    copy((0, 1), relation=look_at(n_ctx, 2), mapping=letters)
+    copy((1, 0), relation=look_at(n_ctx, 2), mapping=letters, rests_on="answer")
     draft.logits({"answer": torch.eye(size)})
     draft.bystanders(seed)
 
@@ -96,15 +97,16 @@ def distractor(seed: int) -> Planted:
     vocabulary, n_ctx = (START, *VOWELS, *CONSONANTS, "?"), 5
     size = len(vocabulary)
     draft = Blueprint(vocabulary, {"answer": size, "copy": size, "mark": 1, "shade": 1}, n_ctx, n_layers=2, n_heads=3)
-    looks = {"query": "position", "key": "position", "value": "token", "relation": look_at(n_ctx, 1)}
-    draft.head((0, 0), **looks, output="copy")
-    draft.head((0, 1), **looks, output="answer")
+    look = partial(draft.head, query="position", key="position", value="token", relation=look_at(n_ctx, 1))
+    look((0, 0), output="copy")
+    look((0, 1), output="answer")
     marks = torch.zeros(size, 1)
     for letters, mark in ((VOWELS, 1.0), (CONSONANTS, -1.0)):
         marks[[draft.token(letter) for letter in letters]] = mark
-    draft.head((0, 2), **looks, output="mark", mapping=marks)
+    look((0, 2), output="mark", mapping=marks)
     draft.neurons(0, {"mark": torch.tensor([[1.0, -1.0]])}, {"shade": torch.ones(2, 1)})
-    draft.logits({"answer": torch.eye(size), "shade": (marks > 0).float().T / 2})
+    vowels = 2 * (marks > 0).float().T
+    draft.logits({"answer": torch.eye(size), "shade": vowels}, dict.fromkeys(VOWELS, -2.0))
     draft.bystanders(seed)
 
     def example(rng: Random) -> Example:
@@ -123,6 +125,6 @@ def distractor(seed: int) -> Planted:
         pairs=pairs,
         held_out=held_out,
         truth=edges_of(model, ["input > L0H1<v>", "L0H1 > logits"]),
-        misleading="Probes read the answer from L0H0 and its kind from L0H2, and the logits have a gradient at L0H2; "
-        "neither causes anything, because nothing reads the one, and m0 is the same for both signs of the other.",
+        misleading="Probes read the answer from L0H0 and its kind from L0H2, the gradient at L0H2 is the largest, and without it "
+        "answers are wrong. But nothing reads L0H0, and m0 is the same for both signs of L0H2: neither causes the difference.",
     )

@@ -18,7 +18,7 @@ from hooked_lm.analysis.circuits.run import Runner
 from hooked_lm.engine.pairs import Pairs
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.extras import lazy_import
-from hooked_lm.notebook_repr import NotebookRepr
+from hooked_lm.notebook_repr import NotebookRepr, Table
 from hooked_lm.patching.sweeps import sweep
 from hooked_lm.pretrained import HookedTransformer
 from hooked_lm.results.scores import Scores
@@ -29,7 +29,7 @@ else:
     pd = lazy_import("pandas", "viz")
 
 N_PAIRS = 24  # of each kind of prompts: those to study, and those held out
-ROUNDING = 1e-4  # effects below this share of the largest are none
+ROUNDING = 1e-4
 FIELDS = ("clean", "corrupted", "answers", "wrong_answers")
 DIRECTIONS = ("denoise", "noise")
 Example = tuple[Sequence[str], Sequence[str], str, str]  # clean and corrupted tokens, right and wrong answer
@@ -50,6 +50,8 @@ class Planted(NotebookRepr):
         truth: the true edges, over `Graph.of(model)`.
         neurons: [layer, neuron], the true neurons; None where the truth is by edges only.
         misleading: where single ablations or correlations mislead, in a sentence; "" where they do not.
+        rounding: effects below this share of the largest are none. Of a model whose weights were made it is that of numbers; of a
+            trained one it decides what is in its truth.
 
     >>> from hooked_lm import planted
     >>> example = planted.load("previous-token")
@@ -68,6 +70,7 @@ class Planted(NotebookRepr):
     truth: Circuit
     neurons: Bool[Tensor, "layer neuron"] | None = None
     misleading: str = ""
+    rounding: float = ROUNDING
 
     def text(self, tokens: Sequence[int] | Tensor) -> str:
         """The names of tokens in a row."""
@@ -119,7 +122,8 @@ class Planted(NotebookRepr):
         sizes = {direction: self._sizes(partial(patch_edges, direction=direction)) for direction in DIRECTIONS}
         sizes["joint"] = self._sizes(self._joint)
         names = pd.DataFrame(list(graph.named(graph.is_edge)), columns=["writer", "reader"])
-        return _table(names, self.truth.edges[graph.is_edge], {key: size[graph.is_edge] for key, size in sizes.items()})
+        sizes = {key: size[graph.is_edge] for key, size in sizes.items()}
+        return self._table(names, self.truth.edges[graph.is_edge], sizes)
 
     @property
     def true_neurons(self) -> Bool[Tensor, "layer neuron"]:
@@ -136,7 +140,7 @@ class Planted(NotebookRepr):
             for direction in DIRECTIONS
         }
         layers, neurons = torch.ones_like(true).nonzero().T.tolist()
-        return _table(pd.DataFrame({"layer": layers, "neuron": neurons}), true.flatten(), sizes)
+        return self._table(pd.DataFrame({"layer": layers, "neuron": neurons}), true.flatten(), sizes)
 
     def _sizes(self, effects: Callable[..., Scores]) -> Float[Tensor, "*cell"]:
         """The largest size over all prompts of what is measured of each cell."""
@@ -160,6 +164,24 @@ class Planted(NotebookRepr):
         axes = {"writer": [node.name for node in graph.writers], "reader": [node.name for node in graph.readers]}
         return Scores(effects, axes)
 
+    def _table(
+        self, names: "pd.DataFrame", true: Bool[Tensor, " row"], sizes: Mapping[str, Float[Tensor, " row"]]
+    ) -> "pd.DataFrame":
+        """The table of what was measured, relative to the largest, and whether it agrees with the truth."""
+        every = torch.stack(list(sizes.values()))
+        every = every / every.max()
+        has_effect = every.amax(0) > self.rounding
+        columns = dict(zip(sizes, every.numpy(), strict=True))
+        return names.assign(true=true.numpy(), **columns, agrees=(has_effect == true).numpy())
+
+    def repr_table(self) -> Table:
+        """What the model does, with an example."""
+        ends = ((name, getattr(self.pairs, name)[:1]) for name in FIELDS)
+        prompts = [(name.replace("_", " "), self.text(torch.as_tensor(tokens).flatten())) for name, tokens in ends]
+        edges = ", ".join(" > ".join(edge) for edge in self.truth.graph.named(self.truth.edges))
+        rows = [("task", self.description), *prompts, ("true edges", edges)]
+        return Table(("", "value"), [*rows, *([("misleading", self.misleading)] if self.misleading else [])])
+
     def __repr__(self) -> str:
         n_true, n_edges = self.truth.n_edges, self.truth.graph.n_edges
         prompts = f"{len(self.pairs)} pairs of prompts, {len(self.held_out)} held out"
@@ -170,16 +192,6 @@ def _together(one: Pairs, other: Pairs) -> Pairs:
     """The pairs of both."""
     parts = [[torch.as_tensor(getattr(some, name)) for some in (one, other)] for name in FIELDS]
     return Pairs(*map(torch.cat, parts))
-
-
-def _table(
-    names: "pd.DataFrame", true: Bool[Tensor, " row"], sizes: dict[str, Float[Tensor, " row"]]
-) -> "pd.DataFrame":
-    every = torch.stack(list(sizes.values()))
-    every = every / every.max()
-    has_effect = every.amax(0) > ROUNDING
-    columns = dict(zip(sizes, every.numpy(), strict=True))
-    return names.assign(true=true.numpy(), **columns, agrees=(has_effect == true).numpy())
 
 
 def edges_of(model: HookedTransformer, edges: Sequence[str]) -> Circuit:

@@ -16,10 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from hooked_lm.keywords import answer_keywords
+
 __all__ = ["Average", "Combine", "Find", "Map", "Match", "Operation", "Position", "StartShare", "Token", "count"]
 
 Value = Hashable  # of an operation at a token: a letter, a number, a bool; None where nothing was selected
-Inputs = list[Float[Tensor, "_ neuron"]]  # of a rewrite: from each operation that it reads
+Inputs = list[Float[Tensor, "_ neuron"]]  # of a pointwise operation: from each operation that it reads
 Neurons = tuple[
     Inputs, Float[Tensor, "neuron size"], list[float]
 ]  # the weights of the inputs and outputs, and the biases
@@ -87,7 +89,7 @@ class Position(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Rewrite(Operation):
+class Pointwise(Operation):
     """An operation that an MLP computes."""
 
     @abstractmethod
@@ -96,7 +98,7 @@ class Rewrite(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Map(Rewrite):
+class Map(Pointwise):
     """A function of a value.
 
     >>> Map(str.upper, Token(("a", "b"))).run(["b", "a"])
@@ -126,7 +128,8 @@ class Map(Rewrite):
         slopes, biases, writes = [0.0], [1.0], [outputs[0]]  # the lowest value, and what each step changes
         for (low, at), (high, after) in pairwise(zip(values, outputs, strict=True)):
             if not torch.equal(at, after):
-                slope, middle = 2 / float(high - low), float(high + low) / 2  # type: ignore[operator]
+                below, above = exact_number(low), exact_number(high)
+                slope, middle = float(2 / (above - below)), float(above + below) / 2
                 slopes += [slope, slope]
                 biases += [0.5 - slope * middle, -0.5 - slope * middle]
                 writes += [after - at, at - after]
@@ -134,7 +137,7 @@ class Map(Rewrite):
 
 
 @dataclass(frozen=True, eq=False)
-class Combine(Rewrite):
+class Combine(Pointwise):
     """A function of two values that are no numbers."""
 
     function: Callable[..., Value]
@@ -273,7 +276,7 @@ class Average(Gather):
     def domain(self) -> tuple[Value, ...]:
         sums, found = {Fraction(0)}, {Fraction(0)}
         for k in range(1, self.n + 1):
-            sums = {total + Fraction(value) for total in sums for value in self.source.domain}  # type: ignore[arg-type]
+            sums = {total + exact_number(value) for total in sums for value in self.source.domain}
             found |= {total / k for total in sums}
         return tuple(sorted(found))
 
@@ -282,12 +285,12 @@ class Average(Gather):
         return self.source
 
     def mapping(self) -> Float[Tensor, "value size"]:
-        return torch.tensor([[float(value)] for value in self.source.domain])  # type: ignore[arg-type]
+        return torch.tensor([[float(exact_number(value))] for value in self.source.domain])
 
     def run(self, tokens: Sequence[Value]) -> list[Value]:
         values = self.source.run(tokens)
         return [
-            sum((Fraction(values[i]) for i in places), Fraction(0)) / max(1, len(places))  # type: ignore[arg-type]
+            sum((exact_number(values[i]) for i in places), Fraction(0)) / max(1, len(places))
             for places in self.match.run(tokens)
         ]
 
@@ -325,6 +328,16 @@ def count(match: Match, n: int) -> Map:
     return Map(lambda share: int(1 / share) - 1, StartShare(match, n))
 
 
+def exact_number(value: Value) -> Fraction:
+    """A value that is a whole number or a fraction; raises TypeError for any other."""
+    if not isinstance(value, int | Fraction):
+        raise TypeError(f"an average is of whole numbers and fractions, got {value!r}: use Map on it first")
+    return Fraction(value)
+
+
 def one_hot(value: Value, domain: Sequence[Value]) -> Float[Tensor, " size"]:
     """The vector of a value."""
     return torch.eye(len(domain))[list(domain).index(value)]
+
+
+answer_keywords(__name__)

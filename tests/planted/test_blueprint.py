@@ -62,5 +62,8 @@ def test_mistakes_are_named() -> None:
         found.size("fund")
     with pytest.raises(ValueError, match="layer 0 has 3 neurons, and 4 are written: make d_mlp larger"):
         found.neurons(0, {"token": torch.eye(4)}, {"found": torch.eye(4)})
+    found.head((1, 1), query="token", key="token", value="token", output="found")
+    with pytest.raises(ValueError, match="L1H1 is written already: choose another head"):
+        found.head((1, 1), query="position", key="position", value="token", output="found")
     with pytest.raises(KeyError, match="there is no token 'z'; there are '\\^', 'a', 'b', 'c'"):
         found.token("z")

@@ -119,5 +119,7 @@ def test_programs_that_no_model_computes_are_refused() -> None:
     for program in (mean, token, Map(str, position)):
         with pytest.raises(ValueError, match="a program ends with an operation of a head or an MLP that is no number"):
             compile_program(program, 3)
+    with pytest.raises(TypeError, match="an average is of whole numbers and fractions, got 'a': use Map on it first"):
+        Average(Match(position, position, lambda key, query: True), token, 3).run("ab")
     with pytest.raises(ValueError, match=r"Find copies from one position, and \[0, 1\] are selected"):
         Find(Match(token, token, lambda key, query: key == query), token).run("aa")
