@@ -65,7 +65,7 @@ class NamedMethod:
             options = {"method": name, "steps": settings["steps"], "check": False, "direction": "noise"}
             return cls(name, partial(edges.attribute_edges, **options, **common), through_blocks=True)
         if name in BY_SIZE:
-            options = {"method": name, "n_edges": 1, "held_out": 0, "progress": False}
+            options = {"method": name, "n_edges": 1, "held_out": 0, "seed": settings["seed"], "progress": False}
             return cls(name, partial(discover, **options, **common), through_blocks=True)
         if name in SEARCHES:
             raise ValueError(
