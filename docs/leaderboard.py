@@ -242,7 +242,10 @@ def page(boards: dict[str, Leaderboard]) -> str:
 
 def folded(text: str) -> str:
     """A text with its long lines folded, but for those of tables."""
-    lines = [[line] if line.startswith("|") else textwrap.wrap(line, WIDTH) or [""] for line in text.splitlines()]
+    lines = [
+        [line] if line.startswith("|") else textwrap.wrap(line, WIDTH, break_on_hyphens=False) or [""]
+        for line in text.splitlines()
+    ]
     return "\n".join(line for some in lines for line in some) + "\n"
 
 
