@@ -127,6 +127,7 @@ dist:  ## build the wheel and the sdist, and run each in an empty environment (m
 docs: $(READY)  ## build the documentation into site/
 	$(PY) -m tests.families.measure
 	$(PY) docs/generate.py
+	$(PY) docs/leaderboard.py
 	$(PY) docs/screenshots.py
 	$(PY) -m mkdocs build --strict
 

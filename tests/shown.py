@@ -160,12 +160,23 @@ class Result:
     no_plot: str = ""
 
 
+def rankings() -> analysis.TaskRankings:
+    curves = torch.tensor([[0.5, 1.0], [0.1, 1.0]])[..., None] * torch.tensor([2.0, 3.0])
+    numbers = {"spearman": [0.9, 0.0], "passes": [3.0, 0.0], "seconds": [0.5, 0.1]}
+    baselines = torch.tensor([2.0, 3.0]), torch.zeros(2)
+    return analysis.TaskRankings(
+        HOSTILE, [HOSTILE, "random"], [0.1, 1.0], curves, *baselines, [[3, 30], [2, 30]], numbers
+    )
+
+
 RESULTS = {
     "Scores": Result(scores),
     "Circuit": Result(circuit),
     "Significance": Result(significant),
     "Comparison": Result(comparison),
     "NeuronCircuit": Result(neurons),
+    "TaskRankings": Result(rankings),
+    "Leaderboard": Result(lambda: analysis.Leaderboard([rankings()])),
     "GradientReport": Result(gradients),
     "Attribution": Result(attributed),
     "Statistics": Result(lambda: after_a_run(Statistics(["blocks.1.attn.hook_z"]))),
@@ -227,5 +238,6 @@ SHOWN: dict[str, Callable[[], Any]] = {
     "Study": lambda: Study({"layer": [0, 1]}, {}),
     "Planted": lambda: planted.load("previous-token"),
     "Pairs": lambda: Pairs(["a"], ["b"], [HOSTILE], ["d"]),
+    "CircuitTask": lambda: analysis.CircuitTask(HOSTILE, model(), Pairs(["a", "b"], ["b", "a"], " Mary", " John")),
     "Task": lambda: Task(["a"], ["b"], [HOSTILE], ["d"]),
 }

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from hooked_lm.analysis.rankings import METHODS
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.families import CLASSES, supported
 from tests.families import CASES, VISION_CASES
@@ -38,6 +39,13 @@ def generate() -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_page_of_sites_is_fresh(generate: dict[str, Any]):
     assert (DOCS / "sites.md").read_text() == generate["page"](), "run `make docs`"
+
+
+def test_the_page_of_the_leaderboard_shows_the_boards_beside_it():
+    made = runpy.run_path(str(DOCS / "leaderboard.py"))
+    boards = {kind: made["Leaderboard"].load(made["file_of"](kind)) for kind in made["KINDS"]}
+    assert (DOCS / "leaderboard.md").read_text() == made["page"](boards), "run `make docs`"
+    assert boards["planted"].methods == list(METHODS), "a method was added: run `make docs`"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """What can be read off a run and its gradients: attribution, circuits, alignments, lenses, heads, weights."""
 
-from hooked_lm.analysis import circuits, metrics
+from hooked_lm.analysis import circuits, metrics, rankings
 from hooked_lm.analysis.alignment.alignment import Alignment, BoundlessAlignment
 from hooked_lm.analysis.alignment.interchange import Location, interchange, interchange_accuracy
 from hooked_lm.analysis.alignment.search import sweep_alignments, train_alignment
@@ -13,6 +13,7 @@ from hooked_lm.analysis.attribution.nodes import attribute, attribute_nodes
 from hooked_lm.analysis.circuits import Circuit
 from hooked_lm.analysis.evaluation import evaluate
 from hooked_lm.analysis.probes import Probes, RegressionProbes, train_probe
+from hooked_lm.analysis.rankings import CircuitTask, Leaderboard, TaskRankings, leaderboard
 from hooked_lm.analysis.reading.composition import head_composition
 from hooked_lm.analysis.reading.dashboards import write_dashboards
 from hooked_lm.analysis.reading.direct import direct_logit_attribution, source_attribution
@@ -37,9 +38,11 @@ __all__ = [
     "BackwardRules",
     "BoundlessAlignment",
     "Circuit",
+    "CircuitTask",
     "FeatureReport",
     "FeaturesTable",
     "Graph",
+    "Leaderboard",
     "Lens",
     "Location",
     "MaxActivating",
@@ -48,6 +51,7 @@ __all__ = [
     "RegressionProbes",
     "SVDInterpreter",
     "Saliency",
+    "TaskRankings",
     "ThoughtAnchors",
     "TunedLens",
     "attention_statistics",
@@ -67,6 +71,7 @@ __all__ = [
     "head_top_tokens",
     "interchange",
     "interchange_accuracy",
+    "leaderboard",
     "logit_lens",
     "max_activating_examples",
     "metrics",
@@ -75,6 +80,7 @@ __all__ = [
     "on_image",
     "patch_edges",
     "patchscope",
+    "rankings",
     "repeated_random_tokens",
     "saliency",
     "source_attribution",

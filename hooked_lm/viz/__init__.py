@@ -5,6 +5,7 @@
 | a matrix, or one for each panel | `heatmap` |
 | values of named things | `bars`; what each adds to a whole, sorted: `contributions` |
 | values over layers or steps | `lines` |
+| named points on two axes | `points` |
 | attention of all heads, to explore; of a few heads, to print | `attention`; `attention_patterns` |
 | numbers of tokens in one text, or in several | `tokens`, `snippets` |
 | the turns of a conversation, with their roles | `conversation` |
@@ -31,6 +32,7 @@ from hooked_lm.viz.line_plots import lines
 from hooked_lm.viz.page import Section, report, write_html
 from hooked_lm.viz.parts import CaptionedFigure, KeyFigures, TokenRow
 from hooked_lm.viz.plots import attention_patterns, bars, contributions
+from hooked_lm.viz.points import points
 from hooked_lm.viz.token_views import snippets, tokens
 from hooked_lm.viz.view import View
 
@@ -52,6 +54,7 @@ __all__ = [
     "image_heat_map",
     "layered_graph",
     "lines",
+    "points",
     "position_labels",
     "report",
     "snippets",

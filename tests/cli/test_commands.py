@@ -26,6 +26,7 @@ from hooked_lm import (
     families,
     hub,
 )
+from hooked_lm.analysis import Leaderboard
 from hooked_lm.cli import EXAMPLES, app
 from hooked_lm.cli.doctor import EXTRAS
 from hooked_lm.cli.output import as_text, console
@@ -211,6 +212,9 @@ def test_the_example_runs(name: str, tmp_path: Path) -> None:
         (["lens", "demo", ""], "the prompt has no tokens"),
         (["lens", "demo", "Mary", "--positions", "2-1"], "the range '2-1' is empty"),
         (["patch", "demo", *PAIR, "--site", "z1"], "give its short name, 'z' and --layers"),
+        (["leaderboard", "gpt2"], "the tasks of 'gpt2' are not known: give --pairs"),
+        (["leaderboard", "demo", "--methods", "eapp"], "there is no method 'eapp'; did you mean 'eap'"),
+        (["leaderboard", "planted", "--pairs", "no.jsonl"], "--tasks and planted have their own pairs"),
         (["circuit", "demo", *PAIR[:2]], "give --clean, --corrupted and --answers for a pair of prompts, or --pairs"),
         (["circuit", "demo", *PAIR, "--n-edges", "0"], "--n-edges must be from 1 to 1,519"),
         (["circuit", "demo", *PAIR, "--n-edges", "99999"], "got 99,999"),
@@ -670,6 +674,18 @@ def test_answers_without_their_space_are_refused() -> None:
 def test_the_metric_of_circuits_is_that_of_the_library() -> None:
     [by] = [option for option in get_command(app).commands["circuit"].params if option.name == "by"]
     assert by.default == DEFAULT_METRIC
+
+
+@pytest.mark.slow
+def test_leaderboard(tmp_path: Path) -> None:
+    some = ["leaderboard", "planted", "--tasks", "previous-token,or-gate", "--methods", "exact,eap-ig-inputs,random"]
+    found = from_json(*some, "--html", tmp_path / "page.html", "--save", tmp_path / "board")
+    assert [row["method"] for row in found["methods"]][-1] == "random"
+    assert found["tasks"] == ["previous-token", "or-gate"]
+    assert {row["task"] for row in found["per_task"]} == {*found["tasks"]}
+    assert "Where each method fails" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len(Leaderboard.load(tmp_path / "board").tasks) == 2
+    assert "cmd: the area between it and 1" in call(*some, "--no-untrained").output
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from hooked_lm.viz import (
     heatmap,
     image_heat_map,
     lines,
+    points,
     token_label,
     visible,
 )
@@ -389,3 +390,16 @@ def test_labels_are_turned_only_where_they_do_not_fit(labels: list[object]) -> N
         across = figure.layout.xaxis
         assert (across.tickangle, across.autotickangles) == (None, (0, -45))
     assert heatmap(torch.rand(2, 2)).layout.yaxis.tickangle == 0
+
+
+def test_points_hold_the_numbers_and_escape_their_names():
+    x, y = torch.tensor([3.0, 200.0]), torch.tensor([0.5, 0.25])
+    figure = points(x, y, ["<b>", "exact"], (y - 0.1, y + 0.2), x_title="passes", logarithmic=True)
+    [trace] = figure.data
+    assert (list(trace.x), list(trace.y), list(trace.text)) == (x.tolist(), y.tolist(), ["&lt;b&gt;", "exact"])
+    assert_close(torch.tensor(trace.error_y.arrayminus), torch.full((2,), 0.1))
+    assert figure.layout.xaxis.type == "log"
+    with pytest.raises(ValueError, match="each point has two coordinates and a label"):
+        points(x, y, ["one"])
+    with pytest.raises(ValueError, match="a logarithmic axis has positive numbers alone, and a point is at 0"):
+        points([0, 1], y, ["a", "b"], logarithmic=True)

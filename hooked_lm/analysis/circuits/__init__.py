@@ -3,11 +3,13 @@
 from hooked_lm.analysis.circuits.acdc import acdc
 from hooked_lm.analysis.circuits.circuit import Circuit
 from hooked_lm.analysis.circuits.compare import Comparison
+from hooked_lm.analysis.circuits.constants import mean_constants, optimal_constants
 from hooked_lm.analysis.circuits.discover import discover
 from hooked_lm.analysis.circuits.effects import exact_effects
 from hooked_lm.analysis.circuits.evaluate import SHARES, Evaluation, evaluate
 from hooked_lm.analysis.circuits.exchange import exchange
 from hooked_lm.analysis.circuits.masks import train_masks
+from hooked_lm.analysis.circuits.mib import from_mib, to_mib
 from hooked_lm.analysis.circuits.minimality import minimality
 from hooked_lm.analysis.circuits.neuronpedia import from_neuronpedia, to_neuronpedia
 from hooked_lm.analysis.circuits.neurons import NeuronCircuit, neuron_circuit
@@ -28,11 +30,15 @@ __all__ = [
     "evaluate",
     "exact_effects",
     "exchange",
+    "from_mib",
     "from_neuronpedia",
+    "mean_constants",
     "minimality",
     "neuron_circuit",
     "null_circuits",
+    "optimal_constants",
     "prune",
+    "to_mib",
     "to_neuronpedia",
     "train_masks",
 ]

@@ -8,7 +8,8 @@ and its output is added to the stream as usual. Each row of a batch is a circuit
 gate are the same as in the run without gates, and are computed once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -44,6 +45,7 @@ from hooked_lm.results.gap import warn_if_small
 
 REPLACEMENTS = ("corrupted", "mean", "zero")
 Gates = Float[Tensor, "row writer reader"]
+Constants = Mapping[str, Float[Tensor, "node d_model"]]  # by the sites of writers
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,25 @@ class Runner:
     def empty(self) -> Float[Tensor, " prompt"]:
         """The metric of the circuit without edges."""
         return self.values(torch.zeros(1, *self.graph.is_edge.shape))[0]
+
+    def ablating(self, constants: Constants) -> "Runner":
+        """The same runner with these vectors in place of what edges outside of a circuit carry, at all prompts and positions; see
+        `optimal_constants`. Raises ValueError unless there is one for each writer."""
+        found, places = copy(self), {place.site: place for place in self.writers}
+        if constants.keys() != places.keys():
+            odd = next(iter(constants.keys() ^ places.keys()))
+            raise ValueError(
+                f"constants are for each site of writers, {', '.join(places)}; {odd!r} is missing, or is none"
+            )
+        found.ablated, differences = {}, []
+        for site, constant in constants.items():
+            old, nodes = self.ablated[site], places[site].nodes
+            if constant.shape != (len(old), old.shape[-1]):
+                raise ValueError(f"{site} needs constants [{len(old)}, {old.shape[-1]}], got {list(constant.shape)}")
+            found.ablated[site] = constant.to(old)[:, None, None].expand_as(old)
+            differences.append(found.ablated[site] - (old - self.differences[nodes]))
+        found.differences, found.replace_with = torch.cat(differences), "constants"
+        return found
 
     def check_scale(self, empty: Float[Tensor, " prompt"]) -> None:
         """Raises ValueError if the full model has the metric of the one without edges; warns as `warn_if_close`."""
