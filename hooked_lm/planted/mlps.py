@@ -89,7 +89,7 @@ MISLEADING = {
 
 
 def _gate(kind: str, seed: int) -> Planted:
-    """Two heads copy a bit each, the first and the third; neurons that are flat at 0, 1 and 2 ones compute the gate."""
+    """Two heads count ones, at the first and the third bit; a neuron for two ones, one for none, or both decide."""
     vocabulary, n_bits = (START, "0", "1", "?", "no", "yes"), 6
     n_ctx = n_bits + 2
     draft = Blueprint(vocabulary, {"ones": 1, "gate": 1}, n_ctx=n_ctx, n_layers=2, n_heads=3)
