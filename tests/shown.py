@@ -27,7 +27,7 @@ from hooked_lm.interventions.dictionaries import ActivationBatches, Normalized, 
 from hooked_lm.interventions.top_examples import Examples
 from hooked_lm.patching import Study
 from hooked_lm.reports.circuit import Task
-from hooked_lm.results import Scores
+from hooked_lm.results import Scores, Significance
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 TEXT = "The capital of France is"
@@ -53,6 +53,10 @@ def anchors() -> analysis.ThoughtAnchors:
 
 def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
+
+
+def significance() -> Significance:
+    return Significance.of(Scores(torch.tensor([[1.0, 2] * 3, [-1.0, 1] * 3]), {"token": [HOSTILE, "b"]}))
 
 
 def circuit() -> circuits.Circuit:
@@ -166,6 +170,7 @@ RESULTS = {
 }
 # What is no result, but shows itself in a notebook.
 SHOWN: dict[str, Callable[[], Any]] = {
+    "Significance": significance,
     "model": model,
     "config": lambda: model().cfg,
     "cache": lambda: model().run_with_cache(TEXT)[1],

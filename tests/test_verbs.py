@@ -57,7 +57,16 @@ TEXT_IS_ENOUGH = {
         "TrainingConfig",
         "Metric",
     },
-    "data of a few strings and numbers": {"Acting", "Example", "Pair", "Picture", "PromptPair", "Question", "Work"},
+    "data of a few strings and numbers": {
+        "Acting",
+        "Control",
+        "Example",
+        "Pair",
+        "Picture",
+        "PromptPair",
+        "Question",
+        "Work",
+    },
     "a part of a page, which `viz.report` writes": {"KeyFigures", "CaptionedFigure", "Section", "TokenRow"},
     "runs things, and keeps no result": {
         "Activations",

@@ -35,11 +35,11 @@ def with_control(
 def _compared(own: SweepResult, other: SweepResult, name: str, lacks: str, by_size: bool) -> Control:
     if not by_size and is_testable(own):
         with in_words():
-            counts = [each.significant(LEVEL, n_permutations=FLIPS).n_significant for each in (own, other)]
-        if counts[0]:
-            return Control.compared(name, "significant cells", *counts, lacks)
-    sizes = (float(each.mean.abs().nan_to_num().max()) for each in (own, other))
-    return Control.compared(name, "largest effect", *sizes, lacks)
+            n_own, n_other = (each.significant(LEVEL, n_permutations=FLIPS).n_significant for each in (own, other))
+        if n_own:
+            return Control.compared(name, "significant cells", n_own, n_other, lacks)
+    size, of_other = (float(each.mean.abs().nan_to_num().max()) for each in (own, other))
+    return Control.compared(name, "largest effect", size, of_other, lacks)
 
 
 def is_testable(found: SweepResult) -> bool:
