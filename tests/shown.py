@@ -56,6 +56,10 @@ def scores() -> Scores:
     return Scores(torch.tensor([[0.5, 1.0], [0.0, 2.0]]), {"token": [HOSTILE, "b"]})
 
 
+def significance() -> Significance:
+    return Significance.of(Scores(torch.tensor([[1.0, 2] * 3, [-1.0, 1] * 3]), {"token": [HOSTILE, "b"]}))
+
+
 def circuit() -> circuits.Circuit:
     graph = Graph.of(model())
     return circuits.Circuit.of(graph, [("input", "m0"), ("input", "logits"), ("m0", "logits")])
@@ -202,6 +206,7 @@ RESULTS = {
 }
 # What is no result, but shows itself in a notebook.
 SHOWN: dict[str, Callable[[], Any]] = {
+    "Significance": significance,
     "model": model,
     "config": lambda: model().cfg,
     "cache": lambda: model().run_with_cache(TEXT)[1],

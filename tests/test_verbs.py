@@ -61,6 +61,7 @@ TEXT_IS_ENOUGH = {
     },
     "data of a few strings and numbers": {
         "Acting",
+        "Control",
         "Example",
         "Pair",
         "Picture",

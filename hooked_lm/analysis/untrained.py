@@ -2,22 +2,16 @@
 
 from collections.abc import Callable
 from typing import TypeVar
-from weakref import WeakKeyDictionary
-
-import torch
 
 from hooked_lm.engine.controls import with_control
 from hooked_lm.engine.result import SweepResult
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.base import BaseModel, as_model
+from hooked_lm.models.base import BaseModel
+from hooked_lm.models.twins import has_small_twin, twin_of
 from hooked_lm.results.control import UNTRAINED
 
 CONTROLS = ("auto", "untrained", None)
-MOST_PARAMETERS = 10_000_000  # of a model whose twin is made without being asked for
 Own = TypeVar("Own", bound=SweepResult)
-Twins = dict[tuple[int, torch.dtype, torch.device], BaseModel]
-
-_twins: "WeakKeyDictionary[BaseModel, Twins]" = WeakKeyDictionary()
 
 
 def check_control(control: str | None) -> None:
@@ -40,29 +34,10 @@ def with_untrained_twin(
     "auto" does so if it `is_cheap` beside the work that is done, for a model of at most ten million parameters to which nobody
     listens, whose twin lacks nothing but training. Raises TypeError for a module that has no twin, if it is asked for.
     """
-    own = as_model(model)
-    if control is None or (control == "auto" and (own is None or not is_cheap or not _is_small_and_unhooked(own))):
+    if control is None:
         return found
-    if own is None:
-        raise TypeError(f"an untrained twin is that of a model of this package, got a {type(model).__name__}")
-    return with_control(found, effects, run(twin_of(own, seed)), UNTRAINED, "training")
-
-
-def twin_of(model: BaseModel, seed: int = 0) -> BaseModel:
-    """The untrained twin of a small model, which is made once."""
-    weight = next(model.parameters())
-    key = seed, weight.dtype, weight.device
-    if _size(model) > MOST_PARAMETERS:
-        return model.untrained(seed)
-    made = _twins.setdefault(model, {})
-    if key not in made:
-        made[key] = model.untrained(seed).eval()
-    return made[key]
-
-
-def _is_small_and_unhooked(model: BaseModel) -> bool:
-    return _size(model) <= MOST_PARAMETERS and not any(point.is_listening for point in model.hook_points())
-
-
-def _size(model: BaseModel) -> int:
-    return sum(weight.numel() for weight in model.parameters())
+    if control == "auto":
+        listens = any(point.is_listening for point in model.hook_points())
+        if listens or not is_cheap or not has_small_twin(model):
+            return found
+    return with_control(found, effects, run(twin_of(model, seed)), UNTRAINED, "training")

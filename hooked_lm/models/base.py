@@ -284,8 +284,3 @@ class BaseModel(QuantizeMethods, AttentionRowMethods, RunsInputs):
 def is_outside_blocks(model: HookedRootModule, name: str) -> bool:
     """Whether this is the full name of a site that is not in a block, nor in one of a tower."""
     return name in model.hook_dict and ".blocks." not in f".{name}"
-
-
-def as_model(module: HookedRootModule) -> BaseModel | None:
-    """The module if it is a model of this package, and no module that was wrapped."""
-    return module if isinstance(module, BaseModel) else None

@@ -71,10 +71,8 @@ class Significance(Scores):
             tests.append(flip_test(by_unit, level, correction, n_permutations, seed, counted))
             if by_unit.shape[1] >= ENOUGH_PROMPTS:
                 skewed = max(skewed, skewness(by_unit[has_effect(by_unit)], by_rank=True))
-        p, adjusted = (
-            torch.cat([getattr(test, name) for test in tests]).view(effects.values.shape[:-1])
-            for name in ("p", "adjusted")
-        )
+        both = [test.p for test in tests], [test.adjusted for test in tests]
+        p, adjusted = (torch.cat(each).view(effects.values.shape[:-1]) for each in both)
         given = effects.values, effects.axes, p, adjusted, level, correction, tests[0].n_flips
         about = {**effects.about, "seed": seed}
         if skewed > (MOST_SKEWED if by_unit.shape[1] >= MANY_PROMPTS else TOO_L_SKEWED):

@@ -16,12 +16,12 @@ from hooked_lm.analysis import (
     metrics,
     train_alignment,
     train_probe,
-    untrained,
 )
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.demo import experiment
 from hooked_lm.engine.result import SweepResult
+from hooked_lm.models import twins
 from hooked_lm.results.control import UNTRAINED, Control
 from tests.close import assert_close
 
@@ -166,7 +166,7 @@ def test_twins_are_run_where_they_are_cheap(model: HookedTransformer):
     ):
         assert control(check=20) is None, "the twin has no hooks"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(untrained, "MOST_PARAMETERS", 100)
+        patch.setattr(twins, "MOST_PARAMETERS", 100)
         assert control() is None
         assert control(control="untrained") is not None
     with pytest.raises(ValueError, match=r"control must be 'auto', 'untrained' .* or None, got 'random'"):
@@ -174,9 +174,9 @@ def test_twins_are_run_where_they_are_cheap(model: HookedTransformer):
 
 
 def test_a_twin_is_made_once_for_each_seed(model: HookedTransformer):
-    assert untrained.twin_of(model) is untrained.twin_of(model)
-    assert untrained.twin_of(model, 1) is not untrained.twin_of(model)
-    assert torch.equal(untrained.twin_of(model, 1).W_E, model.untrained(1).W_E)
+    assert twins.twin_of(model) is twins.twin_of(model)
+    assert twins.twin_of(model, 1) is not twins.twin_of(model)
+    assert torch.equal(twins.twin_of(model, 1).W_E, model.untrained(1).W_E)
 
 
 # ---- others ----------------------------------------------------------------------------------------------------------
