@@ -50,8 +50,8 @@ def evaluate_dictionary(
         prompts, skip: as for `train_dictionary`; skipped positions are unchanged in the spliced forward passes.
         batch_size: how many prompts run together.
         site, site_out: by default those in the dictionary's config.
-        control: "auto" measures the floors, where there are enough vectors for them, at the cost of one forward pass over the
-            texts each; transcoders have none. None leaves them out.
+        control: "auto" measures the floors, at the cost of one forward pass over the texts each; principal components need two
+            vectors for each dimension, and transcoders have no floors. None leaves them out.
         seed: of the random dictionary.
 
     Raises ValueError if the site is not known, or the widths differ.
@@ -63,8 +63,8 @@ def evaluate_dictionary(
     >>> found = evaluate_dictionary(model, texts, load("demo").to(model.device), skip=1)
     >>> found.select(figure="L0").mean
     tensor(12.)
-    >>> found.no_better_than
-    []
+    >>> found.no_better_than, list(found.floors)
+    ([], ['random'])
     """
     found = figures_of(
         model, prompts, sae, site, site_out, skip=skip, control=control, batch_size=batch_size, seed=seed
@@ -96,7 +96,7 @@ def figures_of(
     rows = [range(start, min(start + batch_size, n_prompts)) for start in range(0, n_prompts, batch_size)]
     with torch.no_grad():
         pairs, floors, said = _with_floors(stream, sae, rows, control, seed)
-        coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
+        coders: dict[str, Coder] = {"values": sae, **(floors.by_name() if floors else {})}
         figures, mean = _of_vectors(stream, coders, pairs)
         if isinstance(model, Decoder):
             figures = _with_runs(figures, model, stream, coders, rows, mean)

@@ -14,14 +14,19 @@ from hooked_lm.interventions.dictionaries.sae import frozen
 CONTROLS = ("auto", None)
 OWN_SEEDS = 30_014_159  # so that a dictionary does not start from the directions of its floor
 FIT_ROWS = 16_384  # vectors from which floors are made
+PER_DIMENSION = 2  # vectors for each dimension from which a PCA dictionary is made
 FEATURES = 2**26  # numbers that are in memory at once
 
 
 class Floors(NamedTuple):
-    """The two dictionaries that need no training, of the size and L0 of another."""
+    """The dictionaries that need no training, of the size and L0 of another; no PCA where there are too few vectors for it."""
 
     random: TopK
-    pca: TopK
+    pca: TopK | None
+
+    def by_name(self) -> dict[str, TopK]:
+        """Those that there are, by the names of the fields."""
+        return {"random": self.random, **({} if self.pca is None else {"pca": self.pca})}
 
 
 def random_dictionary(
@@ -92,7 +97,8 @@ def floors_of(
 ) -> tuple[Floors | None, str]:
     """The floors of a dictionary, with as many features and as many of them active on these vectors; and what they are, in words.
 
-    None, with the reason, if no control is wanted and if there are too few vectors. Raises ValueError for another control.
+    None, with the reason, if no control is wanted, and if there are no more vectors than active features. Raises ValueError for
+    another control.
     """
     check_control(control)
     if control is None:
@@ -102,13 +108,15 @@ def floors_of(
         features = encoded(sae, _some(vectors, width))
     k = min(width, max(1, ceil(float((features != 0).sum()) / len(features))))
     if len(vectors) <= k:
-        return None, f"none: {len(vectors)} vectors are too few for {k} principal components"
+        return None, f"none: {len(vectors)} vectors are too few"
     weight = getattr(sae, "W_dec", None)
     norm = float(weight.detach().norm(dim=-1).median()) if isinstance(weight, Tensor) else 1.0
     norm = norm or 1.0
-    made = Floors(
-        random_dictionary(vectors, width, k, norm=norm, seed=seed), pca_dictionary(vectors, width, k, norm=norm)
-    )
+    random = random_dictionary(vectors, width, k, norm=norm, seed=seed)
+    if len(vectors) < PER_DIMENSION * vectors.shape[1]:  # components that were made from few vectors explain just those
+        words = f"{len(vectors)} vectors are too few for {vectors.shape[1]} principal components"
+        return Floors(random, None), f"a random dictionary with {k} active features; {words}"
+    made = Floors(random, pca_dictionary(vectors, width, k, norm=norm))
     return made, f"random and PCA dictionaries with {k} active features"
 
 

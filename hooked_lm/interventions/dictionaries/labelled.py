@@ -99,7 +99,7 @@ def evaluate_labels(
         raise ValueError(f"k are numbers of latents, ascending, from 1 to {width}; got {list(k)}")
     of = torch.tensor([[label == each for label in labels] for each in known])
     probes = [_Probe.of(x[train], with_it[train]) for with_it in of]
-    coders: dict[str, Coder] = {"values": sae, **(floors._asdict() if floors else {})}
+    coders: dict[str, Coder] = {"values": sae, **(floors.by_name() if floors else {})}
     found = {name: _figures(_Data(x, of, train), coder, probes, k) for name, coder in coders.items()}
     about = provenance(model, site=stream.sites[0], positions=positions, prompts=len(labels), control=said, seed=seed)
     names: list[Label] = list(found["values"])

@@ -46,9 +46,9 @@ class DictionaryScores(Scores):
     ...     torch.tensor([[0.4], [8.0]]),
     ...     {"figure": ["explained variance", "L0"]},
     ...     random=torch.tensor([[0.5], [8.0]]),
-    ...     pca=torch.tensor([[0.8], [8.0]]),
+    ...     pca=torch.tensor([[0.3], [8.0]]),
     ... )
-    DictionaryScores(figure 2, 1 dictionary; explained variance 0.4, random 0.5, PCA 0.8: no better than a random dictionary)
+    DictionaryScores(figure 2, 1 dictionary; explained variance 0.4, random 0.5, PCA 0.3: no better than a random dictionary)
     """
 
     random: Float[Tensor, "..."] | None = None

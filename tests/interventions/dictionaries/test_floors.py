@@ -37,7 +37,7 @@ def model() -> HookedTransformer:
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     rng = Random(3)
-    return [training_text(rng) for _ in range(12)]
+    return [training_text(rng) for _ in range(40)]
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +86,15 @@ def test_floors_have_the_size_and_the_sparsity_of_the_dictionary(x: Tensor) -> N
     sae = TopK.Config(16, 24, k=5).build().eval()
     floors, said = floors_of(sae, x, "auto")
     assert floors is not None
+    assert floors.pca is not None
     assert said == "random and PCA dictionaries with 5 active features"
     assert floors.random.cfg == floors.pca.cfg == TopK.Config(16, 24, k=5)
-    assert floors_of(sae, x[:5], "auto") == (None, "none: 5 vectors are too few for 5 principal components")
+    assert floors_of(sae, x[:5], "auto") == (None, "none: 5 vectors are too few")
+    few, said = floors_of(sae, x[:31], "auto")
+    assert few is not None
+    assert (few.pca, list(few.by_name())) == (None, ["random"])
+    assert "31 vectors are too few for 16 principal components" in said
+    assert list(floors.by_name()) == ["random", "pca"]
     assert floors_of(sae, x, None) == (None, "none")
 
 
@@ -113,6 +119,7 @@ def test_floors_are_measured_as_the_dictionary_is(model: HookedTransformer, text
     vectors, _ = Activations(model, texts, SITE, skip=1, batch_size=8).vectors(range(len(texts)))
     floors, _ = floors_of(sae, vectors, "auto")
     assert floors is not None
+    assert floors.pca is not None
     for floor, column in ((floors.random, found.random), (floors.pca, found.pca)):
         assert column is not None
         alone = evaluate_dictionary(model, texts, floor.at(SITE), skip=1, control=None)
@@ -143,7 +150,7 @@ def test_a_dictionary_that_is_no_better_than_random_says_so(model: HookedTransfo
 def test_few_vectors_and_transcoders_have_no_floors(model: HookedTransformer, texts: list[str]) -> None:
     few = evaluate_dictionary(model, ["John"], load("demo"))
     assert few.floors == {}
-    assert "too few for 12 principal components" in repr(few)
+    assert "vectors are too few" in repr(few)
     sae = TopK.Config(128, 256, subtract_b_dec=False, k=8).build().eval()
     reads, writes = "blocks.1.mlp.hook_in", "blocks.1.hook_mlp_out"
     found = evaluate_dictionary(model, texts[:4], sae, site=reads, site_out=writes)
