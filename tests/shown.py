@@ -70,11 +70,6 @@ def comparison() -> Any:
     return circuit().compare(circuits.Circuit.of(graph, [("input", "m1"), ("input", "logits")]))
 
 
-def significant() -> Significance:
-    drawn = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
-    return Significance.of(Scores(drawn, {"metric": ["loss", HOSTILE], "layer": [0, 1, 2]}))
-
-
 def neurons() -> Any:
     prompts = "Mary and John left, Mary", "Mary and John left, John"
     return circuits.neuron_circuit(model(), *prompts, answers=(" Mary", " John"), n_neurons=5, check=False)
@@ -176,7 +171,6 @@ def rankings() -> analysis.TaskRankings:
 RESULTS = {
     "Scores": Result(scores),
     "Circuit": Result(circuit),
-    "Significance": Result(significant),
     "Comparison": Result(comparison),
     "NeuronCircuit": Result(neurons),
     "TaskRankings": Result(rankings),

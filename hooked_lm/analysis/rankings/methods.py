@@ -80,13 +80,12 @@ class NamedMethod:
         with _counted(model if self.through_blocks else None) as counted:
             found = self.rank(model, pairs)
         seconds = time.perf_counter() - started
-        n_tokens = rows_of(model, pairs.clean).shape.numel()
+        n_rows = len(model.blocks) * rows_of(model, pairs.clean).shape.numel()  # of a pass
         if isinstance(found, SweepResult):
-            cost = found.cost if found.cost is not None and "layer_rows" in found.cost else None  # that of a sweep
-            rows, forwards = (counted.rows, 0) if cost is None else (int(cost["layer_rows"]), cost["forwards"])
-            passes = forwards + rows / (len(model.blocks) * n_tokens)
+            is_counted = self.through_blocks or found.cost is None
+            passes = counted.rows / n_rows if is_counted else _passes(found.cost or {}, n_rows)
             return Ranking(scores_of(graph, found), True, passes, seconds)
-        passes = counted.rows / (len(model.blocks) * n_tokens)
+        passes = counted.rows / n_rows
         is_effect = isinstance(found, Tensor)
         if isinstance(found, Circuit):
             found.check(graph)
@@ -123,6 +122,11 @@ def _random(model: Decoder, pairs: Pairs, *, seed: int) -> Tensor:
     """Scores that know nothing; those of other prompts are others."""
     drawn_for = zlib.crc32("".join(identities(model, rows_of(model, pairs.clean))).encode(), seed & 0xFFFFFFFF)
     return torch.randn(Graph.of(model).is_edge.shape, generator=torch.Generator().manual_seed(drawn_for))
+
+
+def _passes(cost: Mapping[str, int | float], n_rows: int) -> float:
+    """The passes of a result that counted them: whole ones, and rows of single layers."""
+    return cost.get("forwards", 0) + cost.get("backwards", 0) + cost.get("layer_rows", 0) / n_rows
 
 
 # ---- cost ----------------------------------------------------------------------------------------------------------------
