@@ -26,7 +26,7 @@ FORMATS |= {
 }
 
 
-@command("hooked-lm leaderboard demo --tasks capitals,agreement --n-pairs 8 --methods exact,eap,random")
+@command("hooked-lm leaderboard demo --tasks capitals,agreement --n-pairs 8 \\\n  --methods exact,eap,random")
 def leaderboard(
     model: Annotated[
         str,

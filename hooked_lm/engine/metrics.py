@@ -12,14 +12,8 @@ from hooked_lm.engine.answers import NEST, Answers, Rows, answer_rows, right_and
 from hooked_lm.models.text.methods import TextMethods
 
 Positions = int | Sequence[int] | Tensor
-RISING = (
-    "accuracy",
-    "faithfulness",
-    "log_probability",
-    "logit",
-    "logit_difference",
-    "probability",
-)  # with a better answer
+# with a better answer
+RISING = ("accuracy", "faithfulness", "log_probability", "logit", "logit_difference", "probability")
 FALLING = ("kl_divergence", "loss", "rank")
 
 

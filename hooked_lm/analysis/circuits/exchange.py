@@ -8,7 +8,7 @@ the gradients of each prompt's metric with respect to the gates, and circuits ar
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.gradients import Metric, check_grad_mode
@@ -108,15 +108,15 @@ def exchange(
     about = provenance(model, method="exchange", replace_with=replace_with, **settings)
     return Circuit(
         runner.graph,
-        runner_edges(runner, kept),
+        _matrix(runner.graph.is_edge, kept),
         search.scores(),
         about={**about, "errors": [before, after], SEEN: runner.prompts},
     )
 
 
-def runner_edges(runner: Runner, chosen: Chosen) -> Edges:
-    """A matrix of edges, from one entry for each edge of the graph."""
-    return torch.zeros_like(runner.graph.is_edge).masked_scatter(runner.graph.is_edge, chosen)
+def _matrix(is_edge: Edges, numbers: Shaped[Tensor, " edge"]) -> Shaped[Tensor, "writer reader"]:
+    """A matrix with one entry for each edge of the graph, and zeros."""
+    return numbers.new_zeros(is_edge.shape).masked_scatter(is_edge, numbers)
 
 
 class _Search:
@@ -154,7 +154,8 @@ class _Search:
             gone = _dropped(self.missed, effects, self.left, n_dropped)
             after = self.left.clone()
             after[gone] = False
-            after &= on_paths(self.runner.graph, runner_edges(self.runner, after))[self.runner.graph.is_edge]
+            graph = self.runner.graph
+            after &= on_paths(graph, _matrix(graph.is_edge, after))[graph.is_edge]
             idle = (self.left & ~after).nonzero()[:, 0].tolist()
             self.dropped += [*gone, *(edge for edge in idle if edge not in set(gone))]
             self.left, self.missed = after, self._missed(after[None])[0]
@@ -205,15 +206,12 @@ class _Search:
     def _effects(self, gates: list[Tensor]) -> Float[Tensor, "number edge"]:
         """What each edge adds to the metric of each prompt, by the mean gradient at these gates; the last row is of the mean."""
         is_edge = self.runner.graph.is_edge
-        at_gates = [
-            self.runner.gradients(torch.zeros(is_edge.shape).masked_scatter(is_edge, each.float())).cpu()
-            for each in gates
-        ]
-        return self._weighted(sum(at_gates[1:], at_gates[0])[:, is_edge] / len(gates))
+        each = [self.runner.gradients(_matrix(is_edge, gate).float()).cpu()[:, is_edge] for gate in gates]
+        return self._weighted(torch.stack(each).mean(0))
 
     def _missed(self, circuits: Bool[Tensor, "row edge"]) -> Float[Tensor, "row number"]:
         """What each circuit has too much of the metric of each prompt, and of the mean."""
-        rows = torch.stack([runner_edges(self.runner, each) for each in circuits])
+        rows = torch.stack([_matrix(self.runner.graph.is_edge, each) for each in circuits])
         found = self.runner.values(rows, progress=False) - self.runner.full
         if bool(found.isnan().any()):
             raise ValueError("the metric of a circuit is NaN: it cannot be compared")

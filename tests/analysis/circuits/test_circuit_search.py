@@ -107,7 +107,7 @@ def test_what_was_planted_is_found(method: str) -> None:
     assert_close(found.faithfulness.item(), 1)
 
 
-@pytest.mark.parametrize("method", ["acdc", "pruning"])
+@pytest.mark.parametrize("method", ["acdc", "pruning", "exchange"])
 def test_what_was_planted_is_found_by_divergence_too(method: str) -> None:
     with unchecked():
         circuit = discover(planted(), CORRUPTED, CLEAN, method=method, **WAYS[method])
