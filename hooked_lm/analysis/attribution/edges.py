@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -149,20 +150,14 @@ def attribute_edges(
     found = edges.attribution(scores, method, direction, settings | {"check_seed": seed}).grouped(groups)
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
-    same: dict[str, Any] = {
-        "metric": metric,
-        "replace_with": replace_with,
-        "direction": direction,
-        "max_memory": max_memory,
-    }
+    same: dict[str, Any] = {"metric": metric, "replace_with": replace_with, "direction": direction}
+    same["max_memory"] = max_memory
     if drawn:
         exact = patch_edges(model, corrupted, clean, edges=drawn, progress=progress, **same)
         found = replace(found, exact=exact.values)
     same |= {"method": method, "steps": steps, "freeze_norms": freeze_norms, "groups": groups, "control": None}
 
-    def estimated(on: HookedRootModule, check: Check) -> Attribution:
-        return attribute_edges(on, corrupted, clean, check=check, **same)
-
+    estimated = partial(attribute_edges, corrupted=corrupted, clean=clean, **same)
     return with_estimates_of_twin(model, found, estimated, control, replace_with)
 
 
