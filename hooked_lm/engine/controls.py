@@ -22,24 +22,28 @@ Own = TypeVar("Own", bound=SweepResult)
 
 
 def with_control(
-    found: Own, effects: SweepResult, other: SweepResult, name: str, lacks: str, by_size: bool = False
+    found: Own, effects: SweepResult, other: SweepResult, name: str, lacks: str, sizes_alone: bool = False
 ) -> Own:
     """The result with a control: its own `effects`, and `other`, those of the same method on the control, are compared by how
-    many cells are significant, or by the largest effect if `by_size`, or prompts are few, or no cell is significant. Warns if
+    many cells are significant, or by the largest effect if `sizes_alone`, or prompts are few, or no cell is significant. Warns if
     the control does about as well."""
-    control = _compared(effects.effects(), other.effects(), name, lacks, by_size)
+    control = _compared(effects.effects(), other.effects(), name, lacks, sizes_alone)
     control.warn_if_as_well()
     return replace(found, about={**found.about, **control.about()})
 
 
-def _compared(own: SweepResult, other: SweepResult, name: str, lacks: str, by_size: bool) -> Control:
-    if not by_size and is_testable(own):
+def _compared(own: SweepResult, other: SweepResult, name: str, lacks: str, sizes_alone: bool) -> Control:
+    size, of_other = (float(each.mean.abs().nan_to_num().max()) for each in (own, other))
+    by_size = Control.compared(name, "largest effect", size, of_other, lacks)
+    if not sizes_alone and is_testable(own):
         with in_words():
             n_own, n_other = (each.significant(LEVEL, n_permutations=FLIPS).n_significant for each in (own, other))
         if n_own:
-            return Control.compared(name, "significant cells", n_own, n_other, lacks)
-    size, of_other = (float(each.mean.abs().nan_to_num().max()) for each in (own, other))
-    return Control.compared(name, "largest effect", size, of_other, lacks)
+            control = Control.compared(name, "significant cells", n_own, n_other, lacks)
+            has_its_own_scale = name != SHUFFLED  # as the logits of a twin have
+            has_size = has_its_own_scale or by_size.does_as_well
+            return control._replace(does_as_well=control.does_as_well and has_size)
+    return by_size
 
 
 def is_testable(found: SweepResult) -> bool:

@@ -124,7 +124,7 @@ def sweep_steering(
         return found
     random = _of_same_norms(vectors, seed)
     other = _joined([swept(random, rows) for rows in alike], alike)
-    return with_control(found, found, other, RANDOM_DIRECTION, "the direction", by_size=True)
+    return with_control(found, found, other, RANDOM_DIRECTION, "the direction", sizes_alone=True)
 
 
 def _of_same_norms(vectors: SteeringVectors, seed: int) -> SteeringVectors:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -156,20 +156,14 @@ def attribute_edges(
     found = replace(found, cost=cost)
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
-    same: dict[str, Any] = {
-        "metric": metric,
-        "replace_with": replace_with,
-        "direction": direction,
-        "max_memory": max_memory,
-    }
+    same: dict[str, Any] = {"metric": metric, "replace_with": replace_with, "direction": direction}
+    same["max_memory"] = max_memory
     if drawn:
         exact = patch_edges(model, corrupted, clean, edges=drawn, progress=progress, **same)
         found = replace(found, exact=exact.values)
     same |= {"method": method, "steps": steps, "backward": backward, "groups": groups, "control": None}
 
-    def estimated(on: HookedRootModule, check: Check) -> Attribution:
-        return attribute_edges(on, corrupted, clean, check=check, **same)
-
+    estimated = partial(attribute_edges, corrupted=corrupted, clean=clean, **same)
     return with_estimates_of_twin(model, found, estimated, control, replace_with)
 
 
