@@ -82,7 +82,7 @@ class NamedMethod:
         seconds = time.perf_counter() - started
         n_rows = len(model.blocks) * rows_of(model, pairs.clean).shape.numel()  # of a pass
         if isinstance(found, SweepResult):
-            passes = counted.rows / n_rows if found.cost is None else _passes(found.cost, n_rows)
+            passes = counted.rows / n_rows if self.through_blocks else _passes(found.cost or {}, n_rows)
             return Ranking(scores_of(graph, found), True, passes, seconds)
         passes = counted.rows / n_rows
         is_effect = isinstance(found, Tensor)
