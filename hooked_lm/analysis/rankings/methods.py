@@ -82,8 +82,7 @@ class NamedMethod:
         seconds = time.perf_counter() - started
         n_rows = len(model.blocks) * rows_of(model, pairs.clean).shape.numel()  # of a pass
         if isinstance(found, SweepResult):
-            is_counted = self.through_blocks or found.cost is None
-            passes = counted.rows / n_rows if is_counted else _passes(found.cost or {}, n_rows)
+            passes = counted.rows / n_rows if self.through_blocks else _passes(found.cost or {}, n_rows)
             return Ranking(scores_of(graph, found), True, passes, seconds)
         passes = counted.rows / n_rows
         is_effect = isinstance(found, Tensor)
