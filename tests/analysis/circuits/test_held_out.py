@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "exact": {"n_edges": 12},
     "acdc": {"threshold": 0.02},
     "pruning": {"n_edges": 12, "share": 0.5, "steps": 2},
+    "exchange": {"n_edges": 12, "share": 0.5, "rounds": 2},
     "masks": {"n_edges": 12, "steps": 3},
 }
 
