@@ -146,7 +146,7 @@ def test_the_page_names_what_there_is_and_all_of_it() -> None:
     parameters = {"positions", "heads", "features", "rows", "encode", "decode", "name", "name.input", "model.hooks"}
     parameters |= {"store", "companions", "slice", "Slice", "pos_slice", "nn.Module", "from_run", "write_html"}
     parameters |= {"feature", "value", "factor", "coefficient", "kind", "answers", "metric"}
-    parameters |= {"from_pretrained", "from_pretrained_no_processing", "write_pages", "index.html"}
+    parameters |= {"from_pretrained", "from_pretrained_no_processing", "write_pages", "index.html", "sample"}
     homes = (interventions, dictionaries, analysis, hooked_lm, patching, interventions.PartEditor, interventions.Part)
     last = {name: name.removeprefix("dictionaries.") for name in named - parameters}
     assert {name for name, own in last.items() if not any(hasattr(home, own) for home in homes)} == set()
