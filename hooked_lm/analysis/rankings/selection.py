@@ -11,6 +11,7 @@ from hooked_lm.analysis.circuits.paths import feeds, on_paths
 from hooked_lm.analysis.circuits.top import largest
 
 SELECTIONS = ("top", "paths", "greedy")
+"""How the circuit of a number of edges is chosen from a ranking."""
 Edges = Bool[Tensor, "writer reader"]
 EdgeScores = Float[Tensor, "writer reader"]
 
