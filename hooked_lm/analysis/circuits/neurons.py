@@ -94,7 +94,7 @@ class NeuronCircuit(Tabular):
 
     @property
     def faithfulness(self) -> float:
-        """The share of the metric that the circuit recovers, between no neurons (0) and all of them (1)."""
+        """The share of the metric that the circuit recovers on its own prompts, between no neurons (0) and all of them (1)."""
         return float(self._recovered(CIRCUIT))
 
     @property
