@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     from hooked_lm.analysis import CircuitTask, Leaderboard
 
 DEMO, PLANTED = "demo", "planted"
-FORMATS = {**dict.fromkeys(("cpr", "cmd", "spearman", "sign", "slope", "auroc", "average_precision"), ".3f")}
-FORMATS |= {
-    "cpr_untrained": ".3f",
-    "cmd_untrained": ".3f",
-    "auroc_untrained": ".3f",
-    "passes": ",.0f",
-    "seconds": ".2f",
-}
+# the columns of the table and how their numbers are written; JSON, page and file have all of them
+FORMATS = {**dict.fromkeys(("cpr", "cmd", "spearman", "sign", "auroc", "cmd_untrained"), ".2f"), "passes": ",.0f"}
 
 
 @command("hooked-lm leaderboard demo --tasks capitals,agreement --n-pairs 8 \\\n  --methods exact,eap,random")
@@ -113,7 +107,7 @@ def _shown(board: "Leaderboard", model: str, by: str, html: Path | None, save: P
     columns = ["method", *(name for name in FORMATS if name in table)]
     show_table(records(table[columns]), {name: form for name, form in FORMATS.items() if name in table})
     say("\ncpr: the area under faithfulness over the share of edges; cmd: the area between it and 1 (0: as the model)")
-    say("spearman, sign, slope: agreement with exact patching; _untrained: of the ranking that the untrained twin gets")
+    say("spearman, sign: agreement with exact patching; cmd_untrained: by the ranking that the untrained twin gets")
     failures = records(board.failures()) if "exact" in board.methods else []
     for row in failures:
         worse, low, high = (float(str(row[name])) for name in ("worse", "low", "high"))
