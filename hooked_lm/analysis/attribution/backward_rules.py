@@ -35,9 +35,10 @@ class BackwardRules:
         activation_ratios: an activation function multiplies its argument by a constant, act(x) / x.
         share_products: each of the n factors of a gated activation gets a share 1/n of the gradient. By this and the two rules
             above, the input's products with its gradient sum to the output of a part without biases.
-        softmax_temperature: the derivative of softmax(x) is taken with the weights of softmax(x / temperature).
+        softmax_temperature: the derivative of softmax(x) is taken with the weights of softmax(x / temperature), in attention and
+            in every other softmax of the model, as those of routers.
         q_scale, k_scale, v_scale: what the gradients at queries, keys and values are multiplied by. With 0 for queries and keys,
-            attention patterns are constants.
+            attention patterns are constants, unless they depend on something else, as masks that are computed from values.
 
     Raises ValueError for a temperature that is not positive and for scales that are negative.
 

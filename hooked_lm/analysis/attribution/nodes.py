@@ -101,7 +101,8 @@ def attribute(
             and images; of patches at sites of a vision tower) are between those of both runs (Sundararajan et al. 2017,
             arXiv:1703.01365); "ig-activations" does so for the
             activations of each site of each layer (Hanna et al. 2024, arXiv:2403.17806). "atp*" computes the patterns of
-            exchanged queries and keys, and drops one layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745).
+            exchanged queries and keys, and drops one layer's gradient at a time (Kramar et al. 2024, arXiv:2403.00745), whose
+            mean counts here where it exceeds the estimate without dropping.
             "relp" and "gim" are "gradient" with a backward pass of this name.
         backward: what backward passes use in place of derivatives; forward passes are the same. "relp" has coefficients of
             layer-wise relevance propagation: constant divisors in norms, act(x) / x for activation functions, and half for each

@@ -84,7 +84,7 @@ def optimal_constants(
     runner = Runner(model, corrupted, clean, max_memory=max_memory)
     if circuit is not None:
         circuit.check(runner.graph)
-    constants = {site: value.mean((1, 2)).requires_grad_() for site, value in runner.ablated.items()}
+    constants = {site: value.mean((1, 2)).float().requires_grad_() for site, value in runner.ablated.items()}
     optimizer = torch.optim.Adam(list(constants.values()), lr=learning_rate)
     generator = torch.Generator().manual_seed(seed)
     with progress_bar("constants", steps, progress) as bar, torch.enable_grad():

@@ -154,8 +154,7 @@ class _Search:
             gone = _dropped(self.missed, effects, self.left, n_dropped)
             after = self.left.clone()
             after[gone] = False
-            graph = self.runner.graph
-            after &= on_paths(graph, _matrix(graph.is_edge, after))[graph.is_edge]
+            after = self._on_paths(after)
             idle = (self.left & ~after).nonzero()[:, 0].tolist()
             self.dropped += [*gone, *(edge for edge in idle if edge not in set(gone))]
             self.left, self.missed = after, self._missed(after[None])[0]
@@ -170,7 +169,7 @@ class _Search:
             effects = self._effects([torch.where(self.left, 1.0, ajar)])
             found += [self._exchanged(effects, width, n_edges) for width in WIDTHS if width <= n_edges]
             found += self._of_one(effects, n_edges)
-        circuits = torch.stack(found).unique(dim=0)
+        circuits = torch.stack([self._on_paths(each) for each in found]).unique(dim=0)
         missed = self._missed(circuits)
         best = int(missed.square().sum(1).argmin())
         if not float(missed[best].square().sum()) < (1 - GAIN) * self.error:
@@ -178,6 +177,11 @@ class _Search:
         self.dropped += (self.left & ~circuits[best]).nonzero()[:, 0].tolist()
         self.left, self.missed = circuits[best], missed[best]
         return True
+
+    def _on_paths(self, chosen: Chosen) -> Chosen:
+        """Those of the edges that are on paths from input to logits."""
+        graph = self.runner.graph
+        return on_paths(graph, _matrix(graph.is_edge, chosen))[graph.is_edge]
 
     def _exchanged(self, effects: Float[Tensor, "number edge"], width: int, n_edges: int) -> Chosen:
         """The circuit after adding so many edges, and dropping what is too many."""

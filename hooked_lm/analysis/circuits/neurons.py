@@ -21,11 +21,12 @@ from hooked_lm.analysis.attribution.checking import Check
 from hooked_lm.analysis.attribution.gradient_runs import seen
 from hooked_lm.analysis.attribution.gradients import Metric, Tape
 from hooked_lm.analysis.attribution.nodes import attribute
-from hooked_lm.analysis.circuits.held_out import MeasuredPairs
+from hooked_lm.analysis.circuits.circuit import SEEN
+from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, UNSEEN, HeldOut, MeasuredPairs, is_per_prompt, searched
 from hooked_lm.components.activations import Activated
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
-from hooked_lm.engine.identity import PROMPTS, identities
+from hooked_lm.engine.identity import identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.engine.metric_rows import numbers_of
 from hooked_lm.engine.metric_trace import reads_of
@@ -65,7 +66,8 @@ class NeuronCircuit(Tabular):
         edges: [source, target, prompt], the part of the effect of a source that flows directly into a target. Sources are the
             neurons and the embeddings; targets are the neurons, all other neurons together, and the logits.
         kept: the metric of exact runs with the axis "neurons": all neurons of the clean run, none, those of the circuit, and as
-            many random ones; the others are those of the corrupted run.
+            many random ones; the others are those of the corrupted run. On prompts that the search did not see, if there are
+            some (`about["judged_on"]`).
         tokens: the tokens of the first clean prompt, for labels.
         about: how it was found; `agreement` compares estimated effects with exact ones.
 
@@ -94,7 +96,7 @@ class NeuronCircuit(Tabular):
 
     @property
     def faithfulness(self) -> float:
-        """The share of the metric that the circuit recovers on its own prompts, between no neurons (0) and all of them (1)."""
+        """The share of the metric that the circuit recovers, between no neurons (0) and all of them (1)."""
         return float(self._recovered(CIRCUIT))
 
     @property
@@ -170,7 +172,8 @@ class NeuronCircuit(Tabular):
         by_chance = (
             f", as many random ones {float(random.min()):.2f} to {float(random.max()):.2f}" if len(random) else ""
         )
-        return f"the neurons recover {self.faithfulness:.2f} of the metric{by_chance}"
+        where = f" on {self.about[JUDGED]}" if JUDGED in self.about else ""
+        return f"the neurons recover {self.faithfulness:.2f} of the metric{where}{by_chance}"
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file; `load` restores it exactly."""
@@ -205,6 +208,7 @@ def neuron_circuit(
     answers: RightAndWrong | None = None,
     backward: str | BackwardRules = "relp",
     check: Check = None,
+    held_out: HeldOut = None,
     n_random: int = 5,
     seed: int = 0,
     max_memory: int | str = "auto",
@@ -221,8 +225,9 @@ def neuron_circuit(
         metric, answers: as for `attribute`; one metric, with a number for each prompt.
         backward: what backward passes use in place of derivatives, as for `attribute`.
         check: how many effects of neurons to measure exactly, as for `attribute`.
+        held_out: the pairs that the search does not see, as for `discover`; what the neurons recover is measured on these.
         n_random: how many draws of as many random neurons are kept beside, as a control.
-        seed: seed of the random neurons, and of those that are measured.
+        seed: seed of the random neurons, of the held-out pairs, and of the neurons that are measured.
         max_memory, progress: as for `attribute`.
 
     Returns a NeuronCircuit. Raises TypeError for another model, ValueError for a model without neurons or with experts, for a
@@ -248,9 +253,15 @@ def neuron_circuit(
         raise ValueError(f"n_neurons must be a whole number from 1 on, got {n_neurons!r}")
     if n_random < 0:
         raise ValueError(f"n_random must not be negative, got {n_random}")
-    pairs = MeasuredPairs.of(model, corrupted, clean, metric, answers)
-    if pairs.metric is None:
+    every = MeasuredPairs.of(model, corrupted, clean, metric, answers)
+    if every.metric is None:
         raise TypeError(NO_METRIC)
+    if not is_per_prompt(model, every.metric, every.clean, max_memory):
+        raise ValueError("the metric has one number for all prompts: edges need one for each")
+    known = identities(model, every.clean)
+    seen = searched(known, held_out, seed)
+    unseen = [place for place in range(len(known)) if place not in seen]
+    pairs, judged = (every.some(rows) if unseen else every for rows in (seen, unseen))
     nodes = attribute(
         model,
         pairs.corrupted,
@@ -266,14 +277,12 @@ def neuron_circuit(
         progress=progress,
         control=None,
     )
-    if nodes.n_prompts != len(pairs.clean):
-        raise ValueError("the metric has one number for all prompts: edges need one for each")
     chosen = _largest(nodes, n_neurons)
     flows = _Flows(model, pairs, sites, rules)
     edges = flows.edges(chosen, progress)
-    kept = _Kept(model, pairs, sites).measured(chosen, n_random, seed)
-    about = provenance(model, n_neurons=n_neurons, seed=seed, metric=metric_name(pairs.metric) or "metric")
-    about |= {"backward": rules.settings, PROMPTS: identities(model, pairs.clean)}
+    kept = _Kept(model, judged, sites).measured(chosen, n_random, seed)
+    about = provenance(model, n_neurons=n_neurons, seed=seed, metric=metric_name(every.metric) or "metric")
+    about |= {"backward": rules.settings, SEEN: [known[row] for row in seen], JUDGED: UNSEEN if unseen else SAME}
     if len(nodes.agreement):
         about["agreement"] = nodes.agreement.iloc[0].astype(float).to_dict()
     tokens = (

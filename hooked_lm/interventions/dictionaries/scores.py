@@ -192,8 +192,8 @@ class DictionaryEvaluation(Tabular):
         """What `save` wrote. Raises ValueError for any other file."""
         found = unpacked(*stored.read(path, "hooked_lm.DictionaryEvaluation"))
         figures, each = found["figures"], found["each"]
-        assert isinstance(figures, DictionaryScores)
-        assert isinstance(each, DictionaryScores)
+        if not isinstance(figures, DictionaryScores) or not isinstance(each, DictionaryScores):
+            raise ValueError("the scores have no headline, by which a dictionary is compared with its floors")
         return cls(figures, each)
 
     def __repr__(self) -> str:

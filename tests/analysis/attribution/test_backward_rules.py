@@ -120,6 +120,7 @@ def test_softmax_at_a_temperature(family: str, monkeypatch: pytest.MonkeyPatch):
     model = model_of(family)
     with monkeypatch.context() as patch:
         patch.setattr(F, "softmax", lambda x, dim=-1: TemperedSoftmax.apply(x))
+        patch.setattr(Tensor, "softmax", lambda x, dim=-1: TemperedSoftmax.apply(x))  # that of routers
         expected = written_out(model, [])
     ruled = found(model, BackwardRules(softmax_temperature=3.0))
     assert_close(ruled, expected, depth=GRADIENT)

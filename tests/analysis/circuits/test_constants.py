@@ -1,5 +1,7 @@
 """Constants in place of ablated values."""
 
+import copy
+
 import pytest
 import torch
 
@@ -44,6 +46,12 @@ def test_learnt_ones_are_better_also_on_other_prompts(task) -> None:
     for pairs in (task.pairs, task.held_out):
         runner = kl(task, pairs)
         assert runner.ablating(best).empty().mean() < 0.5 * runner.ablating(mean).empty().mean()
+
+
+def test_they_are_learnt_in_half_precision(task) -> None:
+    model = copy.deepcopy(task.model).half()
+    found = optimal_constants(model, task.pairs, steps=2)
+    assert all(bool(each.isfinite().all()) for each in found.values())
 
 
 def test_of_one_circuit(task) -> None:

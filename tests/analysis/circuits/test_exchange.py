@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hooked_lm import HookedTransformer, HookedTransformerConfig
+from hooked_lm import HookedTransformer, HookedTransformerConfig, planted
 from hooked_lm.analysis import metrics
 from hooked_lm.analysis.circuits import Runner, discover, evaluate, exchange
 from hooked_lm.analysis.circuits.paths import on_paths
@@ -165,3 +165,11 @@ def test_it_is_more_faithful_than_a_ranking_on_other_prompts() -> None:
         judged = evaluate(model, {"exchange": found, "exact": ranked}, corrupted, clean, metric=search["metric"])
     assert judged.n_prompts == 8, "those that no search saw"
     assert float(judged.faithfulness[0]) > float(judged.faithfulness[1]) > 0.5
+
+
+@pytest.mark.parametrize("n_edges", [4, 6])
+def test_all_edges_are_on_paths(n_edges: int) -> None:
+    example = planted.load("or-gate")
+    with unchecked():
+        found = exchange(example.model, example.pairs, n_edges=n_edges)
+    assert found.pruned().n_edges == found.n_edges > 0

@@ -10,7 +10,10 @@ from torch import Tensor
 from hooked_lm import HookedTransformer, HookedTransformerConfig, planted
 from hooked_lm.analysis import attribute
 from hooked_lm.analysis.circuits import NeuronCircuit, neuron_circuit
+from hooked_lm.analysis.circuits.circuit import SEEN
 from hooked_lm.analysis.circuits.neurons import ALL, CIRCUIT, INPUT, LOGITS, OTHERS
+from hooked_lm.demo.experiment import prompt_pairs
+from hooked_lm.engine.identity import identities
 from tests.close import GRADIENT, assert_apart, assert_close
 from tests.families import DECODER_CASES
 from tests.families._models import hooked
@@ -119,6 +122,28 @@ def test_planted_neurons_recover_more_than_random_ones():
     assert found.faithfulness > found.random_faithfulness.max() + 0.3
     chosen = example.neurons[found.neurons[:, 0], found.neurons[:, 2]]
     assert chosen.float().mean() > 0.9
+
+
+def test_neurons_are_judged_on_pairs_that_the_search_did_not_see():
+    model = HookedTransformer.from_pretrained("demo")
+    pairs = prompt_pairs(8)
+    texts = [[getattr(pair, name) for pair in pairs] for name in ("corrupted", "clean", "answer", "wrong_answer")]
+    with unchecked():
+        given = {"answers": texts[2:], "n_neurons": 30, "check": False, "n_random": 1}
+        found = neuron_circuit(model, *texts[:2], **given)
+        same = neuron_circuit(model, *texts[:2], held_out=0, **given)
+        rows = [
+            place
+            for place, name in enumerate(identities(model, model.to_tokens(texts[1])))
+            if name in found.about[SEEN]
+        ]
+        some = [[text[row] for row in rows] for text in texts]
+        alone = neuron_circuit(model, *some[:2], **{**given, "answers": some[2:]})
+    assert len(rows) == found.effects.shape[1] == found.kept.n_prompts == 4
+    assert torch.equal(found.neurons, alone.neurons)
+    assert "did not see" in repr(found)
+    assert "same prompts as the search" in repr(same)
+    assert same.kept.n_prompts == 8
 
 
 def test_a_circuit_tells_saves_and_draws_itself(tmp_path: Path):
