@@ -6,38 +6,34 @@ into it: the gradient is stopped where it would enter the MLP of another layer, 
 stream and attention alone. So the effect of a neuron is the sum of its edges, into all later neurons and into the logits.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.attribution.backward_rules import BackwardRules
 from hooked_lm.analysis.attribution.checking import Check
-from hooked_lm.analysis.attribution.gradient_runs import seen
-from hooked_lm.analysis.attribution.gradients import Metric, Tape
+from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.analysis.circuits.circuit import SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, UNSEEN, HeldOut, MeasuredPairs, is_per_prompt, searched
+from hooked_lm.analysis.circuits.neuron_runs import ALL, CIRCUIT, KEPT, NONE, Flows, Kept
 from hooked_lm.components.activations import Activated
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.identity import identities
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
-from hooked_lm.engine.metric_rows import numbers_of
-from hooked_lm.engine.metric_trace import reads_of
 from hooked_lm.engine.pairs import NO_METRIC, Pairs, RightAndWrong
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.engine.result import metric_name
 from hooked_lm.extras import lazy_import
-from hooked_lm.hooks import HookPoint
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import ids_of
-from hooked_lm.progress import progress_bar
 from hooked_lm.results import stored
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
@@ -51,8 +47,6 @@ else:
 
 FORMAT = "hooked_lm.NeuronCircuit"
 LOGITS, INPUT, OTHERS = "logits", "input", "other neurons"
-KEPT = "neurons"  # the axis of the runs in which some neurons are kept
-ALL, NONE, CIRCUIT = "all neurons", "no neurons", "circuit"
 SHOWN = 40  # edges of a figure
 
 
@@ -80,6 +74,15 @@ class NeuronCircuit(Tabular):
     kept: Scores
     tokens: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        n, n_prompts = len(self.neurons), self.effects.shape[-1]
+        shapes = {"neurons": (n, 3), "effects": (n, n_prompts), "edges": (n + 1, n + 2, n_prompts)}
+        for name, shape in shapes.items():
+            if (found := tuple(getattr(self, name).shape)) != shape:
+                raise ValueError(f"{name} of {n} neurons must be {list(shape)}, got {list(found)}")
+        if list(self.kept.axes) != [KEPT] or [*self.kept.axes[KEPT]][:3] != [ALL, NONE, CIRCUIT]:
+            raise ValueError(f"kept must have the axis {KEPT!r} that begins with {ALL}, {NONE} and {CIRCUIT}")
 
     @property
     def names(self) -> list[str]:
@@ -278,9 +281,9 @@ def neuron_circuit(
         control=None,
     )
     chosen = _largest(nodes, n_neurons)
-    flows = _Flows(model, pairs, sites, rules)
+    flows = Flows(model, pairs, sites, rules)
     edges = flows.edges(chosen, progress)
-    kept = _Kept(model, judged, sites).measured(chosen, n_random, seed)
+    kept = Kept(model, judged, sites).measured(chosen, n_random, seed)
     about = provenance(model, n_neurons=n_neurons, seed=seed, metric=metric_name(every.metric) or "metric")
     about |= {"backward": rules.settings, SEEN: [known[row] for row in seen], JUDGED: UNSEEN if unseen else SAME}
     if len(nodes.agreement):
@@ -315,131 +318,3 @@ def _largest(nodes: Attribution, n: int) -> Int[Tensor, "node 3"]:
     layers = torch.tensor(nodes.axes["layer"])[places[:, 0]]
     found = torch.stack([layers, places[:, 1], places[:, 2]], -1)
     return found[sorted(range(n), key=lambda row: found[row].tolist())]
-
-
-class _Flows:
-    """One run with a graph, whose gradients can be stopped where they enter the MLPs of layers."""
-
-    def __init__(
-        self, model: Decoder, pairs: MeasuredPairs, sites: Mapping[int, tuple[str, Activated]], rules: BackwardRules
-    ) -> None:
-        self.sites, self.open = {layer: site for layer, (site, _) in sites.items()}, {*sites}
-        device = next(model.parameters()).device
-        stops = [
-            (f"{site.rpartition('.')[0]}.{factor}", self._stop(layer))
-            for layer, (site, mlp) in sites.items()
-            for factor in mlp.factors
-        ]
-        self.input = "blocks.0.hook_resid_pre"
-        every = [self.input, *self.sites.values()]
-        assert pairs.metric is not None, "checked before"
-        self.tape = Tape(model, pairs.clean.to(device), every, pairs.metric, stops, rules)
-        new, _ = seen(model, pairs.corrupted.to(device), every)
-        old = self.tape.values
-        self.changes = {site: new[site] - old[site] for site in every}
-        self.total = self.tape.gradients(check=False, again=True)
-        self.open = set()
-        self.direct = self.tape.gradients(check=False, again=True)
-
-    def _stop(self, layer: int) -> Callable[..., Tensor]:
-        def hook(value: Tensor, hook: HookPoint) -> Tensor:
-            same = value.view_as(value)
-            same.register_hook(lambda gradient: gradient if layer in self.open else torch.zeros_like(gradient))
-            return same
-
-        return hook
-
-    def effects_of(self, chosen: Int[Tensor, "node 3"]) -> Float[Tensor, "node prompt"]:
-        """The whole effect of each neuron."""
-        return self._at(chosen, self.total)
-
-    def edges(self, chosen: Int[Tensor, "node 3"], progress: bool | None) -> Float[Tensor, "source target prompt"]:
-        """What flows from each source into each target."""
-        n, n_prompts = len(chosen), len(self.tape.scores)
-        found = torch.zeros(n + 1, n + 2, n_prompts)
-        bar = progress_bar("neurons", n, progress, steps=chosen.tolist())
-        for column, (layer, position, neuron) in enumerate(bar):
-            earlier = [self.input, *(site for other, site in self.sites.items() if other < layer)]
-            slopes = self._into(layer, position, neuron, earlier)
-            found[:, column] = self._of_sources(chosen, slopes)
-        found[:, -1] = self._of_sources(chosen, self.direct)
-        found[:, -2] = self._of_sources(chosen, self.total) - found.sum(1)
-        return found
-
-    def _into(self, layer: int, position: int, neuron: int, earlier: Sequence[str]) -> dict[str, Tensor]:
-        """The gradients, at earlier sites, of a neuron times its own gradient."""
-        self.open = {layer}
-        value, slope = (where[self.sites[layer]][:, position, neuron] for where in (self.tape.live, self.total))
-        live = [self.tape.live[site] for site in earlier]
-        found = torch.autograd.grad((value * slope).sum(), live, retain_graph=True, allow_unused=True)
-        return {site: each for site, each in zip(earlier, found, strict=True) if each is not None}
-
-    def _of_sources(
-        self, chosen: Int[Tensor, "node 3"], gradients: Mapping[str, Tensor]
-    ) -> Float[Tensor, "source prompt"]:
-        """Gradient times change of each neuron, and of the embeddings."""
-        of_input = torch.zeros(1, len(self.tape.scores))
-        if self.input in gradients:
-            of_input = (gradients[self.input] * self.changes[self.input]).sum((1, 2))[None].float().cpu()
-        return torch.cat([self._at(chosen, gradients), of_input])
-
-    def _at(self, chosen: Int[Tensor, "node 3"], gradients: Mapping[str, Tensor]) -> Float[Tensor, "node prompt"]:
-        found = torch.zeros(len(chosen), len(self.tape.scores))
-        for layer in chosen[:, 0].unique().tolist():
-            if (site := self.sites[layer]) in gradients:
-                rows = chosen[:, 0] == layer
-                _, positions, neurons = chosen[rows].T.to(gradients[site].device)
-                product = gradients[site][:, positions, neurons] * self.changes[site][:, positions, neurons]
-                found[rows] = product.T.float().cpu()
-        return found
-
-
-class _Kept:
-    """Exact clean runs in which some neurons are kept, and the others are those of the corrupted run."""
-
-    def __init__(self, model: Decoder, pairs: MeasuredPairs, sites: Mapping[int, tuple[str, Activated]]) -> None:
-        self.model, self.pairs = model, pairs
-        self.sites = {layer: site for layer, (site, _) in sites.items()}
-        device = next(model.parameters()).device
-        self.clean = pairs.clean.to(device)
-        every = list(self.sites.values())
-        (old, _), (self.new, _) = (seen(model, rows, every) for rows in (self.clean, pairs.corrupted.to(device)))
-        self.differs = {layer: (old[site] != self.new[site]).any(0).cpu() for layer, site in self.sites.items()}
-
-    def measured(self, chosen: Int[Tensor, "node 3"], n_random: int, seed: int) -> Scores:
-        """The metric with all neurons, with none, with the chosen ones and with as many random ones."""
-        places = {layer: torch.zeros(self.new[site].shape[1:], dtype=torch.bool) for layer, site in self.sites.items()}
-        own = {layer: mask.clone() for layer, mask in places.items()}
-        for layer, position, neuron in chosen.tolist():
-            own[layer][position, neuron] = True
-        runs = {ALL: {layer: ~mask for layer, mask in places.items()}, NONE: places, CIRCUIT: own}
-        generator = torch.Generator().manual_seed(seed)
-        for draw in range(n_random):
-            runs[f"random {draw}"] = self._random(places, len(chosen), generator)
-        values = torch.stack([self._metric(keep) for keep in runs.values()])
-        return Scores(values, {KEPT: list(runs)})
-
-    def _random(
-        self, places: Mapping[int, Bool[Tensor, "pos neuron"]], n: int, generator: torch.Generator
-    ) -> dict[int, Bool[Tensor, "pos neuron"]]:
-        """As many random neurons, of those that differ between the runs."""
-        flat = torch.cat([self.differs[layer].flatten() for layer in places]).nonzero()[:, 0]
-        drawn = torch.zeros(sum(mask.numel() for mask in places.values()), dtype=torch.bool)
-        drawn[flat[torch.randperm(len(flat), generator=generator)[:n]]] = True
-        parts = drawn.split([mask.numel() for mask in places.values()])
-        return {layer: part.view_as(places[layer]) for layer, part in zip(places, parts, strict=True)}
-
-    @torch.no_grad()
-    def _metric(self, keep: Mapping[int, Bool[Tensor, "pos neuron"]]) -> Float[Tensor, " prompt"]:
-        def exchange(layer: int) -> Callable[..., Tensor]:
-            def hook(value: Tensor, hook: HookPoint) -> Tensor:
-                return torch.where(keep[layer].to(value.device), value, self.new[self.sites[layer]])
-
-            return hook
-
-        hooks = [(site, exchange(layer)) for layer, site in self.sites.items()]
-        with self.model.hooks(fwd_hooks=hooks):
-            logits = self.model(self.clean)
-        assert self.pairs.metric is not None, "checked before"
-        _, [scores] = reads_of([self.pairs.metric], logits)
-        return numbers_of(torch.as_tensor(scores), len(self.clean)).float().cpu()

@@ -11,7 +11,8 @@ from hooked_lm import HookedTransformer, HookedTransformerConfig, planted
 from hooked_lm.analysis import attribute
 from hooked_lm.analysis.circuits import NeuronCircuit, neuron_circuit
 from hooked_lm.analysis.circuits.circuit import SEEN
-from hooked_lm.analysis.circuits.neurons import ALL, CIRCUIT, INPUT, LOGITS, OTHERS
+from hooked_lm.analysis.circuits.neuron_runs import ALL, CIRCUIT
+from hooked_lm.analysis.circuits.neurons import INPUT, LOGITS, OTHERS
 from hooked_lm.demo.experiment import prompt_pairs
 from hooked_lm.engine.identity import identities
 from tests.close import GRADIENT, assert_apart, assert_close
@@ -129,7 +130,7 @@ def test_neurons_are_judged_on_pairs_that_the_search_did_not_see():
     pairs = prompt_pairs(8)
     texts = [[getattr(pair, name) for pair in pairs] for name in ("corrupted", "clean", "answer", "wrong_answer")]
     with unchecked():
-        given = {"answers": texts[2:], "n_neurons": 30, "check": False, "n_random": 1}
+        given: dict[str, Any] = {"answers": tuple(texts[2:]), "n_neurons": 30, "check": False, "n_random": 1}
         found = neuron_circuit(model, *texts[:2], **given)
         same = neuron_circuit(model, *texts[:2], held_out=0, **given)
         rows = [
@@ -138,7 +139,7 @@ def test_neurons_are_judged_on_pairs_that_the_search_did_not_see():
             if name in found.about[SEEN]
         ]
         some = [[text[row] for row in rows] for text in texts]
-        alone = neuron_circuit(model, *some[:2], **{**given, "answers": some[2:]})
+        alone = neuron_circuit(model, *some[:2], **{**given, "answers": tuple(some[2:])})
     assert len(rows) == found.effects.shape[1] == found.kept.n_prompts == 4
     assert torch.equal(found.neurons, alone.neurons)
     assert "did not see" in repr(found)
