@@ -132,7 +132,14 @@ def head_scores(
     if (twin := untrained_twin(model, control)) is None:
         return found
     of_twin = head_scores(
-        twin, prompts, kinds=wanted, n_prompts=n_prompts, length=length, seed=seed, chance=chance, control=None
+        decoder(twin, "heads are read of"),
+        prompts,
+        kinds=wanted,
+        n_prompts=n_prompts,
+        length=length,
+        seed=seed,
+        chance=chance,
+        control=None,
     )
     return _beside(found, of_twin)
 
