@@ -119,7 +119,9 @@ class Planted(NotebookRepr):
         if of == "neurons":
             return self._check_neurons(self.true_neurons)
         graph = self.truth.graph
-        sizes = {direction: self._sizes(partial(patch_edges, direction=direction)) for direction in DIRECTIONS}
+        sizes = {
+            direction: self._sizes(partial(patch_edges, direction=direction, control=None)) for direction in DIRECTIONS
+        }
         sizes["joint"] = self._sizes(self._joint)
         names = pd.DataFrame(list(graph.named(graph.is_edge)), columns=["writer", "reader"])
         sizes = {key: size[graph.is_edge] for key, size in sizes.items()}

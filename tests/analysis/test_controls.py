@@ -12,11 +12,15 @@ from hooked_lm.analysis import (
     Attribution,
     attribute,
     attribute_edges,
+    attribute_nodes,
     circuits,
+    head_scores,
     metrics,
+    patch_edges,
     train_alignment,
     train_probe,
 )
+from hooked_lm.analysis.attribution import edge_patching
 from hooked_lm.analysis.attribution.graph import Graph
 from hooked_lm.analysis.circuits.random_edges import random_edges
 from hooked_lm.demo import experiment
@@ -173,10 +177,132 @@ def test_twins_are_run_where_they_are_cheap(model: HookedTransformer):
         control(control="random")
 
 
+NAMED = [("L2H1", "logits"), ("L3H5", "logits"), ("m0", "L1H3<k>"), ("L1H7", "logits")]
+
+
+def test_exact_effects_of_a_few_edges_have_a_twin(model: HookedTransformer):
+    options = {"answers": (RIGHT[:1], WRONG[:1]), "progress": False}
+    found = patch_edges(model, CORRUPTED[:1], CLEAN[:1], edges=NAMED, **options)
+    of_twin = patch_edges(model.untrained(), CORRUPTED[:1], CLEAN[:1], edges=NAMED, **options, control=None)
+    assert found.control is not None
+    assert (found.control.name, found.control.measure) == (UNTRAINED, "largest effect")
+    assert found.control.own == pytest.approx(float(found.effects().mean.abs().nan_to_num().max()))
+    assert found.control.other == pytest.approx(float(of_twin.effects().mean.abs().nan_to_num().max()))
+    assert 0 < found.control.other < found.control.own / 10
+    assert repr(found.control) in repr(found)
+    with pytest.warns(UserWarning, match=AS_WELL):
+        again = patch_edges(model.untrained(3), CORRUPTED[:1], CLEAN[:1], edges=NAMED, **options)
+    assert "does about as well" in repr(again)
+
+
+def test_exact_effects_of_many_edges_have_none_by_default(random_model: HookedTransformer):
+    def control(n: int, **options: object) -> Control | None:
+        edges = list(graph.named(graph.is_edge))[:n]
+        return patch_edges(random_model, *pairs, edges=edges, progress=False, **options).control
+
+    graph, (corrupted, clean, metric) = Graph.of(random_model), pairs_of(0, 2)
+    pairs, options = (corrupted, clean), {"metric": metric}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge_patching, "FEW", 5)
+        assert control(6, **options) is None
+        assert control(5, **options) is not None
+        assert control(6, **options, control="untrained") is not None
+    assert control(3, **options, control=None) is None
+    assert control(3, metric={"one": metric, "two": metric}) is None
+    with pytest.raises(ValueError, match=r"control must be 'auto', 'untrained' .* or None, got 'shuffled'"):
+        control(3, **options, control="shuffled")
+
+
+def test_the_exact_check_of_estimates_has_no_twin_of_its_own(model: HookedTransformer):
+    runs: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edge_patching, "with_untrained_twin", lambda model, found, *rest: runs.append(rest[2]) or found)
+        attribute_edges(model, CORRUPTED[:1], CLEAN[:1], answers=(RIGHT[:1], WRONG[:1]), **EDGES)
+    assert runs == [None]
+
+
+def test_an_interrupt_of_the_twin_keeps_what_was_measured(model: HookedTransformer):
+    calls = []
+
+    def interrupted(logits: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) > n_own:
+            raise KeyboardInterrupt
+        return logits[:, -1, 3]
+
+    def measured(control: str | None) -> SweepResult:
+        return patch_edges(
+            model, CORRUPTED[:1], CLEAN[:1], metric=interrupted, edges=NAMED, progress=False, control=control
+        )
+
+    n_own = 1000
+    own = measured(None)
+    n_own = len(calls)
+    calls.clear()
+    with pytest.raises(patching.SweepInterrupted) as caught:
+        measured("untrained")
+    assert torch.equal(caught.value.result.mean.isnan(), own.mean.isnan())
+    assert torch.equal(caught.value.result.mean.nan_to_num(), own.mean.nan_to_num())
+
+
+def test_nodes_have_controls_from_one_run_of_the_twin(model: HookedTransformer):
+    options = {"answers": (RIGHT[:1], WRONG[:1]), "sites": ["z", "mlp_out"], "progress": False}
+    runs: list[int] = []
+    counting = twins.twin_of(model).register_forward_pre_hook(lambda module, given: runs.append(1))
+    try:
+        found = attribute_nodes(model, CORRUPTED[:1], CLEAN[:1], check=10, **options)
+        n_runs = len(runs)
+        of_twin = attribute_nodes(twins.twin_of(model), CORRUPTED[:1], CLEAN[:1], check=False, **options)
+    finally:
+        counting.remove()
+    assert len(runs) == 2 * n_runs > 0, "as many runs as one call of its own"
+    for site, one in found.items():
+        assert one.control is not None
+        assert one.control.name == UNTRAINED
+        assert one.control.other == pytest.approx(float(of_twin[site].effects().mean.abs().nan_to_num().max()))
+        assert one.control.other < one.control.own / 4
+    unchecked = attribute_nodes(model, CORRUPTED[:1], CLEAN[:1], check=False, **options)
+    assert [one.control for one in unchecked.values()] == [None, None]
+
+
 def test_a_twin_is_made_once_for_each_seed(model: HookedTransformer):
     assert twins.twin_of(model) is twins.twin_of(model)
     assert twins.twin_of(model, 1) is not twins.twin_of(model)
     assert torch.equal(twins.twin_of(model, 1).W_E, model.untrained(1).W_E)
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------------
+
+
+def test_heads_of_the_twin_look_at_nothing(model: HookedTransformer):
+    found = head_scores(model, n_prompts=2, length=8)
+    of_twin = head_scores(model.untrained(), n_prompts=2, length=8, control=None)
+    assert of_twin.control is None
+    assert found.control is not None
+    assert (found.control.name, found.control.measure) == (UNTRAINED, "largest score above chance")
+    assert found.control.own == pytest.approx(float(found.above_chance().mean.max()))
+    assert found.control.other == pytest.approx(float(of_twin.above_chance().mean.max()))
+    assert 0 < found.control.other < found.control.own / 10
+    assert repr(found.control) in repr(found)
+    assert found.select(kind="induction").control == found.control
+    assert torch.equal(found.values, head_scores(model, n_prompts=2, length=8, control=None).values)
+
+
+def test_heads_of_an_untrained_model_are_no_more_than_those_of_its_twin(random_model: HookedTransformer):
+    with pytest.warns(UserWarning, match="largest score above chance .* need not be due to training"):
+        found = head_scores(random_model, n_prompts=4, length=3)
+    assert "does about as well" in repr(found)
+
+
+def test_twins_look_where_they_are_small(model: HookedTransformer):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(twins, "MOST_PARAMETERS", 100)
+        assert head_scores(model, n_prompts=1, length=3).control is None
+        assert head_scores(model, n_prompts=1, length=3, control="untrained").control is not None
+    with model.hooks([("blocks.0.attn.hook_z", lambda value, hook: value)]):
+        assert head_scores(model, n_prompts=1, length=3).control is None, "the twin has no hooks"
+    with pytest.raises(ValueError, match=r"control must be 'auto', 'untrained' .* or None, got 'shuffled'"):
+        head_scores(model, control="shuffled")
 
 
 # ---- others ----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
 from hooked_lm.analysis.attribution.writers import Writers, check_sum
+from hooked_lm.analysis.untrained import check_control, with_untrained_twin
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
 from hooked_lm.engine.edit import Cell, Edit
@@ -23,9 +26,11 @@ from hooked_lm.models.vision.inputs import Rows
 from hooked_lm.models.weights.terms import times
 from hooked_lm.renamed import renamed
 from hooked_lm.results.groups import Groups
+from hooked_lm.results.scores import METRIC
 
 Edges = Sequence[tuple[str, str]]
 JOINED = "patching edges"  # what was changed
+FEW = 200  # edges, which are also patched in the untrained twin by default
 
 
 @renamed(source=("replace_with", {"clean": None}))
@@ -44,6 +49,7 @@ def patch_edges(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
+    control: str | None = "auto",
 ) -> SweepResult:
     """Measures the effect of every edge of a model's graph, each exchanged alone.
 
@@ -61,6 +67,8 @@ def patch_edges(
             "corrupted"), "mean" (its mean over prompts), or "zero".
         direction: "denoise" changes the corrupted run, "noise" the clean run.
         groups, max_memory, progress: as for `patching.sweep`.
+        control: "untrained": also the effects of these edges of the model's untrained twin, for `result.control`, which takes as
+            long again; "auto": of at most 200 edges and one metric, in a small model; None.
 
     Returns a SweepResult with the axes writer and reader; NaN where there is no edge, or it is not in `edges`. Raises KeyError
     for an unknown name, and ValueError for a pair that is not an edge, an empty list, prompts that do not line up, a model whose
@@ -81,6 +89,7 @@ def patch_edges(
     >>> int(result.mean.isnan().logical_not().sum())
     2
     """
+    check_control(control)
     model = decoder(model, "edges are those of")
     replace_with = replacement_word(replace_with, direction)
     corrupted, clean, metric = prompts_and_metric(model, corrupted, clean, metric, answers)
@@ -100,8 +109,12 @@ def patch_edges(
     except SweepInterrupted as interrupt:
         raise SweepInterrupted(SweepResult.joined([*parts, interrupt.result], JOINED)) from None
     found, prompts = SweepResult.joined(parts, JOINED), first if other is None or direction == "noise" else other
-    settings = {"replace_with": replace_with, "direction": direction, PROMPTS: identities(model, prompts)}
-    return replace(found, about={**found.about, **settings})
+    settings: dict[str, Any] = {"replace_with": replace_with, "direction": direction}
+    found = replace(found, about={**found.about, **settings, PROMPTS: identities(model, prompts)})
+    settings |= {"metric": metric, "edges": edges, "groups": groups, "max_memory": max_memory, "progress": progress}
+    again = partial(patch_edges, corrupted=corrupted, clean=clean, **settings, control=None)
+    is_cheap = int(chosen.sum()) <= FEW and METRIC not in found.axes
+    return with_untrained_twin(model, found, found, again, control, is_cheap)
 
 
 def check_unhooked(model: Decoder, graph: Graph) -> None:

@@ -157,12 +157,11 @@ def attribute_edges(
     found.warn_if_close()
     drawn = _drawn(model, edges.graph, first.shape.numel(), check, seed)
     same: dict[str, Any] = {"metric": metric, "replace_with": replace_with, "direction": direction}
-    same["max_memory"] = max_memory
+    same |= {"max_memory": max_memory, "control": None}
     if drawn:
         exact = patch_edges(model, corrupted, clean, edges=drawn, progress=progress, **same)
         found = replace(found, exact=exact.values)
-    same |= {"method": method, "steps": steps, "backward": backward, "groups": groups, "control": None}
-
+    same |= {"method": method, "steps": steps, "backward": backward, "groups": groups}
     estimated = partial(attribute_edges, corrupted=corrupted, clean=clean, **same)
     return with_estimates_of_twin(model, found, estimated, control, replace_with)
 

@@ -24,7 +24,7 @@ from hooked_lm.analysis.attribution.gradient_runs import (
 )
 from hooked_lm.analysis.attribution.gradients import check_grad_mode
 from hooked_lm.analysis.attribution.methods import METHODS
-from hooked_lm.analysis.attribution.twin import with_estimates_of_twin
+from hooked_lm.analysis.attribution.twin import with_estimates_of_twin, with_estimates_of_twin_each
 from hooked_lm.analysis.untrained import check_control
 from hooked_lm.engine.budget import Budget
 from hooked_lm.engine.cells_before_blocks import has_one_image_each
@@ -146,22 +146,10 @@ def attribute(
     """
     names, positions, heads, neurons = by_component(model, by, sites, positions, heads, neurons)
     check_control(control)
+    given = (corrupted, clean, metric, answers, replace_with, direction, method, steps)
 
     def estimated(on: HookedRootModule, check: Check) -> Attribution:
-        job = AttributionJob(
-            on,
-            corrupted,
-            clean,
-            metric,
-            answers,
-            replace_with,
-            direction,
-            method,
-            steps,
-            max_memory,
-            decoder_input,
-            backward,
-        )
+        job = AttributionJob(on, *given, max_memory, decoder_input, backward)
         plan = SweepPlan(job.model, job.tokens, names, layers, positions, heads, neurons)
         [found] = job.carry_out([plan], check, seed, progress, groups)
         return found
@@ -191,6 +179,7 @@ def attribute_nodes(
     groups: Groups = None,
     max_memory: int | str = "auto",
     progress: bool | None = None,
+    control: str | None = "auto",
 ) -> dict[str, Attribution]:
     """`attribute` for several sites in the same passes: each by layer, position, and head or neuron if it has them.
 
@@ -213,24 +202,17 @@ def attribute_nodes(
     """
     if isinstance(sites, str) or not sites:
         raise ValueError(f"sites must be a list of short names, got {sites!r}")
-    job = AttributionJob(
-        model,
-        corrupted,
-        clean,
-        metric,
-        answers,
-        replace_with,
-        direction,
-        method,
-        steps,
-        max_memory,
-        decoder_input,
-        backward,
-    )
-    if has_two_stacks(job.model) and tuple(sites) == NODES:
-        sites = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
-    plans = [SweepPlan(job.model, job.tokens, [name], **{f"{_feature(model, name)}s": "each"}) for name in sites]
-    return dict(zip(sites, job.carry_out(plans, check, seed, progress, groups), strict=True))
+    check_control(control)
+    given = (corrupted, clean, metric, answers, replace_with, direction, method, steps)
+
+    def estimated(on: HookedRootModule, check: Check) -> dict[str, Attribution]:
+        job, names = AttributionJob(on, *given, max_memory, decoder_input, backward), sites
+        if has_two_stacks(job.model) and tuple(sites) == NODES:
+            names = [f"{stack.blocks}.{name}" for stack in job.model.stacks for name in NODES]
+        plans = [SweepPlan(job.model, job.tokens, [name], **{f"{_feature(on, name)}s": "each"}) for name in names]
+        return dict(zip(names, job.carry_out(plans, check, seed, progress, groups), strict=True))
+
+    return with_estimates_of_twin_each(model, estimated(model, check), estimated, control, replace_with)
 
 
 def _feature(model: Any, name: str) -> str:

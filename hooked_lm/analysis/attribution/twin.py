@@ -1,14 +1,12 @@
 """Estimates of the untrained twin, as a control of estimates."""
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 
 from hooked_lm.analysis.attribution.attribution_result import Attribution
 from hooked_lm.analysis.untrained import with_untrained_twin
 from hooked_lm.engine.prompts import Values
-from hooked_lm.engine.study import SwapWarning
 from hooked_lm.hooks import HookedRootModule
-from hooked_lm.models.base import BaseModel
 from hooked_lm.results.scores import METRIC
 
 
@@ -24,13 +22,27 @@ def with_estimates_of_twin(
     `estimated` takes the model and `check`. It is cheap where exact patching has checked the estimates. Values that were given
     are those of the trained model, so they have no control by default, nor have several metrics. Raises as `with_untrained_twin`.
     """
-
-    def of_twin(twin: BaseModel) -> Attribution:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SwapWarning)
-            warnings.filterwarnings("ignore", ".* hardly differ")  # which is the point
-            return estimated(twin, check=False)
-
     is_word = replace_with is None or isinstance(replace_with, str)
     is_cheap = found.exact is not None and is_word and METRIC not in found.axes
-    return with_untrained_twin(model, found, found.estimates, lambda twin: of_twin(twin).estimates, control, is_cheap)
+    effects = found.estimates
+    return with_untrained_twin(
+        model, found, effects, lambda twin: estimated(twin, check=False).estimates, control, is_cheap
+    )
+
+
+def with_estimates_of_twin_each(
+    model: HookedRootModule,
+    found: Mapping[str, Attribution],
+    estimated: Callable[..., dict[str, Attribution]],
+    control: str | None,
+    replace_with: Values | None,
+) -> dict[str, Attribution]:
+    """Attributions of several sites with their controls, as `with_estimates_of_twin`, from one run of the twin."""
+    of_twin = cache(partial(estimated, check=False))
+
+    def of_site(name: str) -> Callable[..., Attribution]:
+        return lambda twin, check: of_twin(twin)[name]
+
+    return {
+        name: with_estimates_of_twin(model, one, of_site(name), control, replace_with) for name, one in found.items()
+    }

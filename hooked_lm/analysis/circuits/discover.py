@@ -239,7 +239,7 @@ def _effects(
 ) -> SweepResult:
     """The measured or estimated effect of ablating each edge of the clean run."""
     if method == "exact":
-        return patch_edges(model, corrupted, clean, **options)
+        return patch_edges(model, corrupted, clean, control=None, **options)
     return edges.attribute_edges(model, corrupted, clean, method=method, control=None, **{"check": CHECKED, **options})
 
 

@@ -68,6 +68,7 @@ def exact_effects(
         direction="noise",
         max_memory=max_memory,
         progress=progress,
+        control=None,
     )
     about = {**circuit.about, "scores": EFFECTS, "metric": runner.metric_name}
     return replace(circuit, scores=scores_of(graph, found), about=about)

@@ -58,7 +58,7 @@ class NamedMethod:
         """A method of the library, with `replace_with`, `steps`, `seed` and `max_memory`; raises ValueError."""
         common = {each: settings[each] for each in ("replace_with", "max_memory")}
         if name == EXACT:
-            return cls(name, partial(patch_edges, direction="noise", progress=False, **common))
+            return cls(name, partial(patch_edges, direction="noise", progress=False, control=None, **common))
         if name == RANDOM:
             return cls(name, partial(_random, seed=settings["seed"]))
         if name in edges.METHODS:

@@ -8,20 +8,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from hooked_lm.analysis.reading.heads import (
+from hooked_lm.analysis.reading.head_kinds import (
     KINDS,
-    HeadRows,
-    Pattern,
     Row,
     TargetRows,
-    check_model,
     duplicate_token,
-    head_counts,
     induction,
     previous_token,
-    rows_of,
-    see_patterns,
 )
+from hooked_lm.analysis.reading.heads import HeadRows, Pattern, check_model, head_counts, rows_of, see_patterns
 from hooked_lm.engine.prompts import Prompts
 from hooked_lm.errors import ArgumentError
 from hooked_lm.models.decoder import Decoder

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from hooked_lm.analysis.reading.head_kinds import KINDS, Kind, Row, TargetRows
+from hooked_lm.analysis.untrained import check_control, untrained_twin
 from hooked_lm.components.blocks.wiring import has_part
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
@@ -26,15 +27,12 @@ from hooked_lm.models.text.chat import Chat
 from hooked_lm.models.vision.inputs import Rows as Input
 from hooked_lm.models.vision.inputs import VisionInputs, ids_of
 from hooked_lm.results import Label
+from hooked_lm.results.control import UNTRAINED, Control
 from hooked_lm.results.scores import Scores, provenance
 
-Row = Int[Tensor, " pos"]  # the ids of one prompt, without padding
 Pattern = Float[Tensor, "prompt head query_pos key_pos"]
-Targets = Bool[Tensor, "query_pos pos"]  # [query, key]: the keys that a query is expected to attend to
-TargetRows = Callable[[slice], Targets]  # some queries -> their rows of the targets
 # the layer, the indices of the prompts, rows of their patterns, which
 See = Callable[[int, list[int], Pattern, slice], None]
-WHOLE = slice(None)
 NUMBERS = 1 << 24  # approximate limit of the numbers in a layer's patterns per batch
 
 
@@ -42,38 +40,6 @@ class HeadRows(list[Tensor]):
     """`Row`s, of different lengths, and the prompts with images that they are of, if they have some."""
 
     images: VisionInputs | None = None
-
-
-# ---- kinds of heads ------------------------------------------------------------------------------------------------
-
-
-def previous_token(tokens: Row, queries: slice = WHOLE) -> Targets:
-    """For each query, the previous token."""
-    positions = torch.arange(len(tokens), device=tokens.device)
-    return positions == positions[queries, None] - 1
-
-
-def duplicate_token(tokens: Row, queries: slice = WHOLE) -> Targets:
-    """For each query, the earlier occurrences of the same token."""
-    positions = torch.arange(len(tokens), device=tokens.device)
-    return (tokens == tokens[queries, None]) & (positions < positions[queries, None])
-
-
-def induction(tokens: Row, queries: slice = WHOLE) -> Targets:
-    """For each query, the tokens that follow earlier occurrences of the same token.
-
-    >>> induction(torch.tensor([7, 8, 9, 7])).nonzero()
-    tensor([[3, 1]])
-    """
-    return F.pad(duplicate_token(tokens, queries)[:, :-1], (1, 0))
-
-
-Kind = Callable[[Row], Targets]
-KINDS: dict[str, Kind] = {
-    "previous_token": previous_token,
-    "duplicate_token": duplicate_token,
-    "induction": induction,
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -93,6 +59,14 @@ class ChanceScores(Scores):
         assert self.chance is not None
         return Scores(self.values - self.chance, self.axes, about=self.about)
 
+    @property
+    def control(self) -> Control | None:
+        """What the same method finds in an untrained model, if it was run."""
+        return Control.of(self.about)
+
+    def _summary(self) -> list[str]:
+        return [] if self.control is None else [repr(self.control)]
+
 
 @reads_chats
 def head_scores(
@@ -104,6 +78,7 @@ def head_scores(
     length: int = 40,
     seed: int = 0,
     chance: str = "uniform",
+    control: str | None = "auto",
 ) -> ChanceScores:
     """Previous-token, duplicate-token and induction scores of each head (Olsson et al. 2022, arXiv:2209.11895).
 
@@ -119,6 +94,8 @@ def head_scores(
         chance: "uniform": the score of uniform attention; or "shuffled": the score of the head itself at the same positions when
             the prompt's tokens, except leading special tokens, are shuffled. Only token-dependent attention exceeds "shuffled"; a
             head that always attends to the previous position does not.
+        control: "untrained": also the scores of the model's untrained twin, for `scores.control`: the largest score above chance,
+            of any of the kinds; "auto": of a small model; None.
 
     Returns scores with the axes kind, layer, head, for each prompt; NaN where a layer has no attention, or fewer heads. Raises
     ValueError for unknown kinds, prompts without a target (such as a text without repeated tokens), prompts of fewer than two
@@ -133,6 +110,7 @@ def head_scores(
     wanted = _kinds(kinds)
     if chance not in ("uniform", "shuffled"):
         raise ValueError(f"chance must be 'uniform' or 'shuffled', got {chance!r}")
+    check_control(control)
     check_model(model)
     settings = {"kinds": list(wanted), "chance": chance, "seed": seed}
     if prompts is None:
@@ -145,12 +123,33 @@ def head_scores(
         by_chance = _of_layers(model, lambda layer: _uniform(model, layer, rows, looks))
     else:
         by_chance = _attention_to(model, _shuffled(model, rows, seed), looks)
-    return ChanceScores(
+    found = ChanceScores(
         _attention_to(model, rows, looks),
         {"kind": list(wanted), **_layers_and_heads(model)},
         chance=by_chance,
         about=provenance(model, of="attention weight", **settings),
     )
+    if (twin := untrained_twin(model, control)) is None:
+        return found
+    of_twin = head_scores(
+        decoder(twin, "heads are read of"),
+        prompts,
+        kinds=wanted,
+        n_prompts=n_prompts,
+        length=length,
+        seed=seed,
+        chance=chance,
+        control=None,
+    )
+    return _beside(found, of_twin)
+
+
+def _beside(found: ChanceScores, of_twin: ChanceScores) -> ChanceScores:
+    """The scores with those of the untrained twin as their control; warns if they are as large."""
+    own, other = (float(each.above_chance().mean.nan_to_num().max()) for each in (found, of_twin))
+    control = Control.compared(UNTRAINED, "largest score above chance", own, other, "training")
+    control.warn_if_as_well()
+    return replace(found, about={**found.about, **control.about()})
 
 
 def _kinds(kinds: Sequence[str] | Mapping[str, Kind]) -> Mapping[str, Kind]:

@@ -13,13 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hooked_lm import HookedTransformer
 from hooked_lm.analysis.reading import head_detector, heads
 from hooked_lm.analysis.reading.head_detector import compute_head_attention_similarity_score, detect_head
+from hooked_lm.analysis.reading.head_kinds import duplicate_token, induction, previous_token
 from hooked_lm.analysis.reading.heads import (
     ChanceScores,
     attention_statistics,
-    duplicate_token,
     head_scores,
-    induction,
-    previous_token,
     repeated_random_tokens,
     rows_of,
 )
@@ -205,7 +203,8 @@ def share_of_significant_cells(scores: Scores, level: float) -> float:
 @pytest.mark.slow
 def test_untrained_models_are_at_chance(demo: HookedTransformer) -> None:
     """With a new model for each prompt; the weights of one differ from uniform attention by little, but always by the same."""
-    found = [head_scores(small(seed=i, n_heads=8, d_head=4), n_prompts=1, length=20, seed=i) for i in range(60)]
+    options = {"n_prompts": 1, "length": 20, "control": None}
+    found = [head_scores(small(seed=i, n_heads=8, d_head=4), seed=i, **options) for i in range(60)]
     values = torch.cat([scores.above_chance().values for scores in found], -1)
     assert share_of_significant_cells(Scores(values, found[0].axes), 0.99) <= 0.05
     one = head_scores(small(), length=20).above_chance().mean
