@@ -1,5 +1,6 @@
 """Controls: untrained twins, shuffled answers, random directions, edges, subspaces and labels beside what was found."""
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_a_control_warns_once_and_says_what_it_lacks():
         warnings.simplefilter("error")
         Control.compared("untrained twin", "largest effect", 0.5, 0.2, "training").warn_if_as_well()
     assert Control.compared("any", "cells", 0, 0, "training").does_as_well, "nothing was found"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "does_as_well"),
+    [(1, 0.4, False), (1, -3, False), (1, 0.5, True), (-1, -2, True), (-1, 0, True), (-1, -0.4, True), (0, -1, True)]
+    + [(math.nan, 0, True), (math.nan, -1, True), (1, math.nan, True), (math.nan, math.nan, True)],
+)
+def test_only_a_positive_number_exceeds_a_control(own: float, other: float, does_as_well: bool):
+    assert Control.compared("any", "faithfulness", own, other, "training").does_as_well is does_as_well
 
 
 def test_a_control_is_metadata(model: HookedTransformer, tmp_path: Path):
