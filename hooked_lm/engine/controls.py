@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 
+from hooked_lm.callers import warn_caller
 from hooked_lm.engine.metric_rows import RearrangedMetric
 from hooked_lm.engine.metrics import Metric
 from hooked_lm.engine.result import METRIC_NAME, SweepResult
@@ -13,7 +14,7 @@ from hooked_lm.engine.study import Metrics
 from hooked_lm.results.bootstrap import in_words
 from hooked_lm.results.control import SHUFFLED, Control
 from hooked_lm.results.groups import sums_by_group
-from hooked_lm.results.sign_flips import fewest_units
+from hooked_lm.results.sign_flips import ROUNDING, fewest_units
 
 LEVEL, FLIPS = 0.05, 1000  # of the significance by which a result and its control are compared
 LACKS = {SHUFFLED: "the answers"}
@@ -79,11 +80,25 @@ def with_shuffled_answers(metric: Metrics, n_prompts: int, control: str | None, 
     return {OWN: metric, SHUFFLED: shuffled}
 
 
-def without_shuffled_answers(found: SweepResult, metric_name: str) -> SweepResult:
-    """The result of the metric of `with_shuffled_answers`, with the other as its control, unless all answers are the same."""
+def without_shuffled_answers(found: SweepResult, metric_name: str, control: str | None = "auto") -> SweepResult:
+    """The result of the metric of `with_shuffled_answers`, with the other as its control, unless shuffling changes no number, as
+    where all answers are the same; warns of that if the control is asked for by name."""
     own, other = (found.select(metric=name) for name in (OWN, SHUFFLED))
     about = {name: value for name, value in own.about.items() if name != METRIC_NAME}
     own = replace(own, about=about | ({METRIC_NAME: metric_name} if metric_name else {}))
-    if torch.allclose(own.corrupted, other.corrupted):
-        return own
-    return with_control(own, own, other, SHUFFLED, LACKS[SHUFFLED])
+    if not _is_same(own, other):
+        return with_control(own, own, other, SHUFFLED, LACKS[SHUFFLED])
+    if control == "shuffled":
+        warn_caller(
+            "there is no control: with shuffled answers every number is the same, in all runs and cells, so all answers are the "
+            "same or the metric does not tell them apart; give prompts with several answers, or another metric"
+        )
+    return own
+
+
+def _is_same(own: SweepResult, other: SweepResult) -> bool:
+    """Whether all numbers of two results are the same up to rounding: those of cells and of both runs."""
+    pairs = [(own.values, other.values), (own.corrupted, other.corrupted)]
+    pairs += [] if own.clean is None or other.clean is None else [(own.clean, other.clean)]
+    size = max(float(part.abs().where(part.isfinite(), 0.0).max()) for pair in pairs for part in pair)
+    return all(torch.allclose(*pair, rtol=0, atol=ROUNDING * size, equal_nan=True) for pair in pairs)

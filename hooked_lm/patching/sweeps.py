@@ -74,7 +74,8 @@ def sweep(
         progress: whether to show a progress bar; None: if the work takes longer than two seconds.
         resume_file: a file for partial results, from which the same sweep resumes.
         control: "shuffled": the same with the answers of other prompts, in the same passes, for `result.control`; "auto": where
-            the metric is one of `analysis.metrics` over six prompts or more, and nothing is resumed; None.
+            the metric is one of `analysis.metrics` over six prompts or more, and nothing is resumed; None. There is none where
+            shuffling changes no number, as of answers that are all the same; "shuffled" warns of that.
 
     Returns a SweepResult with those of the axes (metric), (site), layer, position, head and neuron that the arguments add.
     Raises before the sweep: ValueError for prompts of different shapes, an empty choice, or values that do not fit; KeyError
@@ -104,4 +105,4 @@ def sweep(
     study = plan.study(values.value, f"patching {', '.join(names)}", changes)
     both = with_shuffled_answers(metric, len(first), None if resume_file and control == "auto" else control)
     found = study.carry_out(model, first, both, other, max_memory, progress, resume_file, groups)
-    return found if both is metric else without_shuffled_answers(found, metric_name(metric))
+    return found if both is metric else without_shuffled_answers(found, metric_name(metric), control)

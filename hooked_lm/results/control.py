@@ -37,12 +37,14 @@ class Control(NamedTuple):
 
     @classmethod
     def compared(cls, name: str, measure: str, own: float | int, other: float | int, lacks: str) -> "Control":
-        """A control that does about as well with half of the number, or more.
+        """A control that does about as well with half of the number, or more, and wherever the number is not positive, or not a
+        number: then nothing was found.
 
         >>> Control.compared("untrained twin", "largest effect", 0.5, 0.4, "training")
         control (untrained twin) does about as well: largest effect 0.4, here 0.5
         """
-        return cls(name, measure, own, other, other >= AS_WELL * own, lacks)
+        has_more = own > 0 and other < AS_WELL * own  # False of NaN
+        return cls(name, measure, own, other, not has_more, lacks)
 
     @classmethod
     def of(cls, about: Mapping[str, Any]) -> "Control | None":

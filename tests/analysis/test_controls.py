@@ -1,5 +1,6 @@
 """Controls: untrained twins, shuffled answers, random directions, edges, subspaces and labels beside what was found."""
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,25 @@ def test_a_control_warns_once_and_says_what_it_lacks():
     assert Control.compared("any", "cells", 0, 0, "training").does_as_well, "nothing was found"
 
 
+@pytest.mark.parametrize(
+    ("own", "other", "does_as_well"),
+    [
+        *[
+            (1, 0.4, False),
+            (1, -3, False),
+            (1, 0.5, True),
+            (-1, -2, True),
+            (-1, 0, True),
+            (-1, -0.4, True),
+            (0, -1, True),
+        ],
+        *[(math.nan, 0, True), (math.nan, -1, True), (1, math.nan, True), (math.nan, math.nan, True)],
+    ],
+)
+def test_only_a_positive_number_exceeds_a_control(own: float, other: float, does_as_well: bool):
+    assert Control.compared("any", "faithfulness", own, other, "training").does_as_well is does_as_well
+
+
 def test_a_control_is_metadata(model: HookedTransformer, tmp_path: Path):
     found = patching.sweep(model, CORRUPTED, CLEAN, answers=ANSWERS, **HEADS)
     assert found.control is not None
@@ -112,10 +132,29 @@ def test_without_several_answers_there_is_no_control(model: HookedTransformer, t
     assert control(metric=lambda logits: logits[:, -1, 0], answers=None) is None, "a function of one's own"
     assert control(answers=ANSWERS, resume_file=tmp_path / "file") is None, "it would be another sweep"
     assert control(3, answers=(RIGHT[:3], WRONG[:3]), control="shuffled").measure == "largest effect"
+    with pytest.warns(UserWarning, match="there is no control: with shuffled answers every number is the same"):
+        assert control(control="shuffled") is None
     with pytest.raises(ValueError, match="answers are shuffled among prompts, of one metric; got one prompt"):
         control(1, control="shuffled")
     with pytest.raises(ValueError, match=r"control must be 'auto', 'shuffled' .* or None, got 'untrained'"):
         control(control="untrained")
+
+
+def test_answers_that_the_corrupted_run_does_not_tell_apart_have_a_control(model: HookedTransformer):
+    """Every corrupted prompt has accuracy 0 whichever answer is asked for, and the clean ones tell answers apart. Numbers that
+    are tiny throughout differ, too."""
+    capitals = [("France", " Paris"), ("Japan", " Tokyo"), ("Italy", " Rome"), ("Spain", " Madrid")] * 2
+    clean = [f"The capital of {country} is" for country, _ in capitals]
+    corrupted = ["The capital of Egypt is"] * len(clean)
+    metric = metrics.accuracy([answer for _, answer in capitals], model=model)
+    found = patching.sweep(model, corrupted, clean, metric=metric, **HEADS)
+    assert found.corrupted.tolist() == [0] * len(clean)
+    assert found.clean.tolist() == [1] * len(clean)
+    assert found.control is not None
+    tiny = metrics.probability([answer for _, answer in capitals], model=model)
+    options = {**HEADS, "control": "shuffled"}
+    faint = patching.sweep(model, corrupted, clean, metric=lambda logits: 1e-12 * tiny(logits), **options)
+    assert faint.control is not None
 
 
 # ---- untrained twins -------------------------------------------------------------------------------------------------
