@@ -69,9 +69,12 @@ numbers, and [`hooked-lm leaderboard`](command-line.md#leaderboard) does the sam
 Each task has pairs of prompts, of which one half is searched. Circuits of .1, .2, .5, 1, 2, 5, 10, 20, 50 and 100 % of the
 edges run on the other half. Other edges carry their values from the corrupted prompts.
 
-- **CPR** and **CMD** are those of MIB's circuit track (arXiv:2504.13151): the area under the curve of faithfulness over the
-  share of edges, and the area between the curve and 1. More CPR is better, less CMD is; the best are .999 and 0. On the same
-  scores they are the numbers of MIB's code to 1e-6.
+- **CMD** and **CPR** are those of MIB's circuit track (arXiv:2504.13151), each of its own curve of faithfulness over the share
+  of edges. For CMD edges come by the size of their scores, and the number is the area between the curve and 1: less is better,
+  0 is the model. For CPR the edges without which the metric falls most come first, and the number is the area under the curve:
+  more is better, and more than 1 is possible, as edges that lower the metric come last. Random edges and methods whose scores
+  have no sign have one order for both. On the same scores both are the numbers of MIB's code to 1e-6. Figures show the curve
+  of CMD.
 - **Rank correlation**, **right signs** and **slope** compare the scores with exact patching of each edge alone. The slope is
   1 if sizes are right.
 - **AUROC** and **average precision** compare them with the edges of a [planted](api/hooked_lm.planted.md) circuit.
@@ -149,7 +152,8 @@ pairs that are searched, and from few pairs they learn the answers themselves.
 ## Circuits as MIB has them
 
 [`circuits.to_mib`][hooked_lm.analysis.circuits.to_mib] writes a circuit with its scores as the JSON of MIB's circuit track,
-which the code of EAP-IG reads, and [`circuits.from_mib`][hooked_lm.analysis.circuits.from_mib] reads one.
+which the code of EAP-IG reads, and [`circuits.from_mib`][hooked_lm.analysis.circuits.from_mib] reads one. In these files edges
+that the answer needs have positive scores, so effects of ablation change their sign.
 
 ## Where next
 
@@ -218,11 +222,11 @@ def failures(board: Leaderboard) -> str:
 
 def of_twin(board: Leaderboard) -> str:
     """What rankings of the untrained twin find, in words."""
-    trained, twin = (board.column("cpr", untrained) for untrained in (False, True))
+    trained, twin = (board.column("cmd", untrained) for untrained in (False, True))
     random = float(trained[:, board.methods.index("random")].mean())
-    best = torch.nan_to_num(twin, nan=-1.0).mean(0).max()
+    best = torch.nan_to_num(twin, nan=torch.inf).mean(0).min()
     return (
-        f"Circuits of the untrained twin's rankings have a CPR of up to {number(float(best), 2)}, those of random edges "
+        f"Circuits of the untrained twin's rankings have a CMD of {number(float(best), 2)} at best, those of random edges "
         f"{number(random, 2)}. So much of what a curve shows is which edges carry a difference of the prompts at all, and "
         "to know that takes no training. What a method knows of the model is what it finds beyond its twin."
     )

@@ -106,7 +106,8 @@ def _shown(board: "Leaderboard", model: str, by: str, html: Path | None, save: P
     say(f"[bold]{escape(model)}[/]  {len(names)} task{'s' * (len(names) > 1)}: {escape(', '.join(names))}\n")
     columns = ["method", *(name for name in FORMATS if name in table)]
     show_table(records(table[columns]), {name: form for name, form in FORMATS.items() if name in table})
-    say("\ncpr: the area under faithfulness over the share of edges; cmd: the area between it and 1 (0: as the model)")
+    say("\ncmd: the area between faithfulness and 1 over the share of edges, largest scores first (0: as the model)")
+    say("cpr: the area under it with the edges first that the answer needs (may exceed 1)")
     say("spearman, sign: agreement with exact patching; cmd_untrained: by the ranking that the untrained twin gets")
     failures = records(board.failures()) if "exact" in board.methods else []
     for row in failures:

@@ -685,7 +685,7 @@ def test_leaderboard(tmp_path: Path) -> None:
     assert {row["task"] for row in found["per_task"]} == {*found["tasks"]}
     assert "Where each method fails" in (tmp_path / "page.html").read_text(encoding="utf-8")
     assert len(Leaderboard.load(tmp_path / "board").tasks) == 2
-    assert "cmd: the area between it and 1" in call(*some, "--no-untrained").output
+    assert "cmd: the area between faithfulness and 1" in call(*some, "--no-untrained").output
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def theirs(model: Any, path: Path) -> Any:
     return graph.Graph.from_json(str(to_mib(Circuit(own, own.is_edge, scores(own)), path, model)))
 
 
-def curve(model: Any, ranked: Any, greedy: bool) -> tuple[Tensor, list[float]]:
+def curve(model: Any, ranked: Any, greedy: bool, absolute: bool = True) -> tuple[Tensor, list[float]]:
     """The faithfulness and the number of edges of the circuit of each share, as MIB's evaluation measures them."""
     from circuitkit.backends.eap import evaluate
 
@@ -47,7 +47,8 @@ def curve(model: Any, ranked: Any, greedy: bool) -> tuple[Tensor, list[float]]:
     values, n_edges = [], []
     for share in (0.0, *SHARES):
         n = int(share * len(ranked.edges))
-        ranked.apply_greedy(n, absolute=True, prune=True) if greedy else ranked.apply_topn(n, absolute=True, prune=True)
+        choose = ranked.apply_greedy if greedy else ranked.apply_topn
+        choose(n, absolute=absolute, prune=True)
         values.append(metric())
         n_edges.append(ranked.weighted_edge_count())
     found = torch.stack(values)
@@ -73,12 +74,15 @@ def judged(model: Any, selection: str) -> TaskRankings:
 @pytest.mark.parametrize("name", WITHOUT_GROUPS)
 def test_the_same_numbers_on_the_same_scores(name: str, selection: str, tmp_path: Path) -> None:
     model = made(name)
-    faithful, n_edges = curve(model, theirs(model, tmp_path / "circuit.json"), selection == "greedy")
+    ranked, greedy = theirs(model, tmp_path / "circuit.json"), selection == "greedy"
+    faithful, n_edges = curve(model, ranked, greedy)
+    signed, _ = curve(model, ranked, greedy, absolute=False)
     found = judged(model, selection)
     assert found.n_edges[0] == n_edges
     assert_close(found.faithfulness[0], faithful.float(), scale=faithful.abs().max())
+    assert_close(found.signed_faithfulness[0], signed.float(), scale=signed.abs().max())
     near = 1e-6 * float(faithful.abs().max())  # 1 or more: curves of random scores overshoot
-    assert abs(float(found.column("cpr")[0]) - area(SHARES, faithful)) < near
+    assert abs(float(found.column("cpr")[0]) - area(SHARES, signed)) < 1e-6 * float(signed.abs().max())
     assert abs(float(found.column("cmd")[0]) - area(SHARES, (1 - faithful).abs())) < near
     cpr, cmd = areas(faithful)
     assert abs(float(cpr) - area(SHARES, faithful)) < near

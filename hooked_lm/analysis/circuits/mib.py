@@ -1,7 +1,8 @@
 """Circuits as JSON of MIB's circuit track (Mueller et al. 2025, arXiv:2504.13151), which the code of EAP-IG reads and writes.
 
 A file has `cfg`, and whether each node and edge is in the circuit, with the scores of edges. Its names are "a0.h1" for head 1 of
-layer 0 and "input->a0.h1<q>" for an edge; MLPs, "input" and "logits" have the same names as here.
+layer 0 and "input->a0.h1<q>" for an edge; MLPs, "input" and "logits" have the same names as here. Its scores are positive for an
+edge that the answer needs, and effects of ablation are negative for those: they change their sign.
 """
 
 import json
@@ -10,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from hooked_lm.analysis.attribution.graph import LOGITS, Graph, Node
-from hooked_lm.analysis.circuits.circuit import Circuit
+from hooked_lm.analysis.circuits.circuit import EFFECTS, KL, Circuit
 from hooked_lm.engine.keeps_torch_state import keeps_torch_state
 from hooked_lm.files import replacing, writable
 from hooked_lm.models.decoder import Decoder
@@ -20,6 +23,7 @@ from hooked_lm.models.decoder import Decoder
 __all__ = ["from_mib", "to_mib"]
 
 KNOWN = re.compile(r"input|logits|m\d+|L(\d+)H(\d+)(<[qkv]>)?")
+OF_KEEPING = ("pruning", "exchange", "masks")  # searches whose scores are positive, and larger for edges that are kept
 
 
 @keeps_torch_state
@@ -27,8 +31,11 @@ def to_mib(circuit: Circuit, path: str | Path, model: Decoder) -> Path:
     """Writes a circuit as JSON of MIB's circuit track; returns the path.
 
     The file has all edges of the model with their scores. An edge without a score has 0; of a circuit without scores, each of its
-    edges has 1. Keys and values that several heads share are an edge of each head there, with an equal part of the score. Scores
-    keep their signs, and those of `discover` are effects of ablating an edge: negative for one that the answer needs.
+    edges has 1. Keys and values that several heads share are an edge of each head there, with an equal part of the score.
+
+    Scores there are positive for an edge that the answer needs. So scores that are effects of ablating an edge, as those of
+    `discover`, are written with the other sign; those of the searches "pruning", "exchange" and "masks" and those of KL as the
+    metric, which are positive for such edges, as they are. Scores of a circuit that does not say how it was found are effects.
 
     An existing file is replaced, as by `save`. Raises ValueError for a circuit of another model, and for a model with nodes that
     the format does not have, such as mixers; OSError if the file cannot be written.
@@ -44,7 +51,7 @@ def to_mib(circuit: Circuit, path: str | Path, model: Decoder) -> Path:
     graph, names = Graph.of(model), _Names(model)
     circuit.check(graph)
     writable(path)
-    scores = circuit.edges.float() if circuit.scores is None else circuit.scores.nan_to_num(nan=0.0)
+    scores = circuit.edges.float() if circuit.scores is None else _needed(circuit).nan_to_num(nan=0.0)
     edges: dict[str, dict[str, Any]] = {}
     for place in graph.is_edge.nonzero().tolist():
         writer, readers = names.written[place[0]], names.read[place[1]]
@@ -64,8 +71,11 @@ def from_mib(path: str | Path, model: Decoder) -> Circuit:
     """The circuit in a file of MIB's circuit track, with the scores of its edges.
 
     Edges that the file does not list are not in the circuit, and have no score. The scores of edges to keys and values that
-    several heads share are added. Raises ValueError for any other file, for a circuit of another model, for neurons that are left
-    out of a node, and for shared keys and values that only some heads have an edge to.
+    several heads share are added. Scores get the sign of effects of ablating an edge, the other one than in the file: negative
+    for an edge that the answer needs.
+
+    Raises ValueError for any other file, for a circuit of another model, for neurons that are left out of a node, and for shared
+    keys and values that only some heads have an edge to.
     """
     names, graph = _Names(model), Graph.of(model)
     try:
@@ -92,10 +102,17 @@ def from_mib(path: str | Path, model: Decoder) -> Circuit:
             )
         if known:
             edges[tuple(place)] = known[0][0]
-            scores[tuple(place)] = sum(score for _, score in known)
+            scores[tuple(place)] = -sum(score for _, score in known)
     if found:
         raise ValueError(f"{path} has an edge {next(iter(found))!r}, which this model does not have")
     return Circuit(graph, edges, scores, about={"method": "MIB"})
+
+
+def _needed(circuit: Circuit) -> Float[Tensor, "writer reader"]:
+    """Scores that are positive for edges that the answer needs."""
+    assert circuit.scores is not None
+    is_size = circuit.about.get("method") in OF_KEEPING and circuit.about.get("scores") != EFFECTS
+    return circuit.scores if is_size or circuit.about.get("metric") == KL else -circuit.scores
 
 
 class _Names:

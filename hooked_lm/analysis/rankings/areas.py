@@ -1,7 +1,8 @@
 """The areas of MIB's circuit track (Mueller et al. 2025, arXiv:2504.13151) under a curve of faithfulness, and their spread.
 
 Of the circuits of a ranking, f is the faithfulness over the share of edges. CPR (circuit performance ratio) is the area under f,
-CMD (circuit-model distance) that between f and 1, both by the trapezoidal rule from the first share to the last.
+CMD (circuit-model distance) that between f and 1, both by the trapezoidal rule from the first share to the last. MIB reads them
+from two rankings: CPR from the order by signed scores, CMD from that by their size.
 """
 
 from collections.abc import Sequence

@@ -37,7 +37,6 @@ def leaderboard(
     untrained: bool = True,
     replace_with: str = "corrupted",
     selection: str = "top",
-    absolute: bool = True,
     shares: Sequence[float] = SHARES,
     steps: int = 5,
     seed: int = 0,
@@ -47,8 +46,10 @@ def leaderboard(
     """Compare methods that rank the edges of a model: by the circuits of the best edges, by exact patching, by a known truth.
 
     Each method sees the pairs of a task. Circuits of several sizes are built from its ranking, and run on the held-out pairs.
-    CPR and CMD are those of MIB's circuit track (Mueller et al. 2025, arXiv:2504.13151): the area under the curve of faithfulness
-    over the share of edges, and the area between the curve and 1.
+    CPR and CMD are those of MIB's circuit track (Mueller et al. 2025, arXiv:2504.13151), over the share of edges. CMD is the area
+    between 1 and the curve of faithfulness, the largest scores first: how far circuits are from the model. CPR is the area under
+    the curve with the edges first without which the metric falls most: what the best circuits reach. That may be more than 1, as
+    edges that lower the metric come last.
 
     Args:
         tasks: a `CircuitTask`, or several: those of the bundled model are `demo.tasks.tasks()`.
@@ -61,7 +62,7 @@ def leaderboard(
             "zero", as for `Runner`. Or constants, from the pairs that methods see (methods measure effects by "mean" then):
             "constant", means over prompts and positions (`circuits.mean_constants`; "mean" in MIB, whose "mean-positional" is
             "mean" here); "optimal", learnt ones (`circuits.optimal_constants`, with as many steps as its default).
-        selection, absolute: how the circuit of a number of edges is chosen; "top" and True as in MIB (see `selected`).
+        selection: how the circuit of a number of edges is chosen; "top" as in MIB (see `selected`).
         shares: the shares of all edges, rounded down to numbers of edges, up to 1.
         steps: those of the methods that integrate gradients.
         seed: seed of the random ranking, and of the untrained weights.
@@ -93,7 +94,7 @@ def leaderboard(
     settings = {"replace_with": measured_by, "steps": steps, "seed": seed, "max_memory": max_memory}
     chosen = methods_of(methods, settings)
     twins = [method for method in chosen if method.name != RANDOM] if untrained else []
-    how = _How(replace_with, selection, absolute, shares, seed, max_memory)
+    how = _How(replace_with, selection, shares, seed, max_memory)
     found = []
     with progress_bar("rankings", len(named) * (len(chosen) + len(twins)), progress, unit="rankings") as bar:
         for task in named:
@@ -109,12 +110,11 @@ class _How:
         self,
         replace_with: str,
         selection: str,
-        absolute: bool,
         shares: Sequence[float],
         seed: int,
         max_memory: int | str,
     ) -> None:
-        self.replace_with, self.selection, self.absolute = replace_with, selection, absolute
+        self.replace_with, self.selection = replace_with, selection
         self.shares, self.seed, self.max_memory = list(shares), seed, max_memory
         self.twins: dict[int, Decoder] = {}  # by model
 
@@ -160,7 +160,8 @@ class _How:
         sizes = [int(share * graph.n_edges) for share in self.shares]
         circuits = torch.stack(
             [
-                selected(graph, ranking.scores, n, self.selection, self.absolute)
+                selected(graph, ranking.scores, n, self.selection, absolute or not ranking.has_sign)
+                for absolute in (True, False)
                 for ranking in rankings.values()
                 for n in sizes
             ]
@@ -170,17 +171,19 @@ class _How:
         values = runner.values(different.view(-1, *graph.is_edge.shape), progress=False)[which]
         values, empty = values[:-1], values[-1]
         runner.check_scale(empty)
-        shape = (len(rankings), len(sizes))
-        settings = {"replace_with": self.replace_with, "selection": self.selection, "absolute": self.absolute}
-        settings |= {"seed": self.seed, "n_pairs": len(task.pairs), "metric": runner.metric_name}
+        shape = (2, len(rankings), len(sizes))
+        by_size, by_sign = values.unflatten(0, shape)
+        settings = {"replace_with": self.replace_with, "selection": self.selection, "seed": self.seed}
+        settings |= {"n_pairs": len(task.pairs), "metric": runner.metric_name}
         return TaskRankings(
             task.name,
             list(rankings),
             self.shares,
-            values.unflatten(0, shape),
+            by_size,
+            by_sign,
             runner.full,
             empty,
-            circuits.flatten(1).sum(1).view(shape).tolist(),
+            circuits.flatten(1).sum(1).view(shape)[0].tolist(),
             _numbers(task, graph, rankings),
             about=provenance(task.model, **settings),
         )

@@ -40,6 +40,7 @@ class Ranking:
 
     scores: Float[Tensor, "writer reader"]
     is_effect: bool  # whether scores are effects of ablating edges, with a sign and a size
+    has_sign: bool  # whether this sign says of which edges the metric has more: not that of random scores
     passes: float
     seconds: float
 
@@ -83,7 +84,7 @@ class NamedMethod:
         n_rows = len(model.blocks) * rows_of(model, pairs.clean).shape.numel()  # of a pass
         if isinstance(found, SweepResult):
             passes = counted.rows / n_rows if self.through_blocks else _passes(found.cost or {}, n_rows)
-            return Ranking(scores_of(graph, found), True, passes, seconds)
+            return Ranking(scores_of(graph, found), True, True, passes, seconds)
         passes = counted.rows / n_rows
         is_effect = isinstance(found, Tensor)
         if isinstance(found, Circuit):
@@ -101,7 +102,7 @@ class NamedMethod:
                 f"method {self.name!r} must return scores {list(graph.is_edge.shape)} [writer, reader], got {list(found.shape)}"
             )
         scores = found.detach().float().cpu().masked_fill(~graph.is_edge, torch.nan)
-        return Ranking(scores, is_effect, passes, seconds)
+        return Ranking(scores, is_effect, is_effect and self.name != RANDOM, passes, seconds)
 
 
 def methods_of(methods: Sequence[str] | Mapping[str, Method] | None, settings: Mapping[str, Any]) -> list[NamedMethod]:

@@ -20,8 +20,9 @@ LEAD = (
     "edges carry what replaces them. How much of the task is left?"
 )
 COLUMNS = (
-    "CPR is the area under the curve of faithfulness over the share of edges, CMD that between the curve and 1, as in the "
-    "circuit track of MIB. `spearman` (rank correlation), `sign` (share of right signs) and `slope` (1 if sizes are right) "
+    "CMD is the area between 1 and the curve of faithfulness over the share of edges, the largest scores first. CPR is the area "
+    "under the curve with the edges first without which the metric falls most, and may exceed 1: both as in the circuit track of "
+    "MIB. `spearman` (rank correlation), `sign` (share of right signs) and `slope` (1 if sizes are right) "
     "compare the scores with exact patching of each edge. `auroc` and `average_precision` compare them with the circuit that a "
     "model has, where it is known. `passes` are forward and backward passes of the model over the prompts that a method sees. "
     "Columns that end in `untrained` are of the ranking that a method gives for the untrained twin, used for the model: what it "

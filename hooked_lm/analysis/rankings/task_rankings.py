@@ -24,7 +24,7 @@ else:
     pd = lazy_import("pandas", "viz")
 
 FORMAT = "hooked_lm.TaskRankings"
-TENSORS = ("values", "full", "empty")
+TENSORS = ("values", "signed", "full", "empty")
 METHOD = "method"
 CPR, CMD = "cpr", "cmd"
 AGREEMENT = ("spearman", "sign", "slope")  # with exact patching
@@ -45,9 +45,11 @@ class TaskRankings(Tabular):
         methods: the names of the methods. Those that end with "(untrained)" are controls: the ranking of the untrained twin's
             edges, used for the model.
         shares: the shares of all edges.
-        values: the metric of each circuit, [method, share, prompt].
+        values: the metric of each circuit of the largest scores, [method, share, prompt]: CMD and figures are of these.
+        signed: that of each circuit of the edges without which the metric falls most, by the signs of scores, of which CPR is. As
+            `values` for methods whose scores have no sign.
         full, empty: the metric of the model, and of the circuit without edges, [prompt].
-        n_edges: the number of edges of each circuit that are on paths, [method][share].
+        n_edges: the number of edges of each circuit of `values` that are on paths, [method][share].
         numbers: of each method, `spearman`, `sign` and `slope` (agreement with exact patching), `auroc` and `average_precision`
             (of the true circuit), `passes` and `seconds`; those that are left out are NaN.
         about: the model, versions, settings.
@@ -59,6 +61,7 @@ class TaskRankings(Tabular):
     methods: Sequence[str]
     shares: Sequence[float]
     values: Float[Tensor, "..."]  # the shapes are checked below, with errors that name the axes
+    signed: Float[Tensor, "..."]
     full: Float[Tensor, "..."]
     empty: Float[Tensor, "..."]
     n_edges: Sequence[Sequence[int]]
@@ -75,6 +78,8 @@ class TaskRankings(Tabular):
             raise ValueError(
                 f"values {list(self.values.shape)} are not those of {shape} [method, share] and the prompts"
             )
+        if self.signed.shape != self.values.shape:
+            raise ValueError(f"signed must be {list(self.values.shape)} as values, got {list(self.signed.shape)}")
         for name in ("full", "empty"):
             if list(getattr(self, name).shape) != [self.n_prompts]:
                 raise ValueError(f"{name} must be [{self.n_prompts}], got {list(getattr(self, name).shape)}")
@@ -98,12 +103,18 @@ class TaskRankings(Tabular):
 
     @property
     def faithfulness(self) -> Float[Tensor, "method share"]:
-        """The share of the metric that each circuit makes up: 0 without edges, 1 with all."""
+        """The share of the metric that each circuit of the largest scores makes up: 0 without edges, 1 with all."""
         return faithfulness_of(self.values, self.full, self.empty).float()
+
+    @property
+    def signed_faithfulness(self) -> Float[Tensor, "method share"]:
+        """That of the circuits of the edges without which the metric falls most: more than 1 where others lower the metric."""
+        return faithfulness_of(self.signed, self.full, self.empty).float()
 
     def by_prompt(self, name: str) -> Float[Tensor, "method prompt"]:
         """ "cpr" or "cmd" as a mean over prompts: their spread is that of the number."""
-        return by_prompt(self.values, self.full, self.empty, self.shares)[(CPR, CMD).index(name)]
+        values = {CPR: self.signed, CMD: self.values}[name]
+        return by_prompt(values, self.full, self.empty, self.shares)[(CPR, CMD).index(name)]
 
     def column(self, name: str) -> Float[Tensor, " method"]:
         """A number of each method: "cpr", "cmd", or one of `numbers`; raises KeyError for another name."""

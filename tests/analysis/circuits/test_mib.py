@@ -9,7 +9,9 @@ import torch
 
 from hooked_lm import HookedTransformer, HookedTransformerConfig
 from hooked_lm.analysis.attribution.graph import Graph
-from hooked_lm.analysis.circuits import Circuit, from_mib, to_mib
+from hooked_lm.analysis.circuits import Circuit, discover, from_mib, to_mib
+from hooked_lm.analysis.circuits.circuit import KL
+from hooked_lm.demo.tasks import pairs
 from tests.close import assert_close
 
 SIZES = {
@@ -47,6 +49,25 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
     again = from_mib(to_mib(circuit, tmp_path / "circuit.json", model), model)
     assert torch.equal(again.edges, circuit.edges)
     assert_close(again.scores, circuit.scores, depth=1)
+
+
+def test_edges_that_the_answer_needs_are_positive_there(tmp_path: Path) -> None:
+    """Effects of ablation are negative for these; scores of searches that keep edges are positive here and there."""
+    model = HookedTransformer.from_pretrained("demo")
+    some = pairs("agreement", 4, model=model)
+    circuit = discover(model, some, method="exact", n_edges=100, held_out=0, progress=False)
+    assert circuit.scores is not None
+    content = json.loads(to_mib(circuit, tmp_path / "circuit.json", model).read_text())
+    kept = torch.tensor([edge["score"] for edge in content["edges"].values() if edge["in_graph"]])
+    assert len(kept) == 100
+    assert (kept > 0).float().mean() > 0.6
+    assert (circuit.scores[circuit.edges] < 0).float().mean() > 0.6
+    assert_close(from_mib(tmp_path / "circuit.json", model).scores, circuit.scores)
+    for about in ({"method": "masks"}, {"method": "exact", "metric": KL}):
+        as_they_are = Circuit(circuit.graph, circuit.edges, circuit.scores, about=about)
+        other = json.loads(to_mib(as_they_are, tmp_path / "other.json", model).read_text())
+        of_edges = [[edge["score"] for edge in each["edges"].values()] for each in (content, other)]
+        assert_close(torch.tensor(of_edges[0]), -torch.tensor(of_edges[1]))
 
 
 def test_the_names_are_those_of_eap_ig(tmp_path: Path) -> None:

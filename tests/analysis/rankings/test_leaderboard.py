@@ -46,11 +46,42 @@ def test_curves_are_those_of_circuits(board: Leaderboard, task: CircuitTask) -> 
     evaluation = circuits.evaluate(task.model, kept, task.held_out, n_random=0)
     assert_close(found.values[found.methods.index("exact")], evaluation.values[0])
     assert_close(found.faithfulness[found.methods.index("exact")], evaluation.faithfulness)
-    cpr, cmd = areas(found.faithfulness, found.shares)
+    cpr, _ = areas(found.signed_faithfulness, found.shares)
+    _, cmd = areas(found.faithfulness, found.shares)
     assert_close(found.column("cpr"), cpr.float())
     assert_close(found.column("cmd"), cmd.float())
-    low, high = found.interval_of("cmd")
-    assert bool(((low <= found.column("cmd")) & (found.column("cmd") <= high)).all())
+    for name in ("cpr", "cmd"):
+        low, high = found.interval_of(name)
+        assert bool(((low <= found.column(name)) & (found.column(name) <= high)).all())
+
+
+def test_cpr_is_of_signed_scores(board: Leaderboard, task: CircuitTask) -> None:
+    """Edges that lower the metric come last, so it is no other word for CMD. Random scores have no sign."""
+    found, graph = board["agreement"], Graph.of(task.model)
+    scores = circuits.discover(task.model, task.pairs, method="exact", n_edges=1, held_out=0).scores
+    assert scores is not None
+    sizes = [int(share * graph.n_edges) for share in found.shares]
+    kept = [circuits.Circuit(graph, selected(graph, scores, n, absolute=False)) for n in sizes]
+    evaluation = circuits.evaluate(task.model, kept, task.held_out, n_random=0)
+    exact, chance = (found.methods.index(name) for name in ("exact", "random"))
+    assert_close(found.signed_faithfulness[exact], evaluation.faithfulness)
+    assert found.signed_faithfulness[exact].max() > 1
+    assert_equal(found.signed[chance], found.values[chance])
+    assert not torch.equal(found.signed[exact], found.values[exact])
+
+
+def test_sizes_alone_have_one_order() -> None:
+    """Effects above 0 say that the metric is better without these edges: by sign they come last. Sizes do not say it."""
+    example = planted.load("induction")
+    known = example.truth.edges.float()
+    methods = {
+        "signs": lambda model, pairs: known,
+        "circuit": lambda model, pairs: replace(example.truth, scores=known),
+    }
+    [found] = leaderboard(example, methods, untrained=False, progress=False).tasks
+    assert_equal(found.values[0], found.values[1])
+    assert_equal(found.signed[1], found.values[1])
+    assert found.signed_faithfulness[0, -2] < 0.1 < found.faithfulness[0, -2]
 
 
 def test_agreement_and_cost(board: Leaderboard, task: CircuitTask) -> None:
