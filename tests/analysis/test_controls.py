@@ -216,7 +216,7 @@ def test_twins_are_run_where_they_are_cheap(model: HookedTransformer):
         control(control="random")
 
 
-NAMED = [("L2H1", "logits"), ("L3H5", "logits"), ("m0", "L1H3<k>"), ("L1H7", "logits")]
+NAMED = [("L2H1", "logits"), ("L3H5", "logits"), ("L1H7", "logits")]
 
 
 def test_exact_effects_of_a_few_edges_have_a_twin(model: HookedTransformer):
