@@ -109,7 +109,7 @@ class Blueprint:
 
     def head(
         self,
-        head: tuple[int, int],
+        place: tuple[int, int],
         *,
         query: str,
         key: str,
@@ -121,7 +121,7 @@ class Blueprint:
         rest: float = 0.5,
         rests_on: str | None = None,
     ) -> None:
-        """Write a head, (layer, head), that copies `value` of the positions whose `key` is related to the `query` into `output`.
+        """Write the head at a place, (layer, head): it copies `value` of positions whose `key` is related to the `query` to `output`.
 
         Args:
             query, key, value, output: names of subspaces.
@@ -133,8 +133,8 @@ class Blueprint:
 
         Raises KeyError for an unknown subspace, and ValueError for a head that is written already.
         """
-        layer, number = head
-        if head in self.heads:
+        layer, number = place
+        if place in self.heads:
             raise ValueError(f"L{layer}H{number} is written already: choose another head")
         relation = torch.eye(self.size(query), self.size(key)) if relation is None else relation
         mapping = torch.eye(self.size(value), self.size(output)) if mapping is None else mapping
@@ -148,7 +148,7 @@ class Blueprint:
             w_q[self._place(rests_on), n_keys] = score
         w_v[self._place(value), : mapping.shape[1]] = mapping
         w_o[: mapping.shape[1], self._place(output)] = torch.eye(mapping.shape[1])
-        self.heads.add(head)
+        self.heads.add(place)
 
     def neurons(self, layer: int, inputs: Maps, outputs: Maps, bias: float | Sequence[float] = 0.0) -> range:
         """Write ReLU neurons that read [subspace, neuron] and write [neuron, subspace]; returns their numbers.

@@ -6,7 +6,7 @@ component: norms and softmaxes are recognised by the functions of PyTorch that t
 names the factors of its activations (`Activated`), and a part for which a rule has no meaning is refused by its name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from hooked_lm.components.activations import Activated
@@ -144,8 +145,8 @@ class Keep:
     def __init__(self) -> None:
         self.live: dict[str, Tensor] = {}
 
-    def __call__(self, value: Tensor, hook: Any) -> None:
-        self.live[hook.name] = value
+    def __call__(self, value: Tensor, hook: HookPoint) -> None:
+        self.live[str(hook.name)] = value
 
 
 @dataclass
@@ -223,11 +224,11 @@ class _WithGradientOf(torch.autograd.Function):
     """The first argument, with the gradient of the second."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor, way: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, value: Tensor, way: Tensor) -> Tensor:
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[None, Tensor]:
         return None, gradient
 
 
@@ -280,7 +281,13 @@ class _OtherDerivatives(TorchFunctionMode):
         super().__init__()
         self.ways = ways
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func not in self.ways or not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -302,8 +309,8 @@ def _ways(rules: BackwardRules) -> dict[Callable[..., Any], Callable[..., Tensor
     return found
 
 
-def _constant_norm(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return torch.linalg.vector_norm(x.detach(), *args, **kwargs)
+def _constant_norm(x: Tensor, ord: float = 2, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    return torch.linalg.vector_norm(x.detach(), ord, dim, keepdim)
 
 
 def _layer_norm(
@@ -331,9 +338,9 @@ class _Tempered:
 
     temperature: float
 
-    def softmax(self, x: Tensor, dim: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    def softmax(self, x: Tensor, dim: int = -1, *, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
         """The derivative of softmax(x / t) with respect to x is 1 / t times that at the temperature."""
-        return self.temperature * (x / self.temperature).softmax(dim)
+        return self.temperature * (x / self.temperature).softmax(dim, dtype=dtype)
 
     def attention(
         self,

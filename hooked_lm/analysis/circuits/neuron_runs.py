@@ -99,7 +99,7 @@ class Flows:
         return found
 
 
-class Kept:
+class PartialRuns:
     """Exact clean runs in which some neurons are kept, and the others are those of the corrupted run."""
 
     def __init__(self, model: Decoder, pairs: MeasuredPairs, sites: Mapping[int, tuple[str, Activated]]) -> None:

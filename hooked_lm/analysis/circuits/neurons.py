@@ -22,7 +22,7 @@ from hooked_lm.analysis.attribution.gradients import Metric
 from hooked_lm.analysis.attribution.nodes import attribute
 from hooked_lm.analysis.circuits.circuit import SEEN
 from hooked_lm.analysis.circuits.held_out import JUDGED, SAME, UNSEEN, HeldOut, MeasuredPairs, is_per_prompt, searched
-from hooked_lm.analysis.circuits.neuron_runs import ALL, CIRCUIT, KEPT, NONE, Flows, Kept
+from hooked_lm.analysis.circuits.neuron_runs import ALL, CIRCUIT, KEPT, NONE, Flows, PartialRuns
 from hooked_lm.components.activations import Activated
 from hooked_lm.engine.conversations import reads_chats
 from hooked_lm.engine.decoders import decoder
@@ -34,7 +34,7 @@ from hooked_lm.engine.result import metric_name
 from hooked_lm.extras import lazy_import
 from hooked_lm.models.decoder import Decoder
 from hooked_lm.models.vision.inputs import ids_of
-from hooked_lm.results import stored
+from hooked_lm.results import Label, stored
 from hooked_lm.results.scores import Scores, provenance
 from hooked_lm.results.tabular import Tabular
 
@@ -107,7 +107,7 @@ class NeuronCircuit(Tabular):
         """The same of as many random neurons."""
         return torch.tensor([self._recovered(name) for name in self.kept.axes[KEPT][3:]])
 
-    def _recovered(self, name: Any) -> float:
+    def _recovered(self, name: Label) -> float:
         full, empty, own = (self.kept.select(neurons=each).values.double().mean() for each in (ALL, NONE, name))
         return float((own - empty) / (full - empty))
 
@@ -283,7 +283,7 @@ def neuron_circuit(
     chosen = _largest(nodes, n_neurons)
     flows = Flows(model, pairs, sites, rules)
     edges = flows.edges(chosen, progress)
-    kept = Kept(model, judged, sites).measured(chosen, n_random, seed)
+    kept = PartialRuns(model, judged, sites).measured(chosen, n_random, seed)
     about = provenance(model, n_neurons=n_neurons, seed=seed, metric=metric_name(every.metric) or "metric")
     about |= {"backward": rules.settings, SEEN: [known[row] for row in seen], JUDGED: UNSEEN if unseen else SAME}
     if len(nodes.agreement):
