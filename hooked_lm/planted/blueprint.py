@@ -121,7 +121,7 @@ class Blueprint:
         rest: float = 0.5,
         rests_on: str | None = None,
     ) -> None:
-        """Write the head at a place, (layer, head): it copies `value` of positions whose `key` is related to the `query` to `output`.
+        """Write the head at a place, (layer, head): it copies `value` from where `key` is related to the `query` to `output`.
 
         Args:
             query, key, value, output: names of subspaces.
