@@ -225,8 +225,8 @@ def test_exact_effects_of_a_few_edges_have_a_twin(model: HookedTransformer):
     of_twin = patch_edges(model.untrained(), CORRUPTED[:1], CLEAN[:1], edges=NAMED, **options, control=None)
     assert found.control is not None
     assert (found.control.name, found.control.measure) == (UNTRAINED, "largest effect")
-    assert found.control.own == pytest.approx(float(found.effects().mean.abs().nan_to_num().max()))
-    assert found.control.other == pytest.approx(float(of_twin.effects().mean.abs().nan_to_num().max()))
+    assert_close(found.control.own, float(found.effects().mean.abs().nan_to_num().max()))
+    assert_close(found.control.other, float(of_twin.effects().mean.abs().nan_to_num().max()))
     assert 0 < found.control.other < found.control.own / 10
     assert repr(found.control) in repr(found)
     with pytest.warns(UserWarning, match=AS_WELL):
@@ -298,7 +298,7 @@ def test_nodes_have_controls_from_one_run_of_the_twin(model: HookedTransformer):
     for site, one in found.items():
         assert one.control is not None
         assert one.control.name == UNTRAINED
-        assert one.control.other == pytest.approx(float(of_twin[site].effects().mean.abs().nan_to_num().max()))
+        assert_close(one.control.other, float(of_twin[site].effects().mean.abs().nan_to_num().max()))
         assert one.control.other < one.control.own / 4
     unchecked = attribute_nodes(model, CORRUPTED[:1], CLEAN[:1], check=False, **options)
     assert [one.control for one in unchecked.values()] == [None, None]
@@ -319,8 +319,8 @@ def test_heads_of_the_twin_look_at_nothing(model: HookedTransformer):
     assert of_twin.control is None
     assert found.control is not None
     assert (found.control.name, found.control.measure) == (UNTRAINED, "largest score above chance")
-    assert found.control.own == pytest.approx(float(found.above_chance().mean.max()))
-    assert found.control.other == pytest.approx(float(of_twin.above_chance().mean.max()))
+    assert_close(found.control.own, float(found.above_chance().mean.max()))
+    assert_close(found.control.other, float(of_twin.above_chance().mean.max()))
     assert 0 < found.control.other < found.control.own / 10
     assert repr(found.control) in repr(found)
     assert found.select(kind="induction").control == found.control
@@ -354,7 +354,7 @@ def test_random_directions_of_the_same_norm(model: HookedTransformer):
     found = interventions.sweep_steering(model, vectors, "Lucy was ill, so", **options)
     assert found.control is not None
     assert found.control.name == "random direction of the same norm"
-    assert found.control.own == pytest.approx(float(found.effects().mean.abs().max()))
+    assert_close(found.control.own, float(found.effects().mean.abs().max()))
     assert 0 < found.control.other < found.control.own / 2
     assert interventions.sweep_steering(model, vectors, "Lucy was ill, so", **options, control=None).control is None
     other = interventions.sweep_steering(model, vectors, "Lucy was ill, so", **options, seed=1)
@@ -369,8 +369,8 @@ def test_random_edges(model: HookedTransformer):
     found = circuits.evaluate(model, circuit, CORRUPTED, CLEAN, answers=ANSWERS, progress=False)
     assert found.control is not None
     assert found.control.name == "as many random edges"
-    assert found.control.own == pytest.approx(float(found.faithfulness[0]))
-    assert found.control.other == pytest.approx(float(found.random_faithfulness.mean()))
+    assert_close(found.control.own, float(found.faithfulness[0]))
+    assert_close(found.control.other, float(found.random_faithfulness.mean()))
     alone = circuits.evaluate(model, circuit, CORRUPTED, CLEAN, answers=ANSWERS, n_random=0, progress=False)
     assert alone.control is None
 
@@ -391,8 +391,8 @@ def test_random_subspaces(model: HookedTransformer):
     found = train_alignment(model, CORRUPTED, CLEAN, RIGHT, size=16, steps=40, learning_rate=0.02, **settings)
     assert found.control is not None
     nothing, random = (found.accuracy.select(exchanged=name).mean for name in ("nothing", "random subspace"))
-    assert found.control.own == pytest.approx(float(found.accuracy.mean[0] - nothing))
-    assert found.control.other == pytest.approx(float(random - nothing))
+    assert_close(found.control.own, float(found.accuracy.mean[0] - nothing))
+    assert_close(found.control.other, float(random - nothing))
     assert repr(found.control) in repr(found)
     assert train_alignment(model, CORRUPTED, CLEAN, RIGHT, size=0, **settings).control is None
 
@@ -403,7 +403,7 @@ def test_random_labels():
     good = train_probe(vectors, labels, progress=False)
     assert good.control.name == "shuffled labels"
     assert not good.control.does_as_well
-    assert good.control.own == pytest.approx(float(good.accuracy[0]))
+    assert_close(good.control.own, float(good.accuracy[0]))
     bad = train_probe(vectors, [i % 2 == 0 for i in range(40)], progress=False)
     assert bad.control.does_as_well
     assert "no better than shuffled labels" in repr(bad)

@@ -97,6 +97,21 @@ TOOLS = mutants({
         ("runs are sorted by their names", "interventions/test_store.py::runs_are_listed_in_the_order_of_their_starts",
          'key=lambda run: (run.about["started"], run.id))', "key=lambda run: run.id)"),
     ],
+    "planted/planted.py": [
+        ("a true edge without an effect agrees", "planted/test_planted.py::a_wrong_truth_is_found",
+         "agrees=(has_effect == true).numpy()", "agrees=(has_effect <= true).numpy()"),
+        ("edges are closed alone, never beside another", "planted/test_planted.py::exact_patching_of_all_edges_agrees_with_the_truth",
+         "gates[i, :, writer, reader] = gates[:, i, writer, reader] = 0", "gates[i, i, writer, reader] = 0"),
+    ],
+    "planted/blueprint.py": [
+        ("a head that finds nothing does not rest", "planted/test_blueprint.py::a_head_finds_what_matches_and_rests_at_the_start_otherwise",
+         "w_q[self._place(ONE), n_keys] = rest * score", "w_q[self._place(ONE), n_keys] = 0"),
+    ],
+    "analysis/circuits/neuron_runs.py": [
+        ("what flows through other MLPs is part of an edge",
+         "analysis/circuits/test_neurons.py::edges_into_all_neurons_and_the_logits_are_the_whole_effect",
+         "self.open = {layer}\n", "self.open = {*self.sites}\n"),
+    ],
     "analysis/attribution/backward_rules.py": [
         ("a factor of a gated activation gets the whole gradient",
          "analysis/attribution/test_backward_rules.py::shares_sum_to_the_product",
@@ -341,7 +356,7 @@ TOOLS = mutants({
     ],
     "results/groups.py": [
         ("each group counts alike in the mean", "results/test_intervals.py::groups_of_unequal_sizes",
-         "* len(names) / len(groups)", "/ which.bincount()"),
+         "mean + sums * sums.shape[1] / len(groups)", "mean + sums"),
     ],
     "analysis/attribution/attribution_result.py": [
         ("the error of an estimate is left out of its interval",
